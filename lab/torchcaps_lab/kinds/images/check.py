@@ -5,6 +5,7 @@ sizes, copies, broken files.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,12 +95,12 @@ class FolderReport:
         in several splits or classes.
         """
         broken = [f"{name} ({why})" for name, why in self.broken.items()]
-        found = (
+        lines = (
             [f"{count_of(broken, 'file')} cannot be read: {some(broken)}"]
             if broken
             else []
         )
-        return (*self.folders, *found, *self.contradictions)
+        return (*self.folders, *lines, *self.contradictions)
 
     def json(self) -> dict[str, Any]:
         """The whole report, ready for JSON."""
@@ -131,7 +132,7 @@ class FolderReport:
                 f"  {readable(name)}: {count:,} ({count / max(total, 1):.1%})"
                 for name, count in classes.items()
             ]
-        for what, counts in (
+        for title, counts in (
             ("formats", self.formats),
             ("pixels", self.modes),
             ("sizes", self.sizes),
@@ -141,7 +142,7 @@ class FolderReport:
             ]
             more = len(counts) - len(frequent)
             lines.append(
-                f"{what}: {', '.join(frequent)}"
+                f"{title}: {', '.join(frequent)}"
                 + (f" and {more:,} others" if more else "")
             )
         if self.extreme:
@@ -200,7 +201,7 @@ def check_folder(root: str | Path) -> FolderReport:
     listing = looked_through(Path(root).expanduser())
     if not listing.items:
         raise ValueError("; ".join(listing.refused))
-    files = [file for part in listing.parts.values() for file in part]
+    files = list(chain.from_iterable(listing.parts.values()))
     looks = dict(
         zip(
             files,
@@ -214,36 +215,37 @@ def check_folder(root: str | Path) -> FolderReport:
             file: look._replace(broken=look.broken or look.outside)
             for file, look in looks.items()
         }
-    whole = {file: look for file, look in looks.items() if not look.broken}
-    parts = {
-        part: tuple(
-            Entry(file.name, file.category, whole[file].pixels)
+    readable_files = {file: look for file, look in looks.items() if not look.broken}
+    parts = {}
+    for part, rows in listing.parts.items():
+        parts[part] = tuple(
+            Entry(file.name, file.category, readable_files[file].pixels)
             for file in rows
-            if file in whole
+            if file in readable_files
         )
-        for part, rows in listing.parts.items()
-    }
     manifest = Manifest(listing.classes, parts)
     counts = {part: _counts(listing.classes, rows) for part, rows in parts.items()}
     levels = range_for(
-        look.extent for look in whole.values() if look.extent is not None
+        look.extent for look in readable_files.values() if look.extent is not None
     )
     return FolderReport(
         classes=counts,
-        formats=_ranked([look.format for look in whole.values()]),
-        modes=_ranked([look.mode for look in whole.values()]),
-        sizes=_ranked([look.size for look in whole.values()]),
+        formats=_ranked([look.format for look in readable_files.values()]),
+        modes=_ranked([look.mode for look in readable_files.values()]),
+        sizes=_ranked([look.size for look in readable_files.values()]),
         extreme=tuple(
             f"{file.name} ({look.size})"
-            for file, look in whole.items()
+            for file, look in readable_files.items()
             if _is_extreme(look)
         ),
-        moving=tuple(file.name for file, look in whole.items() if look.frames > 1),
-        turned=sum(look.turned for look in whole.values()),
+        moving=tuple(
+            file.name for file, look in readable_files.items() if look.frames > 1
+        ),
+        turned=sum(look.turned for look in readable_files.values()),
         broken={file.name: look.broken for file, look in looks.items() if look.broken},
         left_out=listing.left_out,
-        copies=tuple(_copies(whole)),
-        near_copies=tuple(_near_copies(whole)),
+        copies=tuple(_copies(readable_files)),
+        near_copies=tuple(_near_copies(readable_files)),
         folders=tuple(listing.refused),
         contradictions=tuple(copies_lines(manifest)),
         notes=(
@@ -252,8 +254,8 @@ def check_folder(root: str | Path) -> FolderReport:
             *_untested(counts),
             *_uneven(counts),
             *names_doubts(listing.classes),
-            *_doubts(whole),
-            *_of_range(levels, whole),
+            *_doubts(readable_files),
+            *_of_range(levels, readable_files),
         ),
         range=levels if deep else None,
     )
@@ -300,10 +302,15 @@ def _doubts(looks: dict[ImageFile, _Look]) -> list[str]:
         f"{count_of(blank)} all black or all white, where transparent parts show "
         f"black: {some(blank)}"
     ]
-    kinds = {"format": "format", "kind of pixels": "mode", "size": "size"}
+    classes = [file.category for file in looks]
+    facts_by_kind = {
+        "format": [look.format for look in looks.values()],
+        "kind of pixels": [look.mode for look in looks.values()],
+        "size": [look.size for look in looks.values()],
+    }
     facts = {
-        kind: [(file.category, getattr(look, name)) for file, look in looks.items()]
-        for kind, name in kinds.items()
+        kind: list(zip(classes, values, strict=True))
+        for kind, values in facts_by_kind.items()
     }
     return [*(lines if blank else ()), *files_doubts(facts)]
 
@@ -317,9 +324,9 @@ def _of_range(levels: Levels | None, looks: dict[ImageFile, _Look]) -> list[str]
         (min(extent.least for extent in deep), max(extent.most for extent in deep))
     )
     line = f"pixels of more than 8 bit in {count_of(deep)} are {used}"
-    if others := len(looks) - len(deep):
+    if shallow := len(looks) - len(deep):
         return [
-            f"{line}, beside {others:,} of 8 bit: bring them to one kind, since a "
+            f"{line}, beside {shallow:,} of 8 bit: bring them to one kind, since a "
             "range counts for all images"
         ]
     return [
@@ -338,8 +345,8 @@ def _outside(image: Any) -> str:
 
 
 def _counts(classes: Sequence[str], rows: Sequence[Entry]) -> dict[str, int]:
-    found = Counter(entry.category for entry in rows)
-    return {name: found[name] for name in classes}
+    counts = Counter(entry.category for entry in rows)
+    return {name: counts[name] for name in classes}
 
 
 def _too_few(counts: dict[str, dict[str, int]]) -> list[str]:
@@ -440,13 +447,13 @@ def _near_copies(looks: dict[ImageFile, _Look]) -> list[str]:
     names = [name for name, _ in seen]
     hashes = torch.stack([look for _, look in seen])
     first = first_alike(hashes, hashes, earlier=True)
-    found = [
+    near = [
         f"{names[place]} ~ {name}"
         for name, place in zip(names, first, strict=True)
         if place >= 0
     ]
     return (
-        [f"{count_of(found)} nearly the same as another one: {some(found)}"]
-        if found
+        [f"{count_of(near)} nearly the same as another one: {some(near)}"]
+        if near
         else []
     )

@@ -67,7 +67,7 @@ PRETRAINED: dict[str, Any] = {
 
 def guess_of_files(
     data: dict[str, Any],
-    said: str,
+    summary: str,
     files: Sequence[Path],
     train: int,
     given: Mapping[str, Any],
@@ -77,7 +77,7 @@ def guess_of_files(
 
     Args:
         data: the name of the data set and the arguments that say where it is.
-        said: what the data set is, for people.
+        summary: what the data set is, for people.
         files: the files of all images.
         train: how many of them are trained on, about.
         given: the options that the user gave.
@@ -100,7 +100,7 @@ def guess_of_files(
     kind = f"for images of {side} pixels"
     if backbone:
         kind = f"on {backbone['backbone']} with weights {backbone['weights']}"
-    why = {"data": said, **why}
+    why = {"data": summary, **why}
     why |= {
         "model": f"{options['model']}, {kind}",
         "batch_size": f"{options['batch_size']}, for {steps} steps an epoch",
@@ -169,23 +169,28 @@ def _of_photos(train: int, given: Mapping[str, Any]) -> dict[str, Any]:
     """Options for photos: on a pretrained backbone where there is one, and what was
     given does not speak against it.
     """
-    own = values_of(given.get("model_args"))
+    model_args = values_of(given.get("model_args"))
     size = values_of(given.get("data")).get("size", PRETRAINED["data"]["size"])
     mine = (
         given.get("model") is None
         or getattr(given["model"], "text", given["model"]) in ON_BACKBONE
     )
     fits = mine and isinstance(size, int) and size >= LARGEST_SIDE
-    chosen = str(own.get("backbone")).startswith("timm/") and "weights" in own
+    chosen = (
+        str(model_args.get("backbone")).startswith("timm/") and "weights" in model_args
+    )
     if fits and (
         chosen
-        or (not {"backbone", "weights"} & own.keys() and installed.imagenet_installed())
+        or (
+            not {"backbone", "weights"} & model_args.keys()
+            and installed.imagenet_installed()
+        )
     ):
         recipe = {
             **PRETRAINED,
             "data": {"size": size},
             "preprocess": {**PRETRAINED["preprocess"], "crop": size * 8 // 9},
-            "model_args": {**PRETRAINED["model_args"], **own},
+            "model_args": {**PRETRAINED["model_args"], **model_args},
         }
         steps = 190
         least = 4

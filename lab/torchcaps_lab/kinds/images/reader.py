@@ -317,12 +317,16 @@ class ImageReader(Reader):
 
     def notes(self) -> dict[str, Any]:
         """Shape, range and fit of the images."""
-        told = {
+        settings_of_reader = {
             "image_shape": list(self.image_shape),
             "pixels": "float32 in [0, 1]",
             "resize": self.resize,
         }
-        return told if self.levels is None else {**told, "range": list(self.levels)}
+        return (
+            settings_of_reader
+            if self.levels is None
+            else {**settings_of_reader, "range": list(self.levels)}
+        )
 
     def __str__(self) -> str:
         return (
@@ -346,18 +350,20 @@ def _of_folder(root: Path, given: Mapping[str, Any]) -> Guess:
     if "train" in listing.parts:
         train = len(listing.parts["train"]) * 9 // 10
     files = [file.path for file in listing.items if isinstance(file, ImageFile)]
-    said = f"ImageFolder, {count:,} images of {len(listing.classes)} classes in {root}"
+    summary = (
+        f"ImageFolder, {count:,} images of {len(listing.classes)} classes in {root}"
+    )
     data = {"name": "ImageFolder", "root": str(root)}
     apart = listing.parts.get("validation")
     validation = None if apart is None else len(apart)
-    return guess_of_files(data, said, files, train, given, validation)
+    return guess_of_files(data, summary, files, train, given, validation)
 
 
 def _of_table(place: Place, form: TableForm, given: Mapping[str, Any]) -> Guess:
     files = form.paths()
-    said = f"ImageTable, {len(files):,} images with labels in {form.table}"
+    summary = f"ImageTable, {len(files):,} images with labels in {form.table}"
     guess = guess_of_files(
-        form.arguments(place), said, files, trained_of(len(files)), given
+        form.arguments(place), summary, files, trained_of(len(files)), given
     )
     why = {**guess.why, **form.reasons()}
     if not form.several:
@@ -399,7 +405,8 @@ def _with_channels(image: Tensor, channels: int) -> Tensor:
     """
     count = len(image)
     if count == 4 and channels in (1, 3):
-        image, count = image[:3] * image[3:], 3
+        image = image[:3] * image[3:]
+        count = 3
     if count == channels:
         return image
     if (count, channels) == (1, 3):

@@ -79,8 +79,8 @@ class TableForm(NamedTuple):
         if cells is None:
             return []
         images = ImagesByName(self.table.parent)
-        found = (images.get(cell) for cell in cells.column(self.file))
-        return [path for path in found if path is not None]
+        paths = (images.get(cell) for cell in cells.column(self.file))
+        return [path for path in paths if path is not None]
 
     def arguments(self, place: Place) -> dict[str, Any]:
         """The options of the data set."""
@@ -119,9 +119,9 @@ class ImagesByName:
 
     def __init__(self, folder: Path) -> None:
         self._paths: dict[str, Path | None] = {}
-        known = image_suffixes()
+        suffixes = image_suffixes()
         for path in Place(folder).files:
-            if path.suffix.lower() in known:
+            if path.suffix.lower() in suffixes:
                 inside = path.relative_to(folder)
                 names = {inside.as_posix(), inside.with_suffix("").as_posix()}
                 for name in names | {path.name, path.stem}:
@@ -145,8 +145,8 @@ def table_of_images(place: Place) -> TableForm | None:
         return None
     images = ImagesByName(place.folder)
     forms = [_form(path, images) for path in tables]
-    whole = [form for form in forms if form is not None]
-    return max(whole, key=lambda form: len(form.paths()), default=None)
+    complete = [form for form in forms if form is not None]
+    return max(complete, key=lambda form: len(form.paths()), default=None)
 
 
 def _form(table: Path, images: ImagesByName) -> TableForm | None:
@@ -156,10 +156,10 @@ def _form(table: Path, images: ImagesByName) -> TableForm | None:
     files = [name for name in cells.columns if _names_images(cells, name, images)]
     if not files:
         return None
-    others = [name for name in cells.columns if name != files[0]]
-    split = next((name for name in others if _is_split(cells, name)), None)
-    others = [name for name in others if name != split]
-    labels = _label_columns(cells, others)
+    other_columns = [name for name in cells.columns if name != files[0]]
+    split = next((name for name in other_columns if _is_split(cells, name)), None)
+    other_columns = [name for name in other_columns if name != split]
+    labels = _label_columns(cells, other_columns)
     if not labels:
         return None
     delimiter = _delimiter(cells.column(labels[0])) if len(labels) == 1 else ""
@@ -169,8 +169,8 @@ def _form(table: Path, images: ImagesByName) -> TableForm | None:
 def _names_images(cells: Cells, column: str, images: ImagesByName) -> bool:
     """Whether at least half of the cells that are tried name an image."""
     tried = [cell for cell in cells.column(column) if cell][:_TRIED]
-    there = [cell for cell in tried if images.get(cell) is not None]
-    return bool(tried) and 2 * len(there) >= len(tried)
+    present = [cell for cell in tried if images.get(cell) is not None]
+    return bool(tried) and 2 * len(present) >= len(tried)
 
 
 def _is_split(cells: Cells, column: str) -> bool:

@@ -10,23 +10,23 @@ UNKNOWN = 255
 """The label of pixels of which nothing is known."""
 
 
-def contingency(true: Tensor, found: Tensor) -> Tensor:
+def contingency(true: Tensor, slots: Tensor) -> Tensor:
     """How many pixels each object shares with each slot, (B, K, J), float64.
 
     Args:
         true: the object of each pixel, int64 (B, H, W); 255 counts for nothing.
-        found: the slot of each pixel, int64 (B, H, W).
+        slots: the slot of each pixel, int64 (B, H, W).
     """
-    known = true != UNKNOWN
-    objects = _one_hot(true.where(known, 0)) * known.flatten(1)[..., None]
-    return objects.mT @ _one_hot(found)
+    labelled = true != UNKNOWN
+    objects = _one_hot(true.where(labelled, 0)) * labelled.flatten(1)[..., None]
+    return objects.mT @ _one_hot(slots)
 
 
 def _one_hot(labels: Tensor) -> Tensor:
     return torch.nn.functional.one_hot(labels.flatten(1)).double()
 
 
-def adjusted_rand_index(true: Tensor, found: Tensor) -> Tensor:
+def adjusted_rand_index(true: Tensor, slots: Tensor) -> Tensor:
     r"""The adjusted Rand index of two partitions of the pixels of each image, (B,).
 
     .. math::
@@ -39,13 +39,14 @@ def adjusted_rand_index(true: Tensor, found: Tensor) -> Tensor:
 
     Args:
         true: the object of each pixel, int64 (B, H, W); 255 counts for nothing.
-        found: the slot of each pixel, int64 (B, H, W).
+        slots: the slot of each pixel, int64 (B, H, W).
 
     Source: Hubert & Arabie 1985, "Comparing partitions".
     """
-    counts = contingency(true, found)
+    counts = contingency(true, slots)
     both = _pairs(counts).sum((1, 2))
-    first, second = _pairs(counts.sum(2)).sum(1), _pairs(counts.sum(1)).sum(1)
+    first = _pairs(counts.sum(2)).sum(1)
+    second = _pairs(counts.sum(1)).sum(1)
     expected = first * second / _pairs(counts.sum((1, 2))).clamp_min(1)
     most = (first + second) / 2
     same = most == expected
@@ -56,7 +57,7 @@ def _pairs(count: Tensor) -> Tensor:
     return count * (count - 1) / 2
 
 
-def foreground_rand_index(true: Tensor, found: Tensor) -> Tensor:
+def foreground_rand_index(true: Tensor, slots: Tensor) -> Tensor:
     """The adjusted Rand index over the pixels of objects, FG-ARI, (B,).
 
     It does not say whether the ground is told from the objects, see
@@ -65,29 +66,29 @@ def foreground_rand_index(true: Tensor, found: Tensor) -> Tensor:
     Args:
         true: the object of each pixel, int64 (B, H, W): 0 is the ground, 255 counts for
             nothing.
-        found: the slot of each pixel, int64 (B, H, W).
+        slots: the slot of each pixel, int64 (B, H, W).
 
     Source: Greff et al. 2019, "Multi-Object Representation Learning with Iterative
     Variational Inference".
     """
-    return adjusted_rand_index(true.where(true != GROUND, UNKNOWN), found)
+    return adjusted_rand_index(true.where(true != GROUND, UNKNOWN), slots)
 
 
-def best_overlap(true: Tensor, found: Tensor) -> Tensor:
+def best_overlap(true: Tensor, slots: Tensor) -> Tensor:
     """The intersection over union of each object with the slot that fits it best, mean
     over the objects of an image, mBO, (B,); 1 for an image without objects.
 
     Args:
         true: the object of each pixel, int64 (B, H, W): 0 is the ground, 255 counts for
             nothing.
-        found: the slot of each pixel, int64 (B, H, W).
+        slots: the slot of each pixel, int64 (B, H, W).
 
     Source: Pont-Tuset et al. 2017, "Multiscale Combinatorial Grouping".
     """
-    counts = contingency(true, found)
+    counts = contingency(true, slots)
     union = counts.sum(2, keepdim=True) + counts.sum(1, keepdim=True) - counts
     overlap = (counts / union.clamp_min(1)).amax(2)[:, 1:]
-    there = counts.sum(2)[:, 1:] > 0
-    number = there.sum(1)
-    mean = (overlap * there).sum(1) / number.clamp_min(1)
+    present = counts.sum(2)[:, 1:] > 0
+    number = present.sum(1)
+    mean = (overlap * present).sum(1) / number.clamp_min(1)
     return torch.where(number > 0, mean, 1.0)

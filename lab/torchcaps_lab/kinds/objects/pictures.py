@@ -14,6 +14,7 @@ from torchcaps_lab.report.canvas import (
     colour_of,
     label_row,
     new_figure,
+    rgb_of,
     set_title,
     show,
 )
@@ -93,8 +94,10 @@ class SlotPictures(Exhibit):
     def draw(self) -> Iterator[Picture]:
         """A row for each picture: it, its slots, the reconstruction, and each slot."""
         file = f"slots-{self.part}.png" if self.part else "slots.png"
-        what = "Pictures, the slots of their pixels, reconstructions and single slots"
-        yield Picture(file, what, slots_figure(self.shown))
+        description = (
+            "Pictures, the slots of their pixels, reconstructions and single slots"
+        )
+        yield Picture(file, description, slots_figure(self.shown))
 
     def to_json(self) -> dict[str, Any]:
         """Without the pictures, which the figure has."""
@@ -132,12 +135,13 @@ class SlotMoves(Exhibit):
         for _, prediction in predicted(network, few):
             assert prediction.capsules is not None
             assert prediction.masks is not None
-            found = torch.nn.functional.one_hot(
+            slot_masks = torch.nn.functional.one_hot(
                 prediction.masks.argmax(1), prediction.masks.shape[1]
             )
-            areas.append(found.float().mean((1, 2)).cpu())
+            areas.append(slot_masks.float().mean((1, 2)).cpu())
             poses.append(prediction.capsules.pose.float().cpu())
-        pose, area = torch.cat(poses), torch.cat(areas)
+        pose = torch.cat(poses)
+        area = torch.cat(areas)
         ground = area == area.amax(1, keepdim=True)
         objects = pose[(area > _LEAST_PIXELS) & ~ground]
         if len(objects) < 2:
@@ -200,11 +204,7 @@ def painted(picture: Tensor, slots: Tensor, colours: Tensor) -> Tensor:
 
 def slot_colours(slots: int) -> Tensor:
     """A colour for each slot, (J, 3) in [0, 1]."""
-    codes = [colour_of(slot) for slot in range(slots)]
-    parts = [
-        [int(code[place : place + 2], 16) for place in (1, 3, 5)] for code in codes
-    ]
-    return torch.tensor(parts) / 255
+    return torch.tensor([rgb_of(colour_of(slot)) for slot in range(slots)])
 
 
 def slots_figure(shown: tuple[TakenApart, ...], side: float = 1.1) -> "Figure":
@@ -214,9 +214,9 @@ def slots_figure(shown: tuple[TakenApart, ...], side: float = 1.1) -> "Figure":
     figure = new_figure((3 + slots) * side, (side + 0.05) * len(shown) + 0.3)
     titles = ["image", "slots", "drawn", *(f"slot {slot + 1}" for slot in range(slots))]
     grid = figure.subplots(len(shown), len(titles), squeeze=False)
-    for number, (axes, one) in enumerate(zip(grid, shown, strict=True)):
-        over = painted(one.image, one.found, table)
-        panels = (one.image, over, one.drawn, *one.parts)
+    for number, (axes, picture) in enumerate(zip(grid, shown, strict=True)):
+        over = painted(picture.image, picture.found, table)
+        panels = (picture.image, over, picture.drawn, *picture.parts)
         for place, panel, title in zip(axes, panels, titles, strict=True):
             show(place, panel)
             if number == 0:

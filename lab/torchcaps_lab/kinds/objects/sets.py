@@ -158,7 +158,8 @@ def _figures(count: int, size: int, generator: torch.Generator) -> Tensor:
     radius = size * (low + (high - low) * draws[0])
     row, column = size * (_MARGIN + (1 - 2 * _MARGIN) * draws[1:])
     places = torch.arange(size) + 0.0
-    down, across = places[:, None] - row, places - column
+    down = places[:, None] - row
+    across = places - column
     disc = down.square() + across.square() < radius.square()
     square = torch.maximum(down.abs(), across.abs()) < 0.85 * radius
     triangle = (down < 0.8 * radius) & (down > 2 * across.abs() - 1.1 * radius)

@@ -111,8 +111,8 @@ class Objects(Task):
         difference = drawn.float() - batch.pictures.to(drawn.device)
         figures = {"error": difference.square().flatten(1).mean(1)}
         if _known(batch.labels):
-            found = _slots_of(prediction)
-            figures["fg_ari"] = foreground_rand_index(batch.labels, found).float()
+            slots = _slots_of(prediction)
+            figures["fg_ari"] = foreground_rand_index(batch.labels, slots).float()
         return figures
 
     def examine(
@@ -143,15 +143,13 @@ class Objects(Task):
 
     def _figures(self, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
         figures = self.measure(prediction, batch)
-        found, true = (
-            _slots_of(prediction),
-            batch.labels.to(prediction.activation.device),
-        )
-        counts = [len(_things(mask, prediction.activation.shape[1])) for mask in found]
+        slots = _slots_of(prediction)
+        true = batch.labels.to(prediction.activation.device)
+        counts = [len(_things(mask, prediction.activation.shape[1])) for mask in slots]
         figures["objects"] = torch.tensor(counts) - 1.0
         if _known(true):
-            figures["ari"] = adjusted_rand_index(true, found)
-            figures["mbo"] = best_overlap(true, found)
+            figures["ari"] = adjusted_rand_index(true, slots)
+            figures["mbo"] = best_overlap(true, slots)
         return figures
 
     def explored(
@@ -173,10 +171,10 @@ class Objects(Task):
         The mask says for each pixel which of these classes it belongs to, by its place
         among them. So 0 is the ground, and objects count from 1.
         """
-        found = _slots_of(prediction)
+        slots = _slots_of(prediction)
         poses = None if prediction.capsules is None else prediction.capsules.pose
         answers = []
-        for row, mask in enumerate(found):
+        for row, mask in enumerate(slots):
             shares = _shares(mask, len(classes))
             things = _things(mask, len(classes))
             names = tuple(classes[slot] for slot in things)

@@ -63,23 +63,22 @@ def main_values(counts: Tensor) -> list[int]:
     """The values that were drawn, among those that edges and compression made:
     frequent, and not beside one that is more so.
     """
-    kept: list[int] = []
+    values_apart: list[int] = []
     for value in counts.argsort(descending=True).tolist():
         frequent = counts[value] >= counts.sum() / 100
-        if frequent and all(abs(value - other) >= _NEAR for other in kept):
-            kept.append(value)
-    return sorted(kept)
+        if frequent and all(abs(value - earlier) >= _NEAR for earlier in values_apart):
+            values_apart.append(value)
+    return sorted(values_apart)
 
 
 def smooth_share(values: Tensor) -> float:
     """The share of places at edges, 2 x 2 pixels of more than one value, that have
     three or more.
     """
-    a, b, c, d = (
-        values[row : row - 1 or None, column : column - 1 or None]
-        for row in (0, 1)
-        for column in (0, 1)
-    )
+    a = values[:-1, :-1]
+    b = values[:-1, 1:]
+    c = values[1:, :-1]
+    d = values[1:, 1:]
     first = (a != b).int() + (a != c).int() + (a != d).int()
     several = (
         (b != a).int()
@@ -97,17 +96,17 @@ def between_share(masks: Sequence[Mask]) -> Tensor:
     inside = torch.zeros(256)
     between = torch.zeros(256)
     for mask in masks:
-        here = mask.values[1:-1, 1:-1].int()
+        inner = mask.values[1:-1, 1:-1].int()
         rows, columns = (
             values.int() for values in (mask.values[:, 1:-1], mask.values[1:-1])
         )
         sides = ((rows[:-2], rows[2:]), (columns[:, :-2], columns[:, 2:]))
         lies = [
-            (here > torch.minimum(*pair)) & (here < torch.maximum(*pair))
+            (inner > torch.minimum(*pair)) & (inner < torch.maximum(*pair))
             for pair in sides
         ]
-        inside += torch.bincount(here.flatten(), minlength=256)
-        between += torch.bincount(here[lies[0] | lies[1]], minlength=256)
+        inside += torch.bincount(inner.flatten(), minlength=256)
+        between += torch.bincount(inner[lies[0] | lies[1]], minlength=256)
     return between / inside.clamp_min(1)
 
 
@@ -182,11 +181,11 @@ def check_colours(masks: Sequence[Mask]) -> None:
     first: dict[int, Mask] = {}
     for mask in masks:
         for value, colour in mask.colours.items():
-            other = first.setdefault(value, mask)
-            if other.colours[value] != colour:
+            first_mask = first.setdefault(value, mask)
+            if first_mask.colours[value] != colour:
                 raise ValueError(
-                    f"the value {value} of masks is the colour {other.colours[value]} "
-                    f"in {other.path} and {colour} in "
+                    f"the value {value} of masks is the colour {first_mask.colours[value]} "
+                    f"in {first_mask.path} and {colour} in "
                     f"{mask.path}: each has numbers of its own for colours; save all "
                     "with one palette, or name the "
                     "values to take them as they are: --data.values '[0, 1]'"
@@ -266,5 +265,5 @@ def nearest_of(values: Sequence[int]) -> Tensor:
     """The nearest of some values to each of 0 to 255, int64 (256,); the first of two
     that are as near.
     """
-    known = torch.tensor(sorted(values))
-    return known[(torch.arange(256)[:, None] - known).abs().argmin(1)]
+    levels = torch.tensor(sorted(values))
+    return levels[(torch.arange(256)[:, None] - levels).abs().argmin(1)]

@@ -3,6 +3,7 @@ pixels of scenes.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from glob import escape
@@ -80,17 +81,17 @@ class Cuts(Composition):
             len(batch.inputs)
         )
         draws = random_integers(seed, epoch, places.cpu()).tolist()
-        images, labels = (
-            torch.stack(
-                [
-                    self._cut(part[row], draw)
-                    for row, draw in zip(rows.tolist(), draws, strict=True)
-                ]
-            )
-            for part in (batch.inputs, batch.labels)
-        )
+        squares: list[Tensor] = []
+        labels: list[Tensor] = []
+        for row, draw in zip(rows.tolist(), draws, strict=True):
+            squares.append(self._cut(batch.inputs[row], draw))
+            labels.append(self._cut(batch.labels[row], draw))
+        images = torch.stack(squares)
         return batch._replace(
-            inputs=images, labels=labels, indices=batch.indices[rows], pictures=images
+            inputs=images,
+            labels=torch.stack(labels),
+            indices=batch.indices[rows],
+            pictures=images,
         )
 
     def _cut(self, part: Tensor, draw: int) -> Tensor:
@@ -322,16 +323,16 @@ class Masks(DataSet):
                 f"folds must be at most the number of pictures, {count}, got "
                 f"{self.folds}: {held}"
             )
-        start, end = (count * one // self.folds for one in (self.fold, self.fold + 1))
-        others = [*range(end, count), *range(start)]
-        aside = min(round(self.validation_share * len(others)), len(others) - 1)
-        others = (
-            others[self.seed * aside % len(others) :]
-            + others[: self.seed * aside % len(others)]
+        start, end = (count * fold // self.folds for fold in (self.fold, self.fold + 1))
+        train_rows = [*range(end, count), *range(start)]
+        aside = min(round(self.validation_share * len(train_rows)), len(train_rows) - 1)
+        train_rows = (
+            train_rows[self.seed * aside % len(train_rows) :]
+            + train_rows[: self.seed * aside % len(train_rows)]
         )
         return {
-            "train": sorted(others[aside:]),
-            "validation": sorted(others[:aside]),
+            "train": sorted(train_rows[aside:]),
+            "validation": sorted(train_rows[:aside]),
             "test": list(range(start, end)),
         }
 
@@ -364,17 +365,17 @@ class Masks(DataSet):
             if not place.is_file():
                 raise FileNotFoundError(f"masks {place} is not there")
             return place
-        known = image_suffixes()
-        found = [
+        suffixes = image_suffixes()
+        masks = [
             path
             for path in sorted(place.glob(f"{escape(picture.stem)}.*"))
-            if path.suffix.lower() in known
+            if path.suffix.lower() in suffixes
         ]
-        if not found:
+        if not masks:
             raise FileNotFoundError(
                 f"{picture} has no mask: expected {place / picture.stem}.png"
             )
-        return found[0]
+        return masks[0]
 
     def notes(self) -> tuple[str, ...]:
         """Which values were taken for classes, and what speaks against it; how many
@@ -421,19 +422,8 @@ class Masks(DataSet):
                 f"names must be {len(values)}, one for each of the values {values}, "
                 f"got {names}"
             )
-        sides = [max(mask.shape[axis] for mask in labels) for axis in (0, 1)]
-        grown = (
-            [
-                F.pad(
-                    one,
-                    (0, sides[1] - one.shape[-1], 0, sides[0] - one.shape[-2]),
-                    value=fill,
-                )
-                for one in many
-            ]
-            for many, fill in ((pictures, 0), (labels, NO_CLASS))
-        )
-        images, classes = (torch.stack(many) for many in grown)
+        images = _padded(pictures, 0)
+        classes = _padded(labels, NO_CLASS)
         self._lines += tuple(
             image_doubts(images, [pair.picture.name for pair in self._pairs])
         )
@@ -457,13 +447,16 @@ class Masks(DataSet):
 
     def _snapped(self, masks: list[Mask]) -> list[Mask]:
         """Masks with the nearest of the values in place of each."""
-        known = [*self.values, *([] if self.ignore is None else [self.ignore])]
+        class_values = [*self.values, *([] if self.ignore is None else [self.ignore])]
         counts = count_values(masks)
-        table = nearest_of(known).to(torch.uint8)
-        counts, total = counts.index_fill(0, torch.tensor(known), 0), counts.sum()
+        table = nearest_of(class_values).to(torch.uint8)
+        counts, total = (
+            counts.index_fill(0, torch.tensor(class_values), 0),
+            counts.sum(),
+        )
         self._lines = (
             f"{int(counts.sum()) / int(total):.1%} of the pixels of masks became the "
-            f"nearest of {known}",
+            f"nearest of {class_values}",
         )
         return [mask._replace(values=table[mask.values.int()]) for mask in masks]
 
@@ -475,9 +468,9 @@ class Masks(DataSet):
             table[self.ignore] = NO_CLASS
         labels = table[mask.values.long()]
         if (labels < 0).any():
-            found = mask.values[labels < 0].unique().tolist()
+            strange_values = mask.values[labels < 0].unique().tolist()
             raise ValueError(
-                f"{mask.path} has the values {found[:5]}, which are no class: values "
+                f"{mask.path} has the values {strange_values[:5]}, which are no class: values "
                 f"are {values}; --data.nearest true rounds each to the nearest of them"
             )
         if (labels == NO_CLASS).all():
@@ -533,6 +526,19 @@ def _mask(pair: _Pair, size: tuple[int, int], turn: int) -> Mask:
     )
 
 
+def _padded(images: Sequence[Tensor], fill: int) -> Tensor:
+    """Images (..., H, W) of several sizes as one tensor, filled at the right and at the
+    bottom.
+    """
+    height = max(image.shape[-2] for image in images)
+    width = max(image.shape[-1] for image in images)
+    padded = []
+    for image in images:
+        margins = (0, width - image.shape[-1], 0, height - image.shape[-2])
+        padded.append(F.pad(image, margins, value=fill))
+    return torch.stack(padded)
+
+
 @dataclass(frozen=True)
 class _Pixels(Scenery):
     """Scenes whose labels are the digit that each pixel belongs to, from 1; 0 for
@@ -540,11 +546,11 @@ class _Pixels(Scenery):
     """
 
     def __call__(self, batch: Batch, epoch: int, seed: int) -> Batch:
-        made = super().__call__(batch, epoch, seed)
-        assert made.parts is not None
-        ink, which = made.parts.pictures.amax(2).max(1)  # [B, H, W]
-        labels = 1 + made.parts.labels.gather(1, which.flatten(1)).view_as(which)
-        return made._replace(labels=labels * (ink >= INK), parts=None)
+        scenes = super().__call__(batch, epoch, seed)
+        assert scenes.parts is not None
+        ink, topmost = scenes.parts.pictures.amax(2).max(1)  # [B, H, W]
+        labels = 1 + scenes.parts.labels.gather(1, topmost.flatten(1)).view_as(topmost)
+        return scenes._replace(labels=labels * (ink >= INK), parts=None)
 
 
 class ScenePixels(DigitScenes):
@@ -570,6 +576,6 @@ class ScenePixels(DigitScenes):
         scenes = super().made(images, part)
         scenery = scenes.composition
         pixels = _Pixels(
-            **{one.name: getattr(scenery, one.name) for one in fields(Scenery)}
+            **{field.name: getattr(scenery, field.name) for field in fields(Scenery)}
         )
         return replace(scenes, classes=("nothing", *scenes.classes), composition=pixels)

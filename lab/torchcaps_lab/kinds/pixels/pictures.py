@@ -2,6 +2,7 @@
 predicted, where that is wrong.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,6 +14,7 @@ from torchcaps_lab.report.canvas import (
     class_legend,
     colour_of,
     new_figure,
+    rgb_of,
     set_title,
     show,
 )
@@ -75,17 +77,10 @@ class Segments(Exhibit):
 
     def table(self) -> Table:
         """A row for each class."""
-        rows = [
-            [
-                name,
-                f"{row['pixels']:,}",
-                *(
-                    "-" if row[of] != row[of] else f"{row[of]:.2%}".replace("%", " %")
-                    for of in ("iou", "dice")
-                ),
-            ]
-            for name, row in self.figures.items()
-        ]
+        rows = []
+        for name, row in self.figures.items():
+            shares = [_percent(row["iou"]), _percent(row["dice"])]
+            rows.append([name, f"{row['pixels']:,}", *shares])
         return Table(rows, ["class", "pixels", "IoU", "Dice"])
 
     def draw(self) -> Iterator[Picture]:
@@ -100,18 +95,21 @@ class Segments(Exhibit):
 
     def to_json(self) -> dict[str, Any]:
         """Titles stand for the images, which the picture has."""
-        return {**super().to_json(), "shown": [one.title for one in self.shown]}
+        return {
+            **super().to_json(),
+            "shown": [segments.title for segments in self.shown],
+        }
+
+
+def _percent(share: float) -> str:
+    """The share in words; a dash for NaN, of a class that is nowhere."""
+    return "-" if math.isnan(share) else f"{share:.2%}".replace("%", " %")
 
 
 def colours(count: int) -> Tensor:
     """Of classes, (count, 3) in [0, 1]: black for the first."""
     codes = ["#000000", *map(colour_of, range(count - 1))]
-    return torch.tensor(
-        [
-            [int(code[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-            for code in codes
-        ]
-    )
+    return torch.tensor(list(map(rgb_of, codes)))
 
 
 def indexed(mask: Tensor, count: int) -> "Image":
@@ -151,8 +149,8 @@ def overlay(image: Tensor, mask: Tensor, count: int, strength: float = 0.5) -> T
     shown = pixels(image).movedim(-1, 0)
     table = torch.cat([colours(count), torch.zeros(1, 3)])
     painted = table[mask.clamp_max(count)].movedim(-1, 0)
-    there = (mask > 0) & (mask < count)
-    return torch.where(there, (1 - strength) * shown + strength * painted, shown)
+    covered = (mask > 0) & (mask < count)
+    return torch.where(covered, (1 - strength) * shown + strength * painted, shown)
 
 
 def segments_figure(
@@ -163,29 +161,26 @@ def segments_figure(
     """
     count = len(classes)
     figure = new_figure(4 * side + 0.2, (side + 0.25) * len(shown) + 0.5)
-    for row, one in zip(
+    for row, segments in zip(
         figure.subplots(len(shown), 4, squeeze=False), shown, strict=True
     ):
-        wrong = (one.said != one.true) & (one.true < count)
+        wrong = (segments.said != segments.true) & (segments.true < count)
         panels = (
-            one.image,
-            overlay(one.image, one.true, count),
-            overlay(one.image, one.said, count),
+            segments.image,
+            overlay(segments.image, segments.true, count),
+            overlay(segments.image, segments.said, count),
             wrong[None],
         )
         for axes, panel, title in zip(
-            row, panels, (one.title, "true", "predicted", "wrong"), strict=True
+            row, panels, (segments.title, "true", "predicted", "wrong"), strict=True
         ):
             show(axes, panel.float())
             set_title(axes, title, fontsize=8)
-    used = {
-        int(label)
-        for one in shown
-        for mask in (one.true, one.said)
-        for label in mask.unique()
-        if 0 < label < count
-    }
-    painted = {classes[label]: colour_of(label - 1) for label in sorted(used)}
+    used: set[int] = set()
+    for segments in shown:
+        used |= {*segments.true.unique().tolist(), *segments.said.unique().tolist()}
+    labels = [label for label in range(1, count) if label in used]
+    painted = {classes[label]: colour_of(label - 1) for label in labels}
     class_legend(
         figure,
         "outside lower center",

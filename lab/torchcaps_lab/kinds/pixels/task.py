@@ -59,14 +59,14 @@ def dice_loss(probabilities: Tensor, labels: Tensor) -> Tensor:
 
     Source: Milletari, Navab & Ahmadi 2016, "V-Net", with p in place of its square.
     """
-    there = labels != NO_CLASS
+    labelled = labels != NO_CLASS
     true = (
         torch.nn.functional.one_hot(
-            labels.where(there, 0), probabilities.shape[1]
+            labels.where(labelled, 0), probabilities.shape[1]
         ).movedim(-1, 1)
-        * there[:, None]
+        * labelled[:, None]
     )
-    shares = probabilities * there[:, None]
+    shares = probabilities * labelled[:, None]
     axes = (0, *range(2, shares.ndim))
     count = true.sum(axes)
     dice = 2 * (shares * true).sum(axes) / (shares.sum(axes) + count).clamp_min(1e-12)
@@ -85,10 +85,10 @@ def overlaps(confusion: Tensor) -> tuple[Tensor, Tensor]:
     return both / (sizes - both), 2 * both / sizes
 
 
-def _confusion(said: Tensor, labels: Tensor, classes: int) -> Tensor:
-    there = labels != NO_CLASS
+def _confusion(best_classes: Tensor, labels: Tensor, classes: int) -> Tensor:
+    labelled = labels != NO_CLASS
     return torch.bincount(
-        labels[there] * classes + said[there], minlength=classes**2
+        labels[labelled] * classes + best_classes[labelled], minlength=classes**2
     ).view(classes, classes)
 
 
@@ -141,12 +141,12 @@ class Segmentation(Task):
         labels = batch.labels
         prediction = forward(batch.inputs, labels)
         activation = _pixelwise(prediction, labels)
-        there = labels.flatten() != NO_CLASS
+        labelled = labels.flatten() != NO_CLASS
         rows = activation.movedim(1, -1).flatten(0, -2)
         # A batch may have no pixel with a class, whose mean would be NaN.
         parts = {
-            "class_loss": criteria.loss(rows[there], labels.flatten()[there])
-            if there.any()
+            "class_loss": criteria.loss(rows[labelled], labels.flatten()[labelled])
+            if labelled.any()
             else rows.sum() * 0
         }
         if self.dice:
@@ -164,11 +164,11 @@ class Segmentation(Task):
         """``iou`` and ``dice`` of each image: means over the classes that are in it or
         were said to be.
         """
-        said = prediction.activation.argmax(1)
+        best_classes = prediction.activation.argmax(1)
         classes = prediction.activation.shape[1]
-        pairs = zip(said, batch.labels, strict=True)
+        pairs = zip(best_classes, batch.labels, strict=True)
         iou, dice = overlaps(
-            torch.stack([_confusion(one, true, classes) for one, true in pairs])
+            torch.stack([_confusion(mask, true, classes) for mask, true in pairs])
         )
         return {
             "iou": iou.nanmean(1).nan_to_num(1),
@@ -223,9 +223,9 @@ class Segmentation(Task):
         check_asked(network, images, 1)
         at_once = max(1, _PIXELS // math.prod(images.image_shape))
         for batch, prediction in predicted(network, images, at_once):
-            said = _pixelwise(prediction, batch.labels).argmax(1).cpu()
-            for one, labels in zip(said, batch.labels.cpu(), strict=True):
-                yield _confusion(one, labels, len(images.classes)), one
+            best_classes = _pixelwise(prediction, batch.labels).argmax(1).cpu()
+            for mask, labels in zip(best_classes, batch.labels.cpu(), strict=True):
+                yield _confusion(mask, labels, len(images.classes)), mask
 
     def drawings(
         self, answer: Answer, picture: Tensor, classes: Sequence[str]
@@ -269,33 +269,35 @@ class Segmentation(Task):
         metrics: Metrics,
     ) -> Iterator[Exhibit | None]:
         """The figures of each class, learning curves, and the worst images."""
-        found = self.examine(network, images)
-        each = torch.tensor(found.details["iou_of_images"]).nan_to_num(1)
+        examination = self.examine(network, images)
+        each = torch.tensor(examination.details["iou_of_images"]).nan_to_num(1)
         worst = images.subset(each.argsort()[:_WORST])
         names = [Path(file).name for file in worst.files or map(str, range(len(worst)))]
         values = each.sort().values.tolist()
-        said = [one for _, one in self._looked(network, worst)]
+        masks = [mask for _, mask in self._looked(network, worst)]
         yield Segments(
             title=page_title(network, summary),
-            text=f"{sentence(found.lines[0])} Below are the worst images.",
-            figures=found.details["per_class"],
+            text=f"{sentence(examination.lines[0])} Below are the worst images.",
+            figures=examination.details["per_class"],
             shown=tuple(
                 ShownSegments(
                     f"{name}: IoU {value:.1%}",
                     batch.pictures[0].cpu(),
                     batch.labels[0].cpu(),
-                    one,
+                    mask,
                 )
-                for name, value, batch, one in zip(
-                    names, values, worst.batches(1), said, strict=False
+                for name, value, batch, mask in zip(
+                    names, values, worst.batches(1), masks, strict=False
                 )
             ),
             classes=tuple(images.classes),
         )
-        shares = {name: row["iou"] for name, row in found.details["per_class"].items()}
+        shares = {
+            name: row["iou"] for name, row in examination.details["per_class"].items()
+        }
         yield Advice.of_task(
             "iou",
-            found.figures["iou"],
+            examination.figures["iou"],
             shares,
             images,
             summary,

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 from xml.etree import ElementTree
@@ -73,9 +74,9 @@ class AnnotatedSet(Examples):
         }
 
     def _relabelled(self, places: Tensor, classes: tuple[str, ...]) -> Examples:
-        found = super()._relabelled(places, classes)
-        assert isinstance(found, AnnotatedSet)
-        return replace(found, things=places[self.things])
+        relabelled = super()._relabelled(places, classes)
+        assert isinstance(relabelled, AnnotatedSet)
+        return replace(relabelled, things=places[self.things])
 
     def digest(self) -> str:
         """SHA-256 of images, labels and boxes."""
@@ -221,87 +222,91 @@ class AnnotatedImages(DataSet):
             )
         if test is not None:
             return classes, train, test
-        digests = [digest_of(one.file) for one in train]
+        digests = [digest_of(image.file) for image in train]
         parts = stable_split(
             torch.zeros(len(train), dtype=torch.int64),
             digests,
             self.test_share,
             TEST_SEED,
         )
-        rest, aside = ([train[index] for index in part.tolist()] for part in parts)
-        return classes, rest, aside
+        train_rows, test_rows = (part.tolist() for part in parts)
+        aside = [train[row] for row in test_rows]
+        return classes, [train[row] for row in train_rows], aside
 
     def _read(self, noted: Sequence[Noted]) -> AnnotatedSet:
         sides = (self.size, self.size) if isinstance(self.size, int) else self.size
         images = list[Tensor]()
         boxes = list[Tensor]()
-        for one in noted:
-            with opened(one.file) as source:
+        for noted_image in noted:
+            with opened(noted_image.file) as source:
                 turn = orientation(source)
                 image = in_mode(source, self.channels, self.levels)
             height, width = sides = sides or image.size[::-1]
             if self.size is None and image.size != (width, height):
                 raise ValueError(
-                    f"images must have one size, {width} x {height}, {one.file} has "
+                    f"images must have one size, {width} x {height}, {noted_image.file} has "
                     f"{image.size}; pass size"
                 )
             images.append(to_tensor(image, (self.channels, height, width), self.resize))
             boxes.append(
                 _moved(
-                    _placed(one, image.size, turn),
+                    _placed(noted_image, image.size, turn),
                     image.size,
                     (width, height),
                     self.resize,
                 )
             )
-        most = max((len(one) for one in boxes), default=0)
+        most = max((len(noted_image) for noted_image in boxes), default=0)
         things = torch.zeros(len(noted), max(most, 1), dtype=torch.int64)
         placed = torch.zeros(len(noted), max(most, 1), 4, dtype=torch.int64)
         mask = torch.zeros(len(noted), len(self.classes), dtype=torch.bool)
-        for row, (one, mine) in enumerate(zip(noted, boxes, strict=True)):
+        for row, (noted_image, mine) in enumerate(zip(noted, boxes, strict=True)):
             labels = torch.tensor(
-                [self.classes.index(name) for name in one.labels], dtype=torch.int64
+                [self.classes.index(name) for name in noted_image.labels],
+                dtype=torch.int64,
             )
-            there = (mine[:, 2:] > mine[:, :2]).all(1)  # others were cropped away
+            inside = (mine[:, 2:] > mine[:, :2]).all(1)  # others were cropped away
             things[row, : len(mine)], placed[row, : len(mine)] = (
                 labels,
-                mine * there[:, None],
+                mine * inside[:, None],
             )
-            mask[row, labels[there]] = True
+            mask[row, labels[inside]] = True
         pixels = (
             torch.stack(images)
             if images
             else torch.zeros(0, self.channels, *(sides or (1, 1)), dtype=torch.uint8)
         )
-        files = tuple(str(one.file) for one in noted)
+        files = tuple(str(noted_image.file) for noted_image in noted)
         return AnnotatedSet(
             pixels, mask, self.classes, files, things=things, boxes=placed
         )
 
 
-def _placed(one: Noted, shown: tuple[int, int], turn: int) -> Tensor:
+def _placed(noted_image: Noted, shown: tuple[int, int], turn: int) -> Tensor:
     """The boxes of an image in its upright pixels, (K, 4); a `ValueError` if one is
     empty, or outside.
     """
-    frame = frame_of(one.size, shown, turn, one.source, one.file)
-    return frame.boxes(_checked(one, frame.stated))
+    frame = frame_of(
+        noted_image.size, shown, turn, noted_image.source, noted_image.file
+    )
+    return frame.boxes(_checked(noted_image, frame.stated))
 
 
-def _checked(one: Noted, size: tuple[int, int]) -> Tensor:
+def _checked(noted_image: Noted, size: tuple[int, int]) -> Tensor:
     """The boxes of an image in the pixels that they are noted in; a `ValueError` if one
     is empty, or outside.
     """
-    boxes = torch.tensor(one.boxes, dtype=torch.float64).view(-1, 4)
+    boxes = torch.tensor(noted_image.boxes, dtype=torch.float64).view(-1, 4)
     sides = torch.tensor([*size, *size], dtype=torch.float64)
-    boxes = boxes * sides if one.shares else boxes
-    for label, box in zip(one.labels, boxes, strict=True):
+    boxes = boxes * sides if noted_image.shares else boxes
+    for label, box in zip(noted_image.labels, boxes, strict=True):
         place = [round(side, 2) for side in box.tolist()]
-        said = f"the box of {label!r} in {one.file}, {place} (left, top, right, bottom)"
+        start = f"the box of {label!r} in {noted_image.file}, {place} (left, top, right, bottom)"
         if not (box[2:] > box[:2]).all():
-            raise ValueError(f"{said}, is empty")
+            raise ValueError(f"{start}, is empty")
         if (box < -_OUTSIDE).any() or (box > sides + _OUTSIDE).any():
             raise ValueError(
-                f"{said}, is outside the image of {size[0]} x {size[1]} pixels"
+                f"{start}, is outside the image of {size[0]} x {size[1]} pixels"
             )
     return boxes
 
@@ -325,9 +330,9 @@ def _moved(
     return torch.cat([low.clamp_min(0), torch.minimum(high, new)], 1).long()
 
 
-def _there(path: Path, what: str) -> Path:
+def _there(path: Path, description: str) -> Path:
     if not path.exists():
-        raise FileNotFoundError(f"{what} {path} does not exist")
+        raise FileNotFoundError(f"{description} {path} does not exist")
     return path
 
 
@@ -344,30 +349,30 @@ def _annotations(
     }
     if path.is_file() and path.suffix == ".json":
         coco = Coco(path)
-        known: Sequence[str] = [*coco.names.values()]
+        class_names: Sequence[str] = [*coco.names.values()]
         noted = coco.boxes(root)
     else:
-        found = {
-            kind: sorted(
-                one for one in path.glob(f"[!.]*{kind}") if one.name != "classes.txt"
-            )
-            for kind in kinds
-        }
-        here = [kind for kind, files in found.items() if files]
-        if len(here) != 1:
+        files_of_kind = {}
+        for kind in kinds:
+            files = sorted(path.glob(f"[!.]*{kind}"))
+            files_of_kind[kind] = [file for file in files if file.name != "classes.txt"]
+        kinds_found = [kind for kind, files in files_of_kind.items() if files]
+        if len(kinds_found) != 1:
             raise ValueError(
                 "annotations must be a .json file as of COCO, or a folder of either "
                 ".xml files as of VOC or .txt "
                 "files as of YOLO, got "
-                f"{path}{' with ' + ' and '.join(here) if here else ''}"
+                f"{path}{' with ' + ' and '.join(kinds_found) if kinds_found else ''}"
             )
-        known, noted = kinds[here[0]](found[here[0]], root, names)
-    classes = tuple(names or known)
-    for one in noted:
-        _there(one.file, "the image")
-        if strange := sorted({*one.labels} - {*classes}):
+        class_names, noted = kinds[kinds_found[0]](
+            files_of_kind[kinds_found[0]], root, names
+        )
+    classes = tuple(names or class_names)
+    for image in noted:
+        _there(image.file, "the image")
+        if strange := sorted({*image.labels} - {*classes}):
             raise ValueError(
-                f"the annotations of {one.file} have the class {strange[0]!r}, which "
+                f"the annotations of {image.file} have the class {strange[0]!r}, which "
                 f"is none of {classes}"
             )
     if not noted or not classes:
@@ -385,15 +390,9 @@ def _voc(
         content = read_bytes(file, LARGEST_NOTE)
         try:
             tree = ElementTree.fromstring(content)
-            labels = [_text(one, "name") for one in tree.iter("object")]
-            sides = ("xmin", "ymin", "xmax", "ymax")
-            found = [
-                [float(_text(one, f"bndbox/{side}")) for side in sides]
-                for one in tree.iter("object")
-            ]
-            boxes = [
-                (left - 1, top - 1, right, bottom) for left, top, right, bottom in found
-            ]
+            things = list(tree.iter("object"))
+            labels = [_text(thing, "name") for thing in things]
+            boxes = list(map(_voc_box, things))
             size = stated_size(*map(tree.findtext, ("size/width", "size/height")))
             name = _text(tree, "filename")
         except (ElementTree.ParseError, ValueError, LookupError) as error:
@@ -405,14 +404,24 @@ def _voc(
                 named_below(root, name, file, "image"), labels, boxes, file, size=size
             )
         )
-    return names or sorted({label for one in noted for label in one.labels}), noted
+    used = set(chain.from_iterable(image.labels for image in noted))
+    return names or sorted(used), noted
+
+
+def _voc_box(thing: ElementTree.Element) -> tuple[float, float, float, float]:
+    """The box of a thing, whose first pixel is 1 in VOC: left, top, right, bottom."""
+    left = float(_text(thing, "bndbox/xmin"))
+    top = float(_text(thing, "bndbox/ymin"))
+    right = float(_text(thing, "bndbox/xmax"))
+    bottom = float(_text(thing, "bndbox/ymax"))
+    return left - 1, top - 1, right, bottom
 
 
 def _text(element: ElementTree.Element, name: str) -> str:
-    found = element.findtext(name)
-    if found is None:
+    text = element.findtext(name)
+    if text is None:
         raise ValueError(f"{name} is missing in {element.tag}")
-    return found.strip()
+    return text.strip()
 
 
 def _yolo(
@@ -432,9 +441,9 @@ def _yolo(
     names = names or ()
     noted = []
     images = {
-        one.stem: one
-        for one in sorted(root.glob("[!.]*"))
-        if one.suffix.lower() in image_suffixes()
+        path.stem: path
+        for path in sorted(root.glob("[!.]*"))
+        if path.suffix.lower() in image_suffixes()
     }
     for file in files:
         labels, boxes = yolo_boxes(file, names)
@@ -447,9 +456,8 @@ def _yolo(
                 shares=True,
             )
         )
-    noted += [
-        Noted(one, [], [], one)
-        for stem, one in images.items()
-        if stem not in {file.stem for file in files}
-    ]
+    with_boxes = {file.stem for file in files}
+    for stem, path in images.items():
+        if stem not in with_boxes:
+            noted.append(Noted(path, [], [], path))
     return names, noted

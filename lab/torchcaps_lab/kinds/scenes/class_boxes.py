@@ -84,16 +84,12 @@ class ClassBoxes(OfImages):
     def draw(self) -> Iterator[Picture]:
         """The images with a box around each thing."""
         true = self.true or ((),) * len(self.things)
-        boxed = [
-            Boxed(
-                picture,
-                [(self.names[thing.label], thing.box.tolist()) for thing in things],
-                there,
-            )
-            for picture, things, there in zip(
-                self.pictures, self.things, true, strict=True
-            )
-        ]
+        boxed = []
+        for picture, things, true_boxes in zip(
+            self.pictures, self.things, true, strict=True
+        ):
+            boxes = [(self.names[thing.label], thing.box.tolist()) for thing in things]
+            boxed.append(Boxed(picture, boxes, true_boxes))
         yield Picture(
             "boxes.png",
             "Images with a box around each thing that was found; dotted: the true ones",

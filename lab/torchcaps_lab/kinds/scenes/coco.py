@@ -102,9 +102,9 @@ class Coco:
         """
         noted = []
         if self._unlisted:
-            which = min(self._unlisted, key=str)
+            example = min(self._unlisted, key=str)
             raise ValueError(
-                f"annotations {self.path} have boxes in the image {which}, which they "
+                f"annotations {self.path} have boxes in the image {example}, which they "
                 "do not list"
             )
         for number in self._numbers:
@@ -113,10 +113,11 @@ class Coco:
             file = named_below(root, entry["file_name"], self.path, "image")
             with self._as_of_coco():
                 mine = [row for row in mine if not row.get("iscrowd")]
-                corners = [
-                    tuple(map(float, (left, top, left + width, top + height)))
-                    for left, top, width, height in (row["bbox"] for row in mine)
-                ]
+                corners = []
+                for row in mine:
+                    left, top, width, height = row["bbox"]
+                    sides = (left, top, left + width, top + height)
+                    corners.append(tuple(map(float, sides)))
                 labels = [
                     self.names.get(row["category_id"], f"id {row['category_id']}")
                     for row in mine
@@ -147,21 +148,24 @@ class Coco:
         )  # before memory of the stated size is taken
         places = list(self.names)
         parts = []
-        for one in self.coco.imgToAnns[entry["id"]]:
+        for annotation in self.coco.imgToAnns[entry["id"]]:
             try:
                 parts.append(
-                    (self._marked(one, stated), 1 + places.index(one["category_id"]))
+                    (
+                        self._marked(annotation, stated),
+                        1 + places.index(annotation["category_id"]),
+                    )
                 )
             except Exception as error:  # pycocotools raises that type, too
                 raise ValueError(
-                    f"{self.path}: annotation {one.get('id')} of {picture.name} has "
+                    f"{self.path}: annotation {annotation.get('id')} of {picture.name} has "
                     f"no mask: {error}"
                 ) from error
         mask = torch.zeros(stated[::-1], dtype=torch.uint8)
-        for there, label in sorted(
+        for marked, label in sorted(
             parts, key=lambda part: -int(part[0].sum())
         ):  # smaller ones over larger ones
-            mask[there] = label
+            mask[marked] = label
         if not mask.any():
             raise ValueError(
                 f"{self.path} has an empty annotation: it marks nothing in {picture}"
@@ -170,33 +174,33 @@ class Coco:
 
     def _entry(self, picture: Path) -> Mapping[str, Any]:
         """What the file says of a picture."""
-        found = self._entries.get(picture.name, [])
-        if len(found) > 1:
-            found = [
-                one
-                for one in found
+        entries = self._entries.get(picture.name, [])
+        if len(entries) > 1:
+            entries = [
+                entry
+                for entry in entries
                 if picture.as_posix().endswith(
-                    f"/{one['file_name'].removeprefix('./')}"
+                    f"/{entry['file_name'].removeprefix('./')}"
                 )
             ]
-        if not found:
+        if not entries:
             raise FileNotFoundError(
                 f"{picture} has no mask: {self.path} has no entry for it"
             )
-        if len(found) > 1:
+        if len(entries) > 1:
             raise ValueError(
-                f"{self.path} has {len(found)} entries for {picture}: keep one"
+                f"{self.path} has {len(entries)} entries for {picture}: keep one"
             )
-        return found[0]
+        return entries[0]
 
-    def _marked(self, one: Mapping[str, Any], size: tuple[int, int]) -> Tensor:
+    def _marked(self, annotation: Mapping[str, Any], size: tuple[int, int]) -> Tensor:
         """The pixels of a thing, bool (H, W); a `ValueError` if they would be others
         than those of the image.
         """
         from pycocotools import mask as masks
 
         wide, high = size
-        marks = one["segmentation"]
+        marks = annotation["segmentation"]
         if isinstance(marks, list):
             for polygon in marks:
                 if not all(
@@ -227,9 +231,9 @@ class Coco:
             raise ValueError(
                 f"its runs must make up the {high * wide:,} pixels of the image"
             )
-        there = torch.arange(len(runs)) % 2 == 1
+        inside = torch.arange(len(runs)) % 2 == 1
         return (
-            there.repeat_interleave(torch.tensor(runs, dtype=torch.int64))
+            inside.repeat_interleave(torch.tensor(runs, dtype=torch.int64))
             .view(wide, high)
             .mT
         )
@@ -251,7 +255,8 @@ def _runs(text: str) -> list[int]:
         bits = sign - 48
         if not 0 <= bits < 64 or place > 30:
             raise ValueError("its runs are no text of COCO")
-        value, place = value | (bits & 31) << place, place + 5
+        value = value | (bits & 31) << place
+        place = place + 5
         if not bits & 32:
             value -= (bits >> 4 & 1) << place  # the highest bit is the sign
             runs.append(value + (runs[-2] if len(runs) > 2 else 0))
@@ -264,8 +269,8 @@ def check_same_size(
 ) -> None:
     """Raises a `ValueError` unless mask and picture have the same width and height."""
     if tuple(size) != tuple(expected):
-        own, other = (f"{high} x {wide}" for wide, high in (size, expected))
+        actual, wanted = (f"{high} x {wide}" for wide, high in (size, expected))
         raise ValueError(
-            f"{mask} has {own} pixels (height x width), its picture {picture} has "
-            f"{other}"
+            f"{mask} has {actual} pixels (height x width), its picture {picture} has "
+            f"{wanted}"
         )

@@ -149,15 +149,15 @@ class Scenery(Composition):
             + (self.twins > 0),
         )
         labels, pictures = self._chosen(batch, draws)
-        there = torch.arange(self.most, device=labels.device) < self._counts(draws(1))
+        present = torch.arange(self.most, device=labels.device) < self._counts(draws(1))
         parts = (
-            self._drawn(pictures, self._placed(pictures, there, draws))
-            * there[:, :, None, None, None]
+            self._drawn(pictures, self._placed(pictures, present, draws))
+            * present[:, :, None, None, None]
         )
         scenes = parts.amax(1)
         if self.clutter:
             scenes = torch.maximum(scenes, self._clutter(draws).to(scenes))
-        mask = (F.one_hot(labels, classes).bool() & there[..., None]).any(1)
+        mask = (F.one_hot(labels, classes).bool() & present[..., None]).any(1)
         return batch._replace(
             inputs=scenes, pictures=scenes, labels=mask, parts=Parts(labels, parts)
         )
@@ -175,16 +175,16 @@ class Scenery(Composition):
         )  # classes without digits last
         labels = rank.argsort(1)[:, : self.most]
         if self.repeats:
-            known = counts.nonzero().flatten()
-            labels = known[(draws(self.most) * len(known)).long()].index_copy(
-                1, labels.new_zeros(1), labels[:, :1]
-            )
+            present_labels = counts.nonzero().flatten()
+            labels = present_labels[
+                (draws(self.most) * len(present_labels)).long()
+            ].index_copy(1, labels.new_zeros(1), labels[:, :1])
         if self.twins and self.most > 1:
             labels[:, 1] = labels[:, 0].where(draws(1)[:, 0] < self.twins, labels[:, 1])
-        which = (draws(self.most) * counts[labels]).long() + (
+        numbers = (draws(self.most) * counts[labels]).long() + (
             counts.cumsum(0) - counts
         )[labels]
-        pictures = self._digits(order[which]).to(batch.inputs)
+        pictures = self._digits(order[numbers]).to(batch.inputs)
         return labels, torch.cat([batch.inputs[:, None], pictures[:, 1:]], 1)
 
     def _digits(self, indices: Tensor) -> Tensor:
@@ -196,7 +196,7 @@ class Scenery(Composition):
     def _by_class(self) -> tuple[Tensor, Tensor]:
         return by_class(self.digits)
 
-    def _placed(self, pictures: Tensor, there: Tensor, draws: _Draws) -> _Place:
+    def _placed(self, pictures: Tensor, present: Tensor, draws: _Draws) -> _Place:
         """Sizes and places of the digits (B, K, C, h, w), chosen one after the other so
         that they overlap least.
         """
@@ -216,13 +216,14 @@ class Scenery(Composition):
             mine = candidates[:, place]
             side = extent[:, place, None]
             covered = torch.zeros_like(mine[..., 0])
-            for other, corner_of_other in enumerate(chosen):
+            for earlier, corner_of_other in enumerate(chosen):
                 low = torch.maximum(mine, corner_of_other[:, None])
                 high = torch.minimum(
-                    mine + side, (corner_of_other + extent[:, other])[:, None]
+                    mine + side, (corner_of_other + extent[:, earlier])[:, None]
                 )
                 covered = (
-                    covered + (high - low).clamp_min(0).prod(-1) * there[:, other, None]
+                    covered
+                    + (high - low).clamp_min(0).prod(-1) * present[:, earlier, None]
                 )
             chosen.append(
                 mine[torch.arange(len(mine), device=mine.device), covered.argmin(1)]
@@ -233,9 +234,9 @@ class Scenery(Composition):
         """Bits of digits anywhere on the canvas, (B, C, H, W); the brightest wins at
         each pixel.
         """
-        which = (draws(self.clutter) * len(self.digits)).long()
+        digits = (draws(self.clutter) * len(self.digits)).long()
         images = self.digits.inputs
-        sides = torch.tensor(images.shape[-2:], device=which.device)
+        sides = torch.tensor(images.shape[-2:], device=digits.device)
         bit = (_BIT * sides).round().clamp_min(1).long()
         corner = (draws(self.clutter, 2) * (sides - bit + 1)).long()
         rows, columns = (
@@ -244,11 +245,15 @@ class Scenery(Composition):
         )
         index = (
             part.to(images.device)
-            for part in (which[..., None, None], rows[..., None], columns[..., None, :])
+            for part in (
+                digits[..., None, None],
+                rows[..., None],
+                columns[..., None, :],
+            )
         )
-        one, row, column = index
+        digit, row, column = index
         bits = (
-            images[one, :, row, column].movedim(-1, 2).to(which.device).float() / 255
+            images[digit, :, row, column].movedim(-1, 2).to(digits.device).float() / 255
         )  # [B, bits, C, h, w]
         size = self.smallest * (self.largest / self.smallest) ** draws(self.clutter)
         scale = size / sides.max()
@@ -361,9 +366,13 @@ class DigitScenes(MadeOf):
         super().__init__(data)
         check_series(2, canvas=canvas)
         self.canvas = (canvas[0], canvas[1])
-        self.least, self.most = least, most
-        self.smallest, self.largest = smallest, largest
-        self.clutter, self.repeats, self.twins = clutter, repeats, twins
+        self.least = least
+        self.most = most
+        self.smallest = smallest
+        self.largest = largest
+        self.clutter = clutter
+        self.repeats = repeats
+        self.twins = twins
         _check_numbers(self)
 
     def made(self, images: Examples, part: Part) -> Examples:

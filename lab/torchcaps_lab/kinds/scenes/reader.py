@@ -67,8 +67,8 @@ class SceneReader(ImageReader):
             **form.more,
             **shape,
         }
-        said = f"AnnotatedImages, boxes as of {form.said} in {form.annotations}"
-        why = {"data": said, **why_shape, **why_steps}
+        summary = f"AnnotatedImages, boxes as of {form.said} in {form.annotations}"
+        why = {"data": summary, **why_shape, **why_steps}
         return watched(Guess({**options, "data": data}, why), given, train // 9)
 
     @classmethod
@@ -165,7 +165,7 @@ def _of_voc(place: Place) -> Form | None:
         return None
     near = {image.parent for image in place.files if image.name == named[1]}
     folders = near | {files[0].parent}
-    images = sorted(one for one in folders if (one / named[1]).is_file())
+    images = sorted(folder for folder in folders if (folder / named[1]).is_file())
     return Form("Pascal VOC", images[0], files[0].parent) if images else None
 
 

@@ -127,9 +127,9 @@ def stated_size(width: Any, height: Any) -> tuple[int, int] | None:
     )
 
 
-def _same_shape(one: tuple[int, int], other: tuple[int, int]) -> bool:
+def _same_shape(first: tuple[int, int], second: tuple[int, int]) -> bool:
     """Whether one is the other, resized, with sides rounded in any way."""
     return any(
         abs(wide * by_high - high * by_wide) < max(by_wide, by_high)
-        for (wide, high), (by_wide, by_high) in ((one, other), (other, one))
+        for (wide, high), (by_wide, by_high) in ((first, second), (second, first))
     )

@@ -46,8 +46,8 @@ def box_loss(boxes: Tensor, true: Tensor) -> Tensor:
         boxes: b, of each class, (B, E, 4).
         true: t, likewise; empty where a class is not there.
     """
-    there = box_area(true) > 0
-    return (_off(boxes, true) * there).sum() / there.sum().clamp_min(1)
+    present = box_area(true) > 0
+    return (_off(boxes, true) * present).sum() / present.sum().clamp_min(1)
 
 
 def _off(boxes: Tensor, true: Tensor) -> Tensor:
@@ -98,9 +98,9 @@ def vote_loss(places: Places, owner: Tensor, labels: Tensor, true: Tensor) -> Te
         labels: of the things, (B, K).
         true: their boxes, (B, K, 4).
     """
-    own = owner.clamp_min(0)
-    label = labels.gather(1, own)
-    box = true.take_along_dim(own[..., None], 1)
+    owned = owner.clamp_min(0)
+    label = labels.gather(1, owned)
+    box = true.take_along_dim(owned[..., None], 1)
     share = (
         places.maps.detach().flatten(2).take_along_dim(label[:, None], 1)[:, 0].float()
     )
@@ -119,17 +119,19 @@ def average_precision(
         boxes: of each class, (N, E, 4).
         true: likewise; empty where a class is not there.
     """
-    there = box_area(true) > 0
+    present = box_area(true) > 0
     labels = range(activation.shape[1])
-    found = [
+    predicted_things = [
         list(map(Thing, labels, *row))
         for row in zip(activation.tolist(), boxes, strict=True)
     ]
-    real = [
-        [Thing(label, 1.0, one[label]) for label in mine.nonzero().flatten().tolist()]
-        for one, mine in zip(true, there, strict=True)
-    ]
-    return mean_average_precision(found, real)
+    real = []
+    for boxes_of_image, present_labels in zip(true, present, strict=True):
+        labels_of_image = present_labels.nonzero().flatten().tolist()
+        real.append(
+            [Thing(label, 1.0, boxes_of_image[label]) for label in labels_of_image]
+        )
+    return mean_average_precision(predicted_things, real)
 
 
 @register_task("detection")
@@ -216,7 +218,7 @@ class Detection(SeveralLabels):
         image, thing = mine.any(2).nonzero(as_tuple=True)
         mask = F.one_hot(labels, network.classes).to(boxes.dtype)
         mask = F.pad(mask, (0, 0, 1, 0))[image, thing]
-        found = network.alone(
+        digits_alone = network.alone(
             prediction.places,
             image,
             mine[image, thing].unflatten(1, prediction.places.maps.shape[2:]),
@@ -226,7 +228,7 @@ class Detection(SeveralLabels):
             if criteria.loss.shares
             else mask
         )
-        parts["thing_loss"] = criteria.loss(found.activation, target)
+        parts["thing_loss"] = criteria.loss(digits_alone.activation, target)
         return prediction, parts
 
     def measure(self, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
@@ -234,17 +236,17 @@ class Detection(SeveralLabels):
         the mean over these classes.
         """
         assert prediction.boxes is not None
-        told = prediction.boxes.float()
+        boxes = prediction.boxes.float()
         if not self.each or not _votes(prediction):
-            true = _true_boxes(batch, told.shape[1])
+            true = _true_boxes(batch, boxes.shape[1])
         else:
             assert prediction.places is not None
             labels, true = true_things(batch)
-            told = _told(prediction.places, labels, true)
-        there = box_area(true) > 0
-        overlap = (box_iou(told, true) * there).sum(1) / there.sum(1).clamp_min(1)
+            boxes = _told(prediction.places, labels, true)
+        present = box_area(true) > 0
+        overlap = (box_iou(boxes, true) * present).sum(1) / present.sum(1).clamp_min(1)
         overlap = torch.where(
-            there.any(1), overlap, 1.0
+            present.any(1), overlap, 1.0
         )  # nothing to find, nothing missed
         return {**super().measure(prediction, batch), "box_iou": overlap}
 
@@ -266,28 +268,30 @@ class Detection(SeveralLabels):
                 _true_boxes(batch, network.classes),
             )
             rows.append((batch.labels.cpu(), *(part.float().cpu() for part in row)))
-        labels, activation, told, real = (
+        labels, activation, boxes, real = (
             torch.cat(part) for part in zip(*rows, strict=True)
         )
-        there = box_area(real) > 0
+        present = box_area(real) > 0
         figures = {
-            "box_iou": box_iou(told, real)[there].mean().item() if there.any() else 0.0
+            "box_iou": box_iou(boxes, real)[present].mean().item()
+            if present.any()
+            else 0.0
         }
-        figures |= average_precision(activation, told, real)
+        figures |= average_precision(activation, boxes, real)
         if images.preprocess.crops > 1:  # boxes are those of the centre crop
             activation = ask(network, images, batch_size).activation
-        found = self._examination(activation, labels, images)
+        examination = self._examination(activation, labels, images)
         line = (
             f"boxes: mean IoU {figures['box_iou']:.3f}, mean average precision "
             f"{figures['map_50']:.3f} at IoU 0.5, "
             f"{figures['map']:.3f} over 0.5 to 0.95"
         )
-        first, *others = found.lines
+        first, *following = examination.lines
         return Examination(
-            {**found.figures, **figures},
-            found.details,
-            (first, line, *others),
-            found.warnings,
+            {**examination.figures, **figures},
+            examination.details,
+            (first, line, *following),
+            examination.warnings,
         )
 
     def _of_things(
@@ -305,14 +309,14 @@ class Detection(SeveralLabels):
             f"things: mean average precision {figures['map_50']:.3f} at IoU 0.5, "
             f"{figures['map']:.3f} over 0.5 to 0.95"
         )
-        found = self._examination(looked.activation, looked.labels, images)
-        first, *others = found.lines
-        lines = (first, looked.count_line(), line, *others)
+        examination = self._examination(looked.activation, looked.labels, images)
+        first, *following = examination.lines
+        lines = (first, looked.count_line(), line, *following)
         return Examination(
-            {**found.figures, **looked.count_figures(), **figures},
-            found.details,
+            {**examination.figures, **looked.count_figures(), **figures},
+            examination.details,
             lines,
-            found.warnings,
+            examination.warnings,
         )
 
 
@@ -336,9 +340,9 @@ def _true_boxes(batch: Batch, classes: int) -> Tensor:
     Boxes are computed from the parts before brightness, contrast and erasing.
     """
     labels, boxes = true_things(batch)
-    there = box_area(boxes) > 0
+    drawn = box_area(boxes) > 0
     named = labels.where(
-        there, -1 - torch.arange(labels.shape[1], device=labels.device)
+        drawn, -1 - torch.arange(labels.shape[1], device=labels.device)
     )
     if (named.sort(1).values.diff(dim=1) == 0).any():
         raise ValueError(
@@ -346,7 +350,7 @@ def _true_boxes(batch: Batch, classes: int) -> Tensor:
             "images with at most one thing of a "
             "class, these repeat classes"
         )
-    found = boxes.new_zeros(len(boxes), classes, 4)
-    return found.scatter_add(
-        1, labels[..., None].expand(-1, -1, 4), boxes * there[..., None]
+    sums = boxes.new_zeros(len(boxes), classes, 4)
+    return sums.scatter_add(
+        1, labels[..., None].expand(-1, -1, 4), boxes * drawn[..., None]
     )

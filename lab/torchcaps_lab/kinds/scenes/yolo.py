@@ -3,6 +3,7 @@ classes and the folders.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ def of_yaml(
     for part, keys in _PARTS.items():
         key = next((name for name in keys if options.get(name)), None)
         folders = [] if key is None else _folders(options, key, path, root)
-        images = [image for folder in folders for image in image_files(folder)]
+        images = chain.from_iterable(map(image_files, folders))
         noted[part] = [_noted(image, classes) for image in images] or None
     train = noted["train"]
     if train is None:
@@ -135,7 +136,7 @@ def _folders(
 def _folder(value: str, base: Path, path: Path, root: Path) -> Path:
     """One folder; files of Roboflow name ``../train/images`` for ``train/images``."""
     tried = [base / value, base / value.lstrip("./")]
-    folder = next((one for one in tried if one.is_dir()), None)
+    folder = next((place for place in tried if place.is_dir()), None)
     if folder is None:
         raise FileNotFoundError(f"{path} names {value}, and there is no such folder")
     if not folder.resolve().is_relative_to(root.resolve()):

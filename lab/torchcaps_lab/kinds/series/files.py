@@ -116,21 +116,20 @@ def list_series(
         if path.suffix.lower() in SOUNDS and not is_junk(path)
     ]:
         return Listed(parts={"all": [_named(path, sound) for path in flat]})
-    found = list_folder(root, _SoundFiles, classes)
-    listed = {
-        part: [
+    listing = list_folder(root, _SoundFiles, classes)
+    listed: dict[str, list[SeriesItem]] = {}
+    for part, files in listing.parts.items():
+        listed[part] = [
             SeriesItem(
-                one.name,
-                one.category,
-                read_sound(one.path, sound),
-                str(one.path),
-                _folder_of(one.name, part),
+                file.name,
+                file.category,
+                read_sound(file.path, sound),
+                str(file.path),
+                _folder_of(file.name, part),
             )
-            for one in files
+            for file in files
         ]
-        for part, files in found.parts.items()
-    }
-    return Listed(parts=listed, left_out=found.left_out, notes=found.notes)
+    return Listed(parts=listed, left_out=listing.left_out, notes=listing.notes)
 
 
 def table(path: Path, columns: Columns, labelled: bool = False) -> Iterator[SeriesItem]:
@@ -234,12 +233,15 @@ def _tables(root: Path) -> dict[str, Path]:
     """The files of the splits in a folder: NAME_TRAIN.ts, as in the UEA archive, where
     NAME is that of the folder.
     """
-    found: dict[str, Path] = {}
-    for path in sorted(root.iterdir(), key=lambda one: (_place(one), one.name)):
+    tables: dict[str, Path] = {}
+    for path in sorted(
+        root.iterdir(),
+        key=lambda path_of_table: (_place(path_of_table), path_of_table.name),
+    ):
         part = part_called(path.stem.removeprefix(f"{root.resolve().name}_"))
         if _place(path) < len(TABLES) and part is not None:
-            found.setdefault(part, path)
-    return found
+            tables.setdefault(part, path)
+    return tables
 
 
 def _place(path: Path) -> int:
@@ -252,14 +254,14 @@ def _place(path: Path) -> int:
 
 def _named(path: Path, sound: Sound) -> SeriesItem:
     """A sound whose name says what it is: LABEL_GROUP_NUMBER.wav."""
-    said = path.stem.split("_")
-    if len(said) != 3:
+    parts = path.stem.split("_")
+    if len(parts) != 3:
         raise ValueError(
             f"{path} must be named LABEL_SPEAKER_NUMBER{path.suffix}, or lie in a "
             "folder of its class beside folders "
             "of other classes"
         )
-    return SeriesItem(path.name, said[0], read_sound(path, sound), str(path), said[1])
+    return SeriesItem(path.name, parts[0], read_sound(path, sound), str(path), parts[1])
 
 
 class _SoundFiles(Listing):
@@ -316,32 +318,32 @@ class _Stated(NamedTuple):
     @classmethod
     def of(cls, path: Path) -> "_Stated":
         """Reads it from the lines before ``@data``."""
-        found: dict[str, list[str]] = {}
+        header: dict[str, list[str]] = {}
         with path.open(encoding="utf-8") as lines:
             for line in lines:
                 key, *values = line.strip().lower().split() or [""]
                 if key == "@data":
                     break
-                found[key] = values
-        equal = found.get("@equallength", ["true"]) == ["true"]
-        labelled = found.get("@classlabel", [""])[0] == "true"
+                header[key] = values
+        equal = header.get("@equallength", ["true"]) == ["true"]
+        labelled = header.get("@classlabel", [""])[0] == "true"
         return cls(
-            _count_in(found.get("@dimension") or found.get("@dimensions")),
-            _count_in(found.get("@serieslength")) if equal else None,
-            frozenset(found["@classlabel"][1:]) if labelled else None,
+            _count_in(header.get("@dimension") or header.get("@dimensions")),
+            _count_in(header.get("@serieslength")) if equal else None,
+            frozenset(header["@classlabel"][1:]) if labelled else None,
         )
 
     def check(self, series: Tensor, label: str, title: str) -> None:
         """Raise a `ValueError` that names a series if it is not what the header
         states.
         """
-        for what, stated, got in (
+        for quantity, stated, got in (
             ("channels", self.channels, series.shape[0]),
             ("moments", self.length, series.shape[-1]),
         ):
             if stated is not None and stated != got:
                 raise ValueError(
-                    f"{title} has {got} {what}, the header of the file states {stated}"
+                    f"{title} has {got} {quantity}, the header of the file states {stated}"
                 )
         if self.classes is not None and label not in self.classes:
             raise ValueError(
@@ -368,20 +370,24 @@ def _long_table(
     moment.
     """
     rows: dict[str, list[list[float]]] = {}
-    known: dict[str, tuple[str, str]] = {}
+    first_rows: dict[str, tuple[str, str]] = {}
     needed = [
-        one
-        for one in (columns.series, columns.label if labelled else None, columns.group)
-        if one
+        column
+        for column in (
+            columns.series,
+            columns.label if labelled else None,
+            columns.group,
+        )
+        if column
     ]
     reader = csv.DictReader(StringIO(decoded(path), newline=""))
     try:
         header = list(reader.fieldnames or ())
         if not {*header} >= {*needed}:
-            others = "the options series, label and group name others"
+            advice = "the options series, label and group name others"
             raise ValueError(
                 f"{path} must have the columns {', '.join(needed)}, got "
-                f"{header!r:.400}: {others}"
+                f"{header!r:.400}: {advice}"
             )
         channels = [name for name in header if name not in columns]
         for row in reader:
@@ -392,18 +398,18 @@ def _long_table(
                 )
             name = row[columns.series]
             rows.setdefault(name, []).append(_numbers(row, channels, place))
-            said = (
+            facts = (
                 row.get(columns.label) or "",
                 (row.get(columns.group) or "") if columns.group else "",
             )
-            if known.setdefault(name, said) != said:
+            if first_rows.setdefault(name, facts) != facts:
                 raise ValueError(
-                    f"{place}: series {name} is {known[name]} before and {said} here"
+                    f"{place}: series {name} is {first_rows[name]} before and {facts} here"
                 )
     except csv.Error as error:
         raise ValueError(f"{path}, after line {reader.line_num}: {error}") from error
     for name, moments in rows.items():
-        yield name, *known[name], torch.tensor(moments, dtype=torch.float32).T
+        yield name, *first_rows[name], torch.tensor(moments, dtype=torch.float32).T
 
 
 def _numbers(

@@ -184,16 +184,16 @@ def moment_shares(model: nn.Module, series: Tensor) -> Tensor | None:
             .clamp_min(0)
         )
         R = layer.assignment().unflatten(2, along.shape[1:3])[:, 0]  # [B, L', types, E]
-        given = (layer.children.activation[..., None] * R * along).sum(2)
-        least = torch.finfo(given.dtype).tiny
-        given = (
-            given
-            / given.sum(1, keepdim=True).clamp_min(least)
+        handed = (layer.children.activation[..., None] * R * along).sum(2)
+        least = torch.finfo(handed.dtype).tiny
+        handed = (
+            handed
+            / handed.sum(1, keepdim=True).clamp_min(least)
             * layer.capsules.activation[:, None]
         )
-    most = given.amax((1, 2), keepdim=True).clamp_min(least)
+    most = handed.amax((1, 2), keepdim=True).clamp_min(least)
     return kept(
-        (given / most).repeat_interleave(model.stride, 1)[:, : series.shape[-1]]
+        (handed / most).repeat_interleave(model.stride, 1)[:, : series.shape[-1]]
     )
 
 
@@ -208,12 +208,12 @@ def _shown(model: nn.Module, series: SeriesSet, place: int, title: str) -> Shown
 def _title(findings: Findings, series: SeriesSet, index: int) -> str:
     """The answer for a series, and its class if that is another one."""
     true = int(findings.labels[index])
-    said = int(findings.prediction[index])
+    predicted = int(findings.prediction[index])
     file = series.files[index] if series.files else ""
-    wrong = "" if true == said else f", but it is {series.classes[true]}"
-    sure = float(findings.activation[index, said])
+    wrong = "" if true == predicted else f", but it is {series.classes[true]}"
+    sure = float(findings.activation[index, predicted])
     name = Path(file).name or index
-    return f"{name}: answer {series.classes[said]} ({sure:.2f}){wrong}"
+    return f"{name}: answer {series.classes[predicted]} ({sure:.2f}){wrong}"
 
 
 def _playable(path: Path) -> str:
@@ -240,19 +240,21 @@ def series_figure(
         2 * len(series), 1, squeeze=False, height_ratios=[6, 1] * len(series)
     )[:, 0]
     used: set[int] = set()
-    for above, strip, one in zip(rows[::2], rows[1::2], series, strict=True):
-        set_title(above, one.title)
-        if len(one.values) > _LINES:
+    for above, strip, shown in zip(rows[::2], rows[1::2], series, strict=True):
+        set_title(above, shown.title)
+        if len(shown.values) > _LINES:
             above.imshow(
-                one.values.numpy(), aspect="auto", origin="lower", cmap="magma"
+                shown.values.numpy(), aspect="auto", origin="lower", cmap="magma"
             )
         else:
-            above.plot(one.values.T.numpy(), linewidth=0.8)
-            above.set_xlim(-0.5, one.values.shape[1] - 0.5)
-        above.set(xticks=[], ylabel="channels" if len(one.values) > _LINES else "value")
+            above.plot(shown.values.T.numpy(), linewidth=0.8)
+            above.set_xlim(-0.5, shown.values.shape[1] - 0.5)
+        above.set(
+            xticks=[], ylabel="channels" if len(shown.values) > _LINES else "value"
+        )
         strip.set(yticks=[])
-        if one.shares.numel():
-            strength, labels = one.shares.max(1)
+        if shown.shares.numel():
+            strength, labels = shown.shares.max(1)
             used |= set(labels.unique().tolist())
             pairs = zip(labels.tolist(), strength.tolist(), strict=True)
             strip.imshow(

@@ -179,10 +179,10 @@ class Series(ListedData):
                 self.seed,
             ),
         )
-        for whole, part, named, share, seed in steps:
-            if whole not in parts or part in parts:
+        for divided, part, named, share, seed in steps:
+            if divided not in parts or part in parts:
                 continue
-            items = parts.pop(whole)
+            items = parts.pop(divided)
             groups = named or held_out({item.group for item in items}, share, seed)
             parts["train"] = [item for item in items if item.group not in groups]
             parts[part] = [item for item in items if item.group in groups]
@@ -196,28 +196,29 @@ class Series(ListedData):
 
     def _decode(self, manifest: Manifest, decoded: Mapping[str, Tensor]) -> Decoded:
         """The series of each split, in the scale of those for training."""
-        items = {
-            part: [self._items[entry.name] for entry in manifest.parts[part]]
-            for part in PARTS
-        }
-        known = [
-            item.values for item in items["train"] or items["test"]
-        ]  # some are tested on only
-        if not known:
+        items: dict[str, list[SeriesItem]] = {}
+        for part in PARTS:
+            items[part] = [self._items[entry.name] for entry in manifest.parts[part]]
+        # Some are tested on only.
+        train_values = [item.values for item in items["train"] or items["test"]]
+        if not train_values:
             raise ValueError(
                 "none of the series that the run was trained and tested on exists "
                 "any more"
             )
         read: Any = {"sound": self.sound, "columns": self.columns}
-        scale = Scale.of(known, **read) if self.standardise == "data" else Scale(**read)
+        scale = (
+            Scale.of(train_values, **read)
+            if self.standardise == "data"
+            else Scale(**read)
+        )
         sets: dict[str, Examples] = {}
-        for part, found in items.items():
-            labels = torch.tensor(
-                [manifest.classes.index(one.category) for one in found],
-                dtype=torch.int64,
-            )
-            images = padded([one.values for one in found], len(known[0]))
-            files = tuple(one.title for one in found)
+        for part, items_of_part in items.items():
+            places = [manifest.classes.index(item.category) for item in items_of_part]
+            labels = torch.tensor(places, dtype=torch.int64)
+            values = [item.values for item in items_of_part]
+            images = padded(values, len(train_values[0]))
+            files = tuple(item.title for item in items_of_part)
             sets[part] = SeriesSet(images, labels, manifest.classes, files, scale=scale)
         return sets, {}
 

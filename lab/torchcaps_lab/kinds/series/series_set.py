@@ -57,7 +57,8 @@ class Scale:
             deviation = series.std(-1, correction=0, keepdim=True)
         else:
             mean, deviation = (
-                series.new_tensor(one)[:, None] for one in (self.mean, self.deviation)
+                series.new_tensor(moment)[:, None]
+                for moment in (self.mean, self.deviation)
             )
         return torch.where(
             deviation > _FLAT, (series - mean) / deviation.clamp_min(_FLAT), 0.0
@@ -152,12 +153,12 @@ class SeriesSet(Examples):
             )
         if not bool(series.isfinite().all()):
             return "series hold NaN or infinite numbers"
-        there = series[:, -1]
-        if not bool(((there == 0) | (there == 1)).all()):
+        present = series[:, -1]
+        if not bool(((present == 0) | (present == 1)).all()):
             return "the last channel is neither 0 nor 1"
-        if not bool((there.diff(dim=1) <= 0).all() and there[:, 0].all()):
+        if not bool((present.diff(dim=1) <= 0).all() and present[:, 0].all()):
             return "series do not begin at once"
-        if bool((series * (there == 0)[:, None]).any()):
+        if bool((series * (present == 0)[:, None]).any()):
             return "something is behind the end of a series"
         return ""
 
@@ -170,18 +171,19 @@ class SeriesSet(Examples):
         return self._fetch(indices)  # series need no other preparation
 
     def _fetch(self, indices: list[int]) -> Batch:
-        found = [self.row(index) for index in indices]
+        rows_of_series = [self.row(index) for index in indices]
         channels = self.image_shape[0]
         rows = torch.as_tensor(indices, dtype=torch.int64).to(
             self.inputs.device, non_blocking=True
         )
-        scaled = padded([self.scale(one) for one in found], channels)
-        return Batch(scaled, self.labels[rows], rows, padded(found, channels))
+        scaled = padded([self.scale(row) for row in rows_of_series], channels)
+        return Batch(scaled, self.labels[rows], rows, padded(rows_of_series, channels))
 
     def joined(self, other: Examples) -> "SeriesSet":
         """These and other series."""
         assert isinstance(other, SeriesSet)
-        rows = [one.row(index) for one in (self, other) for index in range(len(one))]
+        rows = list(map(self.row, range(len(self))))
+        rows += map(other.row, range(len(other)))
         files = (*(self.files or ()), *(other.files or ()))
         inputs = padded(rows, self.image_shape[0])
         return replace(
@@ -201,5 +203,5 @@ def padded(rows: Sequence[Tensor], channels: int) -> Tensor:
     if not rows:
         return torch.zeros(0, channels + 1, 1)
     longest = max(row.shape[1] for row in rows)
-    there = [F.pad(row, (0, 0, 0, 1), value=1.0) for row in rows]
-    return torch.stack([F.pad(row, (0, longest - row.shape[1])) for row in there])
+    marked = [F.pad(row, (0, 0, 0, 1), value=1.0) for row in rows]
+    return torch.stack([F.pad(row, (0, longest - row.shape[1])) for row in marked])

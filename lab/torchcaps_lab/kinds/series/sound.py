@@ -119,7 +119,9 @@ class _Heard:
     """The number and the range of the samples of a sound."""
 
     def __init__(self) -> None:
-        self.count, self.lowest, self.highest = 0, math.inf, -math.inf
+        self.count = 0
+        self.lowest = math.inf
+        self.highest = -math.inf
 
     def noting(self, pieces: Iterable[Tensor]) -> Iterator[Tensor]:
         """The same pieces, noted while they pass."""

@@ -60,11 +60,11 @@ class ClassWords(Exhibit):
         (reading,) = words.read([text])
         if not reading.length:
             raise ValueError(f"there are no words in {text!r}")
-        found = shares_and_activation(model, reading.numbers[None])
-        if found is None:
+        shares_of_words = shares_and_activation(model, reading.numbers[None])
+        if shares_of_words is None:
             return None
-        shares = found[0][0]
-        activation = found[1][0]
+        shares = shares_of_words[0][0]
+        activation = shares_of_words[1][0]
         return cls(
             title="What each word spoke for",
             text=f"{MEANING} Dotted words are not in the vocabulary.",

@@ -22,7 +22,8 @@ class _Branch(nn.Module):
 
     def __init__(self, model: TextCapsNet, place: int) -> None:
         super().__init__()
-        self.model, self.place = model, place
+        self.model = model
+        self.place = place
 
     def forward(self, words: Tensor) -> Capsules:
         return self.model.branches[self.place](*self.model.vectors(words))
@@ -48,8 +49,8 @@ def word_shares(model: nn.Module, words: Tensor) -> Tensor | None:
     Returns:
         None for a network of which that is not known, such as one without capsules.
     """
-    found = shares_and_activation(model, words)
-    return None if found is None else found[0]
+    shares = shares_and_activation(model, words)
+    return None if shares is None else shares[0]
 
 
 def shares_and_activation(
@@ -84,9 +85,9 @@ def _given(
     elif isinstance(model, TextEncoder):
         yield _lowest(model, words).sum(-2), model.reach
     else:  # of each capsule, as much as of its features come from there
-        given = _lowest(model, words).split(model.types, 1)
+        shares_of_types = _lowest(model, words).split(model.types, 1)
         for width, capsules, places in zip(
-            model.widths, given, model.places_of(words), strict=True
+            model.widths, shares_of_types, model.places_of(words), strict=True
         ):
             yield places.to(capsules).mT @ capsules, (width, 1)
 
@@ -100,15 +101,15 @@ def _lowest(model: nn.Module, words: Tensor) -> Tensor:
     return shares * children.activation[..., None]
 
 
-def _of_words(mass: Tensor, there: Tensor, width: int, stride: int) -> Tensor:
+def _of_words(mass: Tensor, present: Tensor, width: int, stride: int) -> Tensor:
     """What places (B, places, E) gave, shared out over the words that each of them
     sees, (B, L, E).
     """
-    L = there.shape[1]
+    L = present.shape[1]
     places = torch.arange(mass.shape[1], device=mass.device)[:, None] * stride
     word = torch.arange(L, device=mass.device)
     sees = ((word >= places) & (word < places + width)).to(mass)  # [places, L]
-    sees = sees * there[:, None].to(mass)
+    sees = sees * present[:, None].to(mass)
     sees = sees / sees.sum(-1, keepdim=True).clamp_min(1)
     return sees.transpose(1, 2) @ mass
 

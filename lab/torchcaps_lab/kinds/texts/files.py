@@ -110,12 +110,13 @@ def _tables(root: Path) -> dict[str, Path]:
 
 
 def _folder(root: Path, classes: tuple[str, ...]) -> Listed:
-    found = list_folder(root, _TextFiles, classes)
-    parts = {
-        part: [TextItem(file.name, file.category, decoded(file.path)) for file in files]
-        for part, files in found.parts.items()
-    }
-    return Listed(parts=parts, left_out=found.left_out, notes=found.notes)
+    listing = list_folder(root, _TextFiles, classes)
+    parts: dict[str, list[TextItem]] = {}
+    for part, files in listing.parts.items():
+        parts[part] = [
+            TextItem(file.name, file.category, decoded(file.path)) for file in files
+        ]
+    return Listed(parts=parts, left_out=listing.left_out, notes=listing.notes)
 
 
 class _TextFiles(Listing):
@@ -169,22 +170,22 @@ def _table(
     path: Path, left_out: dict[str, str], columns: tuple[str, str]
 ) -> list[TextItem]:
     """The rows of a table; adds to ``left_out`` why some are left out."""
-    found, *rows = _cells(path) or [[]]
+    header, *rows = _cells(path) or [[]]
     for argument, column in zip(("text", "label"), columns, strict=True):
-        if column not in found:
+        if column not in header:
             raise ValueError(
                 f"{argument} must be a column of {path}, got {column!r}; there are "
-                f"{found}: --data.{argument} names it"
+                f"{header}: --data.{argument} names it"
             )
-    text, label = map(found.index, columns)
+    text, label = map(header.index, columns)
     items = []
     for number, row in enumerate(rows, 1):
         name = f"{path.name}, row {number}"
         if len(row) <= max(text, label) or any(
-            row[len(found) :]
+            row[len(header) :]
         ):  # empty cells at the end do not matter
             left_out[name] = (
-                f"it has not as many cells as there are columns, {len(found)}"
+                f"it has not as many cells as there are columns, {len(header)}"
             )
         elif not row[label].strip():
             left_out[name] = "it has no label"
@@ -261,13 +262,13 @@ def named_texts(named: Sequence[str]) -> Iterator[NamedText]:
     """
     for name in named:
         path = Path(name)
-        found: list[tuple[str, str]] = []
+        texts: list[tuple[str, str]] = []
         if name and is_there(path.is_dir):
-            found = [(str(file), decoded(file)) for file in sorted(path.rglob("*.txt"))]
-            if not found:
+            texts = [(str(file), decoded(file)) for file in sorted(path.rglob("*.txt"))]
+            if not texts:
                 raise ValueError(f"there are no .txt files in {name}")
         elif is_there(path.is_file):
-            found = [
+            texts = [
                 (f"{path}:{number}", line)
                 for number, line in enumerate(lines_of(path), 1)
             ]
@@ -279,8 +280,8 @@ def named_texts(named: Sequence[str]) -> Iterator[NamedText]:
         elif path.suffix.lower() in (".txt", *_TABLES) and len(name.split()) == 1:
             raise FileNotFoundError(f"there is no file {name}")
         else:
-            found = [("", name)]
-        for place, line in found:
+            texts = [("", name)]
+        for place, line in texts:
             text = NamedText(line)
             text.place = f"{place}: " if place else ""
             yield text

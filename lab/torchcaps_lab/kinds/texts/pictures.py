@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from html import escape
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -161,30 +162,28 @@ class ColouredTexts(Exhibit):
         assert isinstance(tested.model, TextClassifier)
         places = chosen.tolist()
         titles = [_title(tested.findings, texts, index) for index in places]
-        found = cls.of(
+        coloured = cls.of(
             tested.model,
             texts.words,
             [texts.texts[index] for index in places],
             titles,
             texts.classes,
         )
-        return replace(found, text=f"{why} {found.text}")
+        return replace(coloured, text=f"{why} {coloured.text}")
 
     def table(self) -> Table | None:
         """The texts as rows, where there are no colours."""
-        if any(one.labels for one in self.texts):
+        if any(text.labels for text in self.texts):
             return None
-        return Table([[one.title, "".join(one.pieces)] for one in self.texts])
+        return Table([[text.title, "".join(text.pieces)] for text in self.texts])
 
     def html(self) -> str | None:
         """The texts with coloured words, below the colours of the classes."""
         if self.table() is not None:
             return None
-        used = sorted({label for one in self.texts for label in one.labels})
+        used = sorted(set(chain.from_iterable(text.labels for text in self.texts)))
         legend = " ".join(_span(self.classes[label], label, 1.0) for label in used)
-        return "\n".join(
-            [f"<p>{legend}</p>", *(self._paragraph(one) for one in self.texts)]
-        )
+        return "\n".join([f"<p>{legend}</p>", *map(self._paragraph, self.texts)])
 
     def figure(self) -> "Figure":
         """Draw the texts with coloured words, one line each, below a legend of the
@@ -255,17 +254,15 @@ def _coloured(
 def _title(findings: Findings, texts: TextSet, index: int) -> str:
     """What was said about a text, and what it is if that is another class."""
     true = int(findings.labels[index])
-    said = int(findings.prediction[index])
+    predicted = int(findings.prediction[index])
     activation = findings.activation[index]
     name = texts.files[index] if texts.files else str(index)
     wrong = (
         ""
-        if true == said
+        if true == predicted
         else f", but it is {texts.classes[true]} ({float(activation[true]):.2f})"
     )
-    return (
-        f"{name}: answer {texts.classes[said]} ({float(activation[said]):.2f}){wrong}"
-    )
+    return f"{name}: answer {texts.classes[predicted]} ({float(activation[predicted]):.2f}){wrong}"
 
 
 def _word(

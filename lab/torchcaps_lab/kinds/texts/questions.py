@@ -1,6 +1,6 @@
 """Generated questions, for trials."""
 
-from itertools import chain, islice, permutations
+from itertools import chain, islice, permutations, product
 
 from torchcaps.numerics import check_size
 from torchcaps_lab.data.listed import Listed
@@ -39,8 +39,7 @@ class MadeQuestions(Text):
         for category, patterns in _PATTERNS.items():
             asked = [
                 f"{pattern.format(thing)} ?"
-                for thing in _THINGS
-                for pattern in patterns
+                for thing, pattern in product(_THINGS, patterns)
             ]
             texts = chain(
                 asked, (f"{first} {second}" for first, second in permutations(asked, 2))

@@ -138,10 +138,10 @@ class TextReader(Reader):
 
     def check(self, network: ClassifierNetwork) -> None:
         """Raise a `ValueError` if the vocabulary is larger than that of the network."""
-        known = getattr(network, "vocabulary", None)
-        if known is not None and len(self.words) > known:
+        vocabulary_size = getattr(network, "vocabulary", None)
+        if vocabulary_size is not None and len(self.words) > vocabulary_size:
             raise ValueError(
-                f"the network knows {known} words, and the vocabulary saved with it "
+                f"the network knows {vocabulary_size} words, and the vocabulary saved with it "
                 f"has {len(self.words)}"
             )
 
@@ -264,9 +264,9 @@ def columns_of(cells: Cells) -> tuple[str, str]:
     lengths = {name: sum(map(len, cells.column(name))) for name in columns}
     longest = max(columns, key=lengths.__getitem__)
     text = named_text[0] if named_text else longest
-    others = [name for name in columns if name != text]
-    distinct = {name: len({*cells.column(name)}) for name in others}
-    several = [name for name in others if distinct[name] > 1] or others
+    other_columns = [name for name in columns if name != text]
+    distinct = {name: len({*cells.column(name)}) for name in other_columns}
+    several = [name for name in other_columns if distinct[name] > 1] or other_columns
     fewest = min(several, key=distinct.__getitem__)
     label = next((name for name in named_label if name != text), fewest)
     return text, label

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -164,9 +165,11 @@ class Text(ListedData):
         """Notes for readers of results: what was left out and why, which texts are cut,
         which are copies.
         """
-        sets = [one for one in self._read.sets.values() if isinstance(one, TextSet)]
+        examples = self._read.sets.values()
+        sets = [texts for texts in examples if isinstance(texts, TextSet)]
         # A full row may also be a text of exactly that length.
-        full = [text for one in sets for text in one.texts if len(text) > self.longest]
+        rows = chain.from_iterable(texts.texts for texts in sets)
+        full = [text for text in rows if len(text) > self.longest]
         cut = [
             reading.length
             for reading in self.words.read(full)
@@ -183,20 +186,20 @@ class Text(ListedData):
 
     def _decode(self, manifest: Manifest, decoded: Mapping[str, Tensor]) -> Decoded:
         """The texts of each split; the vocabulary is that of the training texts."""
-        texts = {
-            part: [self._items[entry.name].text for entry in manifest.parts[part]]
-            for part in PARTS
-        }
+        texts: dict[str, list[str]] = {}
+        for part in PARTS:
+            entries = manifest.parts[part]
+            texts[part] = [self._items[entry.name].text for entry in entries]
         if not any(texts.values()):
             raise ValueError(
                 "none of the texts that the run was trained and tested on exists any "
                 "more"
             )
-        known = (
+        vocabulary = (
             texts["train"] or texts["test"]
         )  # texts that are only tested on are read with a network's words
         words = Words.of(
-            known, self.most, self.least, lower=self.lower, longest=self.longest
+            vocabulary, self.most, self.least, lower=self.lower, longest=self.longest
         )
         if not len(words):
             raise ValueError(

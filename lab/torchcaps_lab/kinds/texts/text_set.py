@@ -104,10 +104,10 @@ class TextSet(Examples):
         high = int(words.max())
         if not 0 <= low <= high <= last:
             return f"words go from {low} to {high}, not from 0 to {last}"
-        there = (words != PADDING).int()
-        if not bool((there.diff(dim=1) <= 0).all()):
+        present = (words != PADDING).int()
+        if not bool((present.diff(dim=1) <= 0).all()):
             return "there are words after the end of a text"
-        return "" if bool(there[:, 0].all()) else "there are texts without words"
+        return "" if bool(present[:, 0].all()) else "there are texts without words"
 
     def written(self, index: int) -> str:
         """One of the texts."""

@@ -55,15 +55,15 @@ def read_vectors(path: str | Path, words: Words) -> Known:
             f"{path}{seen_from(path)}"
         )
     number_of = {word: number for number, word in enumerate(words.vocabulary, RESERVED)}
-    found: dict[int, np.ndarray] = {}
+    vectors: dict[int, np.ndarray] = {}
     read = _Rows()
     try:
         with check_file(path, sys.maxsize).open(encoding="utf-8", newline="\n") as file:
             for place, parts in read.of(file):
                 # Words of GloVe may contain blanks.
                 number = number_of.get(" ".join(parts[: -read.dim]))
-                if number is not None and number not in found:
-                    found[number] = _floats(parts[-read.dim :], place)
+                if number is not None and number not in vectors:
+                    vectors[number] = _floats(parts[-read.dim :], place)
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{path} must be word vectors as text in UTF-8, not a binary file: {error}"
@@ -76,11 +76,13 @@ def read_vectors(path: str | Path, words: Words) -> Known:
             "off",
             stacklevel=2,
         )
-    if not found:
+    if not vectors:
         raise ValueError(
             f"{path} has none of the {len(words):,} words of the training texts"
         )
-    return Known(torch.tensor([*found]), torch.from_numpy(np.stack([*found.values()])))
+    return Known(
+        torch.tensor([*vectors]), torch.from_numpy(np.stack([*vectors.values()]))
+    )
 
 
 class _Rows:

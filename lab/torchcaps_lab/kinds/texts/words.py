@@ -132,12 +132,14 @@ class Words:
     def read(self, texts: Sequence[str]) -> list[Reading]:
         """Read texts for a network."""
         readings = []
-        for found in self._tokenizer.encode_batch(
+        for encoding in self._tokenizer.encode_batch(
             list(texts), add_special_tokens=False
         ):
-            numbers = torch.tensor(found.ids[: self.longest], dtype=torch.int64)
+            numbers = torch.tensor(encoding.ids[: self.longest], dtype=torch.int64)
             readings.append(
-                Reading(numbers, tuple(found.offsets[: self.longest]), len(found.ids))
+                Reading(
+                    numbers, tuple(encoding.offsets[: self.longest]), len(encoding.ids)
+                )
             )
         return readings
 
@@ -180,13 +182,13 @@ class Words:
         numbers |= {
             word: number for number, word in enumerate(self.vocabulary, RESERVED)
         }
-        found = Tokenizer(models.WordLevel(numbers, unk_token="[unknown]"))
+        tokenizer = Tokenizer(models.WordLevel(numbers, unk_token="[unknown]"))
         cleaned: Any = normalizers.BertNormalizer(
             strip_accents=False, lowercase=self.lower
         )
-        found.normalizer = normalizers.Sequence([normalizers.NFKC(), cleaned])
-        found.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        return found
+        tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), cleaned])
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        return tokenizer
 
 
 def together(rows: Sequence[Tensor]) -> Tensor:
