@@ -227,7 +227,7 @@ def test_lines_of_code_are_neither_blank_nor_comment_nor_docstring(
 # in both packages and 2 % elsewhere; 170 public names, and no import of another one.
 MOST = {
     "torchcaps": reading.Reading(0, 4.9, 0.7, 24, 1.8),
-    "lab/torchcaps_lab": reading.Reading(0, 5.01, 3.5, 26, 4.9),
+    "lab/torchcaps_lab": reading.Reading(0, 4.99, 0.3, 25.5, 0.8),
     "recipes": reading.Reading(0, 5.3, 3.6, 11, 0.5),
     "benchmarks": reading.Reading(0, 4.8, 0.5, 18, 1.2),
     "examples": reading.Reading(0, 5.2, 0.5, 11, 0.5),
