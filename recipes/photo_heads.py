@@ -233,6 +233,9 @@ def accuracy(head: Head, test: Shown) -> float:
 class PhotoHeads(Recipe[PhotoHeadsSettings]):
     """Trains heads on the features of single photos, tests them on single photos and
     on two in one.
+
+    Attributes:
+        photos: the features of the photos of a preset, the same for all seeds.
     """
 
     name: ClassVar = "photo-heads"
@@ -241,11 +244,14 @@ class PhotoHeads(Recipe[PhotoHeadsSettings]):
     settings: ClassVar = PhotoHeadsSettings
     grows: ClassVar = True
     apart: ClassVar = True
+    photos: ClassVar[dict[str, Photos]] = {}
 
     def run(self, lab: Lab, settings: PhotoHeadsSettings) -> Study:
         """Trains and measures the head of each row."""
         study = Study(lab, settings)
-        photos = look_at(settings)
+        if lab.preset not in self.photos:
+            self.photos[lab.preset] = look_at(settings)
+        photos = self.photos[lab.preset]
         channels, classes = (
             photos.train.features.shape[1],
             photos.train.present.shape[1],
