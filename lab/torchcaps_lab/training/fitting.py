@@ -39,6 +39,7 @@ from torchcaps_lab.training.checkpoints import (
 )
 from torchcaps_lab.training.fingerprint import Fingerprint
 from torchcaps_lab.training.folder import is_first_process
+from torchcaps_lab.training.graphs import Graphs
 from torchcaps_lab.training.head import check_backbone, train_head
 from torchcaps_lab.training.learner import Learner, with_gradients
 from torchcaps_lab.training.loaders import Loaders, train_loader
@@ -158,6 +159,7 @@ class Fitting:
         # The last one saves the state of all others.
         watching = [
             *self.caller.callbacks,
+            Graphs(self.caller.show),
             self.progress,
             health,
             self.history,

@@ -23,7 +23,7 @@ from torchcaps_lab.training.diverged import (
 )
 from torchcaps_lab.training.options import Optimisation
 from torchcaps_lab.training.ramp import Ramps
-from torchcaps_lab.training.speed import Speed
+from torchcaps_lab.training.speed import Speed, predict
 
 LOOK_EVERY = 50
 """Steps between two checks of the loss, if each check waits for the device or for other
@@ -128,12 +128,12 @@ class Learner(L.LightningModule):
         self.speed = speed or Speed()
         self.speed.lay_out(self.model)
         self.ramps = Ramps(self.model, optimisation.ramp)
-        if optimisation.ramp and self.speed.compile is not None:
+        self.run = self.speed.step()
+        if optimisation.ramp and self.compiled:
             raise ValueError(
                 "ramp cannot be combined with speed.compile: each new value would be "
                 "compiled anew"
             )
-        self.run = self.speed.step()
         self.task = task or Classification()
         self.optimisation = optimisation
         self.loss = optimisation.loss
@@ -144,6 +144,11 @@ class Learner(L.LightningModule):
         self._first_bad = torch.tensor(-1)
         self._validated = False
         self.means = nn.ModuleDict()
+
+    @property
+    def compiled(self) -> bool:
+        """Return whether the network of a training step is compiled."""
+        return self.run is not predict
 
     def configure_optimizers(self) -> Any:
         """The optimizer and, if there is one, the scheduler."""
@@ -233,6 +238,25 @@ class Learner(L.LightningModule):
         if batch_idx % self._look_every == 0:
             self._check_loss(seen)
         return loss
+
+    def step_without_effect(self, batch: Batch) -> None:
+        """Makes the step of a batch up to the gradients, as a rehearsal: afterwards
+        gradients, running statistics and random numbers are as before.
+        """
+        buffers = [(buffer, buffer.clone()) for buffer in self.buffers()]
+        gradients = [(weight, weight.grad) for weight in self.model.parameters()]
+        devices = [] if self.device.type == "cpu" else [self.device]
+        with torch.random.fork_rng(devices, device_type=self.device.type):
+            batch = self.seen(batch, self.current_epoch)
+            batch = batch._replace(inputs=self.speed.arrange(batch.inputs))
+            criteria = Criteria(self.loss, self.reconstruction)
+            forward = partial(self.run, self.model)
+            _, parts = self.task.loss(self.model, forward, batch, criteria)
+            torch.stack(list(parts.values())).sum().backward()
+        for buffer, before in buffers:
+            buffer.copy_(before)
+        for weight, gradient in gradients:
+            weight.grad = gradient
 
     def seen(self, batch: Batch, epoch: int) -> Batch:
         """A batch with its images as the network sees them in an epoch of training."""

@@ -69,9 +69,8 @@ class Progress(Callback):
         epochs = (trainer.max_epochs or 1) - trainer.current_epoch
         self._steps = int(trainer.num_training_batches * epochs)
         self._done = 0
-        if (
-            getattr(getattr(pl_module, "speed", None), "compile", None) is None
-        ):  # a compiler would trace what watches
+        # A compiler would trace what watches.
+        if not getattr(pl_module, "compiled", False):
             parts = [part for part in pl_module.modules() if isinstance(part, Routing)]
             self._hooks = [part.register_forward_hook(self._watch) for part in parts]
 

@@ -12,14 +12,15 @@ from torchcaps.models import ClassifierNetwork, Prediction
 from torchcaps_lab.data import Examples
 
 CompileMode = Literal[
-    "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
+    "off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
 ]
 
 
 Step = Callable[[ClassifierNetwork, Tensor, Tensor], Prediction]
 
 
-def _predict(model: ClassifierNetwork, images: Tensor, target: Tensor) -> Prediction:
+def predict(model: ClassifierNetwork, images: Tensor, target: Tensor) -> Prediction:
+    """The part of a training step that may be compiled: the network's."""
     return model(images, target)
 
 
@@ -39,8 +40,9 @@ class Speed:
         channels_last: store images and the weights of convolutions with the channels
             innermost. The results are the same up to rounding.
         compile: compile the training step's network with ``torch.compile`` in this
-            mode; ``reduce-overhead`` replays CUDA graphs. The same up to rounding. None
-            does not compile.
+            mode; ``reduce-overhead`` replays CUDA graphs, ``off`` does not compile. The
+            same up to rounding. None replays CUDA graphs on a GPU, if the training is
+            long enough to pay for compiling.
         resident: data sets of up to this many GiB are copied to the GPU once instead of
             batch by batch. Nothing else changes.
         fused: run the optimizer's step in one kernel if torch has one (Adam, AdamW,
@@ -121,14 +123,14 @@ class Speed:
                     )
 
     def step(self) -> Step:
-        """The function that runs a model in a training step, compiled if ``compile`` is
-        set.
+        """The function that runs a model in a training step, compiled if ``compile``
+        names a mode.
         """
-        if self.compile is None:
-            return _predict
+        if self.compile in (None, "off"):
+            return predict
         # torch.compile counts compilations by code object: with the same one, the ninth
         # network would not be compiled.
-        function = FunctionType(_predict.__code__.replace(), globals())
+        function = FunctionType(predict.__code__.replace(), globals())
         return torch.compile(function, mode=self.compile)
 
     def near(self, images: Examples, device: torch.device) -> Examples:
