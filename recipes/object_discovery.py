@@ -42,6 +42,9 @@ LONGER = "FG-ARI, two more steps"
 MORE = "FG-ARI, more figures and slots"
 FEW_SLOTS, MANY_SLOTS = "FG-ARI, fewer slots than figures", "FG-ARI, three more slots"
 
+ASSIGNED = "{}, assigned pixels"
+"""A measure of pixels that were assigned by mask and colour, not by the mask alone."""
+
 INDEX = "points"
 """Of a Rand index: 0 for slots at random, 100 for those of the objects."""
 
@@ -52,12 +55,13 @@ _SHOWN, _AT_ONCE = 6, 100
 
 def measures_of(row: str) -> tuple[str, ...]:
     """The measures of a row."""
-    of_all = OBJECTS, GROUND, OVERLAP, ERROR
     if row in UNTRAINED:
-        return (*of_all, MORE)
-    if row in FIXED:
-        return (*of_all, LONGER)
-    return (*of_all, LONGER, MORE, FEW_SLOTS, MANY_SLOTS)
+        return OBJECTS, GROUND, OVERLAP, ERROR, MORE
+    of_slots = [OBJECTS, LONGER]
+    if row not in FIXED:
+        of_slots += [MORE, FEW_SLOTS, MANY_SLOTS]
+    of_pixels = [ASSIGNED.format(measure) for measure in of_slots]
+    return (*of_slots, *of_pixels, GROUND, OVERLAP, ERROR)
 
 
 def _line(row: str, measure: str) -> Line:
@@ -223,13 +227,17 @@ class ObjectDiscovery(Recipe[DiscoverySettings]):
             study.facts[row]["K-Means"] = how._asdict()
             network = clusters_of(network, row, len(tests.same.classes), how)
             many = clusters_of(network, row, len(tests.more.classes), how)
-            others = {MORE: objects_found(task, many, tests.more)}
+            others = objects_found(task, many, tests.more, MORE)
         else:
-            others = {LONGER: objects_found(task, longer(network), tests.same)}
+            others = objects_found(task, longer(network), tests.same, LONGER)
             if row not in FIXED:
                 others |= with_other_numbers(task, network, tests)
         study.curves[row] = {"slots": slots_shown(network, tests.same)}
-        return {**figures_of(task, network, tests.same), **others}
+        return {
+            **objects_found(task, network, tests.same, OBJECTS),
+            **others,
+            **other_figures(task, network, tests.same),
+        }
 
     def data(self, settings: DiscoverySettings, row: str) -> dict[str, Any]:
         """The data of a row, as ``torchcaps train`` takes it."""
@@ -254,24 +262,30 @@ class ObjectDiscovery(Recipe[DiscoverySettings]):
         return {"slots": Picture(image_grid(rows, height=1.1), self.caption)}
 
 
-def figures_of(task: Task, network: Any, images: Examples) -> dict[str, float]:
-    """The measures that all rows have."""
+def other_figures(task: Task, network: Any, images: Examples) -> dict[str, float]:
+    """What is measured beside FG-ARI."""
     figures = task.examine(network, images).figures
     return {
-        OBJECTS: 100 * figures["fg_ari"],
         GROUND: 100 * figures["ari"],
         OVERLAP: 100 * figures["mbo"],
         ERROR: 255 * math.sqrt(figures["error"]),
     }
 
 
-def objects_found(task: Task, network: Any, images: Examples) -> float:
-    """FG-ARI, in points, with any number of slots."""
-    found = []
+def objects_found(
+    task: Task, network: Any, images: Examples, name: str
+) -> dict[str, float]:
+    """FG-ARI of masks, under a name, and of assigned pixels if there are any, in
+    points; the network may have any number of slots.
+    """
+    names = {"fg_ari": name, "fg_ari_assigned": ASSIGNED.format(name)}
+    values: dict[str, list[Tensor]] = {}
     with evaluating(network) as device:
         for batch in images.to(device).batches(_AT_ONCE):
-            found.append(task.measure(network(batch.inputs), batch)["fg_ari"])
-    return 100 * torch.cat(found).mean().item()
+            figures = task.measure(network(batch.inputs), batch)
+            for key in names.keys() & figures.keys():
+                values.setdefault(names[key], []).append(figures[key])
+    return {key: 100 * torch.cat(parts).mean().item() for key, parts in values.items()}
 
 
 def longer(network: Any) -> Any:
@@ -288,10 +302,10 @@ def with_other_numbers(task: Task, network: Any, tests: Tests) -> dict[str, floa
         FEW_SLOTS: (tests.same, network.classes // 2),
         MANY_SLOTS: (tests.same, network.classes + 3),
     }
-    return {
-        name: objects_found(task, network.with_slots(slots), images)
-        for name, (images, slots) in trials.items()
-    }
+    figures: dict[str, float] = {}
+    for name, (images, slots) in trials.items():
+        figures |= objects_found(task, network.with_slots(slots), images, name)
+    return figures
 
 
 def best_clustering(task: Task, network: Any, row: str, images: Examples) -> Clustering:
@@ -299,10 +313,10 @@ def best_clustering(task: Task, network: Any, row: str, images: Examples) -> Clu
     those of the test.
     """
     clusters = len(images.classes)
-    scores = {
-        how: objects_found(task, clusters_of(network, row, clusters, how), images)
-        for how in (OF_PIXELS if row == PIXELS else OF_FEATURES)
-    }
+    scores = {}
+    for how in OF_PIXELS if row == PIXELS else OF_FEATURES:
+        found = clusters_of(network, row, clusters, how)
+        scores[how] = objects_found(task, found, images, OBJECTS)[OBJECTS]
     return max(scores, key=scores.__getitem__)
 
 
@@ -316,8 +330,9 @@ def clusters_of(network: Any, row: str, clusters: int, how: Clustering) -> Any:
 def slots_shown(network: Any, images: Examples) -> list[str]:
     """The slot of each pixel of the first images, as digits."""
     with evaluating(network) as device:
-        masks = network(_first(images).inputs.to(device)).masks
-    return ["".join(map(str, slots.flatten().tolist())) for slots in masks.argmax(1)]
+        prediction = network(_first(images).inputs.to(device))
+    shares = prediction.masks if prediction.assigned is None else prediction.assigned
+    return ["".join(map(str, slots.flatten().tolist())) for slots in shares.argmax(1)]
 
 
 def _first(images: Examples) -> Batch:

@@ -203,6 +203,8 @@ class Prediction(NamedTuple):
         places: what each place says; None for a network that does not find things.
         masks: how much of each pixel each capsule draws, (B, E, H, W), 1 in all; None
             for a network whose capsules draw no parts.
+        assigned: how much of each pixel of the image belongs to each capsule, likewise:
+            the masks, after a look at the colour of the pixel. None in training.
 
     Example:
         >>> prediction = tc.create_model("capsnet_digits")(torch.rand(2, 1, 8, 8))
@@ -216,6 +218,7 @@ class Prediction(NamedTuple):
     boxes: Tensor | None = None
     places: Places | None = None
     masks: Tensor | None = None
+    assigned: Tensor | None = None
 
     def __repr__(self) -> str:
         return shapes_of(self)

@@ -578,13 +578,25 @@ class Classifier:
                 pose=capsules.pose[:: crops.shape[1]].float().cpu(),
                 activation=activation,
             )
-        of_crops = (prediction.reconstruction, prediction.boxes, prediction.masks)
+        of_crops = (
+            prediction.reconstruction,
+            prediction.boxes,
+            prediction.masks,
+            prediction.assigned,
+        )
         first_crops = (
             None if tensor is None else tensor[:: crops.shape[1]].float().cpu()
             for tensor in of_crops
         )
-        reconstruction, boxes, masks = first_crops
-        return Prediction(activation, capsules, reconstruction, boxes, masks=masks)
+        reconstruction, boxes, masks, assigned = first_crops
+        return Prediction(
+            activation,
+            capsules,
+            reconstruction,
+            boxes,
+            masks=masks,
+            assigned=assigned,
+        )
 
 
 def _is_several(images: Any) -> bool:

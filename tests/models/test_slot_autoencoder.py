@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import torchcaps as tc
+from torchcaps.models.slot_autoencoder import assigned_pixels
 
 NETWORK: dict[str, Any] = {"channels": 4, "dim": 6, "image_shape": (3, 8, 9)}
 
@@ -23,3 +24,49 @@ def test_slots_in_another_order_draw_the_same_image(name: str) -> None:
     torch.testing.assert_close(after.reconstruction, before.reconstruction)
     torch.testing.assert_close(after.masks, before.masks[:, order])
     torch.testing.assert_close(after.capsules.pose, before.capsules.pose[:, order])
+
+
+def mixture(images: torch.Tensor, colours: torch.Tensor, masks: torch.Tensor) -> Any:
+    """The responsibilities of a Gaussian mixture with equal variances in all
+    directions, by torch's own distributions.
+    """
+    drawn = (colours * masks[:, :, None]).sum(1)
+    deviation = (images - drawn).square().mean((1, 2, 3)).sqrt()
+    normal = torch.distributions.Normal(colours, deviation[:, None, None, None, None])
+    log_likelihood = normal.log_prob(images[:, None]).sum(2)
+    joint = masks * log_likelihood.exp()
+    return joint / joint.sum(1, keepdim=True)
+
+
+def test_pixels_are_assigned_by_the_e_step_of_a_mixture() -> None:
+    torch.manual_seed(0)
+    images, masks = torch.rand(2, 3, 5, 4).double(), torch.randn(2, 4, 5, 4).double()
+    colours, masks = torch.rand(2, 4, 3, 5, 4).double(), masks.softmax(1)
+    actual = assigned_pixels(images, colours, masks)
+    torch.testing.assert_close(actual, mixture(images, colours, masks))
+    torch.testing.assert_close(actual.sum(1), torch.ones(2, 5, 4).double())
+
+
+def test_the_colour_of_a_pixel_decides_where_masks_are_even() -> None:
+    """A red slot and a blue one, both everywhere, on an image of two halves."""
+    colours = torch.zeros(1, 2, 3, 4, 6)
+    colours[:, 0, 0] = colours[:, 1, 2] = 1.0
+    images = torch.where(torch.arange(6) < 2, colours[:, 0], colours[:, 1])
+    slot = assigned_pixels(images, colours, torch.full((1, 2, 4, 6), 0.5)).argmax(1)
+    assert slot[0].tolist() == [[0, 0, 1, 1, 1, 1]] * 4
+
+
+def test_an_image_that_is_drawn_perfectly_is_assigned() -> None:
+    """Its variance is 0."""
+    colours, masks = torch.rand(1, 3, 3, 4, 4), torch.zeros(1, 3, 4, 4)
+    masks[:, 1] = 1.0
+    assigned = assigned_pixels(colours[:, 1], colours, masks)
+    torch.testing.assert_close(assigned, masks)
+
+
+def test_training_assigns_no_pixels() -> None:
+    network = tc.create_model("slot_autoencoder", classes=4, **NETWORK)
+    images = network.examples(2)
+    assert network.train()(images).assigned is None
+    prediction = network.eval()(images)
+    torch.testing.assert_close(prediction.assigned.sum(1), torch.ones(2, 8, 9))

@@ -61,7 +61,7 @@ def test_kmeans_is_set_on_the_images_that_it_is_told() -> None:
         task, PixelClusters((3, 32, 32), 6, OF_PIXELS[0]), PIXELS, images
     )
     scores = {
-        how: objects_found(task, PixelClusters((3, 32, 32), 6, how), images)
+        how: objects_found(task, PixelClusters((3, 32, 32), 6, how), images, MORE)[MORE]
         for how in OF_PIXELS
     }
     assert scores[chosen] == max(scores.values())

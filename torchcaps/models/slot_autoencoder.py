@@ -6,6 +6,7 @@ import math
 from dataclasses import InitVar
 from typing import NamedTuple, cast
 
+import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, Prediction
@@ -19,6 +20,9 @@ from torchcaps.spec import settings
 _SCALE = 4
 """Pixels along a side of the image for one place of the grid that slots are drawn from.
 """
+
+_GREY_LEVEL = 1 / 255
+"""Of images in [0, 1]."""
 
 _LARGEST_MAP = 40
 """Larger images are halved once more before slots see them."""
@@ -177,15 +181,25 @@ class SlotAutoencoder(ImageClassifier):
         """
         self._check(images)
         slots: Capsules = self.slots(self.features(images))
-        return self.drawn(slots.pose.to(images.dtype))
+        prediction, colours = self._drawn(slots.pose.to(images.dtype))
+        if self.training:
+            return prediction
+        assert prediction.masks is not None
+        return prediction._replace(
+            assigned=assigned_pixels(images, colours, prediction.masks)
+        )
 
     def drawn(self, pose: Tensor) -> Prediction:
         """What slots of these poses, (B, J, dim), draw."""
+        return self._drawn(pose)[0]
+
+    def _drawn(self, pose: Tensor) -> tuple[Prediction, Tensor]:
+        """That, and the colours of each slot, (B, J, C, H, W)."""
         colours, masks = self.each(pose)
         activation = masks.flatten(2).amax(2)
         reconstruction = (colours * masks[:, :, None]).sum(1)
         capsules = Capsules(pose, activation)
-        return Prediction(activation, capsules, reconstruction, masks=masks)
+        return Prediction(activation, capsules, reconstruction, masks=masks), colours
 
     def with_slots(self, slots: int) -> "SlotAutoencoder":
         """A copy of this network with another number of slots, and the same weights.
@@ -212,6 +226,43 @@ class SlotAutoencoder(ImageClassifier):
         _, height, width = self.image_shape
         drawn = self.decoder(pose, height, width)
         return cast(Drawing, drawn)
+
+
+def assigned_pixels(images: Tensor, colours: Tensor, masks: Tensor) -> Tensor:
+    r"""How much of each pixel belongs to each slot, given the image: an E-step, in
+    which the masks are the shares of a mixture, and the colours its means.
+
+    .. math::
+        R_{jp} = \operatorname{softmax}_j \Big( \log m_{jp} -
+        \frac{|x_p - c_{jp}|^2}{2 \sigma^2} \Big), \qquad
+        \sigma^2 = \frac{1}{C H W} \sum_p \Big| x_p - \sum_j m_{jp} c_{jp} \Big|^2
+
+    The masks alone are smooth. At the edge of an object the colour of a pixel says
+    which slot it belongs to.
+
+    Args:
+        images: x, (B, C, H, W) in [0, 1].
+        colours: c, what each slot draws, (B, J, C, H, W).
+        masks: m, how much of each pixel it draws, (B, J, H, W).
+
+    Returns:
+        R, (B, J, H, W), which sums to 1 over the slots.
+
+    Source: Greff, van Steenkiste & Schmidhuber 2017, "Neural Expectation
+    Maximization", the E-step; with :math:`\sigma` estimated for each image, not below
+    a grey level.
+
+    Example:
+        >>> from torchcaps.models.slot_autoencoder import assigned_pixels
+        >>> images, masks = torch.rand(2, 3, 8, 8), torch.rand(2, 4, 8, 8).softmax(1)
+        >>> assigned_pixels(images, torch.rand(2, 4, 3, 8, 8), masks).shape
+        torch.Size([2, 4, 8, 8])
+    """
+    drawn = (colours * masks[:, :, None]).sum(1)
+    variance = (images - drawn).square().mean((1, 2, 3), keepdim=True)
+    distance = (images[:, None] - colours).square().sum(2)
+    log_mask = masks.clamp_min(torch.finfo(masks.dtype).tiny).log()
+    return (log_mask - distance / (2 * variance.clamp_min(_GREY_LEVEL**2))).softmax(1)
 
 
 class _Rows(nn.Module):

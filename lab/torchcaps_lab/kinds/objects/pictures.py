@@ -80,11 +80,11 @@ class SlotPictures(Exhibit):
         for batch, prediction in predicted(network, images):
             assert isinstance(network, SlotAutoencoder)
             assert prediction.reconstruction is not None
-            assert prediction.masks is not None
+            assert prediction.assigned is not None
             columns = (
                 batch.pictures,
                 prediction.reconstruction.clamp(0, 1),
-                prediction.masks.argmax(1),
+                prediction.assigned.argmax(1),
                 parts_of(network, prediction),
             )
             rows = zip(*(column.cpu() for column in columns), strict=True)

@@ -72,8 +72,8 @@ class SlotSteps(Exhibit):
                 with nullcontext() if steps is None else routing_steps(network, count):
                     predictions.append(_seen(network, taken))
         columns = zip(*predictions, strict=True)
-        masks, drawn, parts = (torch.cat(column) for column in columns)
-        slot = masks.argmax(1)
+        assigned, drawn, parts = (torch.cat(column) for column in columns)
+        slot = assigned.argmax(1)
         colours = slot_colours(network.classes)
         shares = one_hot(slot, network.classes).float().mean((1, 2))
         return cls(
@@ -99,12 +99,12 @@ def _steps_of(network: SlotAutoencoder) -> int | None:
 
 
 def _seen(network: SlotAutoencoder, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Masks (1, J, H, W), the reconstruction (1, C, H, W) and what each slot draws (1,
+    """The assigned pixels (1, J, H, W), the reconstruction (1, C, H, W) and what each slot draws (1,
     J, C, H, W), on the CPU.
     """
     prediction: Prediction = network(image)
-    assert prediction.masks is not None
+    assert prediction.assigned is not None
     assert prediction.reconstruction is not None
     drawn = prediction.reconstruction.float().clamp(0, 1)
     parts = parts_of(network, prediction)
-    return prediction.masks.float().cpu(), drawn.cpu(), parts.float().cpu()
+    return prediction.assigned.float().cpu(), drawn.cpu(), parts.float().cpu()

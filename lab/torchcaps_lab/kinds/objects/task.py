@@ -1,7 +1,7 @@
 """Objects: to take pictures apart without labels."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +46,21 @@ _SHOWN = 6
 _LEAST_SHARE = 0.002
 """Of the pixels: slots with fewer draw nothing."""
 
+_INDICES = {
+    "fg_ari": foreground_rand_index,
+    "ari": adjusted_rand_index,
+    "mbo": best_overlap,
+}
+"""How well the slots of pixels match the objects."""
+
 _NAMES = {
     "fg_ari": "FG-ARI",
     "ari": "ARI with the ground",
     "mbo": "mean best overlap",
 }
+
+_ASSIGNED = "_assigned"
+"""The end of the name of a figure of assigned pixels, not of masks."""
 
 
 @register_task("objects")
@@ -104,15 +114,17 @@ class Objects(Task):
         return prediction, {"loss_of_drawing": error}
 
     def measure(self, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
-        """``error``, the mean squared error of each image; ``fg_ari`` where objects are
-        known.
+        """``error``, the mean squared error of each image; where objects are known
+        ``fg_ari`` of the masks, and ``fg_ari_assigned`` of the pixels.
         """
         drawn = _drawn(prediction).detach()
         difference = drawn.float() - batch.pictures.to(drawn.device)
         figures = {"error": difference.square().flatten(1).mean(1)}
         if _known(batch.labels):
-            slots = _slots_of(prediction)
-            figures["fg_ari"] = foreground_rand_index(batch.labels, slots).float()
+            slots = _slots_by_name(prediction)
+            for end, slot in slots.items():
+                index = foreground_rand_index(batch.labels, slot)
+                figures[f"fg_ari{end}"] = index.float()
         return figures
 
     def examine(
@@ -133,9 +145,14 @@ class Objects(Task):
             f"error of the reconstruction {figures['error']:.4f}, "
             f"{figures['objects']:.1f} objects in a picture"
         ]
-        lines += [
-            f"{name} {figures[key]:.3f}" for key, name in _NAMES.items() if key in each
-        ]
+        for end, what in (("", "masks"), (_ASSIGNED, "assigned pixels")):
+            of_slots = [
+                f"{name} {figures[key + end]:.3f}"
+                for key, name in _NAMES.items()
+                if key + end in each
+            ]
+            if of_slots:
+                lines.append(f"{what}: {', '.join(of_slots)}")
         details = {
             f"{name}_of_images": values.tolist() for name, values in each.items()
         }
@@ -143,13 +160,15 @@ class Objects(Task):
 
     def _figures(self, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
         figures = self.measure(prediction, batch)
-        slots = _slots_of(prediction)
-        true = batch.labels.to(prediction.activation.device)
-        counts = [len(_things(mask, prediction.activation.shape[1])) for mask in slots]
+        slots = prediction.activation.shape[1]
+        counts = [len(_things(mask, slots)) for mask in _slots_of(prediction)]
         figures["objects"] = torch.tensor(counts) - 1.0
+        true = batch.labels.to(prediction.activation.device)
         if _known(true):
-            figures["ari"] = adjusted_rand_index(true, slots)
-            figures["mbo"] = best_overlap(true, slots)
+            for (end, slot), (key, index) in product(
+                _slots_by_name(prediction).items(), _INDICES.items()
+            ):
+                figures[key + end] = index(true, slot)
         return figures
 
     def explored(
@@ -206,7 +225,7 @@ class Objects(Task):
         text = sentence("; ".join(examination.lines))
         some = images.subset(torch.arange(min(_SHOWN, len(images))))
         yield SlotPictures.of(network, some, title, text)
-        measure, worst_first = "fg_ari_of_images", False
+        measure, worst_first = f"fg_ari{_ASSIGNED}_of_images", False
         if measure not in examination.details:
             measure, worst_first = "error_of_images", True
         each = torch.tensor(examination.details[measure])
@@ -245,10 +264,19 @@ def _drawn(prediction: Prediction) -> Tensor:
 
 
 def _slots_of(prediction: Prediction) -> Tensor:
-    """The slot that draws most of each pixel, (B, H, W)."""
+    """The slot of each pixel, (B, H, W): that of the assigned pixels, if there are
+    any.
+    """
+    return list(_slots_by_name(prediction).values())[-1]
+
+
+def _slots_by_name(prediction: Prediction) -> dict[str, Tensor]:
+    """The slot of each pixel, (B, H, W), by the end of the names of its figures: of the
+    masks, and of the assigned pixels.
+    """
     _drawn(prediction)
-    assert prediction.masks is not None
-    return prediction.masks.argmax(1)
+    shares = {"": prediction.masks, _ASSIGNED: prediction.assigned}
+    return {end: share.argmax(1) for end, share in shares.items() if share is not None}
 
 
 def _known(labels: Tensor) -> bool:
