@@ -80,9 +80,9 @@ def negligible(mass: Tensor) -> Tensor:
     return mass <= _SMALLEST_DIVISOR[mass.dtype]
 
 
-def quotient(part: Tensor, whole: Tensor) -> Tensor:
+def quotient(part: Tensor, divisor: Tensor) -> Tensor:
     """``part / whole``; where the whole is negligible, 0 with a gradient of 0."""
-    return part / torch.threshold(whole, _SMALLEST_DIVISOR[whole.dtype], math.inf)
+    return part / torch.threshold(divisor, _SMALLEST_DIVISOR[divisor.dtype], math.inf)
 
 
 _SMALLEST_DIVISOR = {
@@ -410,11 +410,9 @@ class Ramp(NamedTuple):
 
     def at(self, progress: Advance) -> float:
         """The number at that point of a training."""
-        return (
-            self.end
-            if progress.share == 1
-            else self.start + (self.end - self.start) * progress.share
-        )
+        if progress.share == 1:
+            return self.end
+        return self.start + (self.end - self.start) * progress.share
 
 
 _ROUNDING = 0.01

@@ -209,7 +209,10 @@ def _check_rows(X: Any) -> None:
     """
     shape: tuple[int, ...] = tuple(X.shape) if hasattr(X, "shape") else ()
     if len(shape) > 2:
-        image_shape = tuple(shape[1:]) if len(shape) == 4 else (1, *shape[1:])
+        if len(shape) == 4:
+            image_shape = tuple(shape[1:])
+        else:
+            image_shape = (1, *shape[1:])
         raise ValueError(
             f"X must be (n, F), a row for each image, got shape {tuple(shape)}: give "
             f"X.reshape({shape[0]}, -1), and "

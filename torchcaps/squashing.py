@@ -247,11 +247,10 @@ def squash(pose: Tensor, kind: str = "sabour", dim: Dims = -1) -> Tensor:
     if only_formulas():
         squashed = _squash(wide, settings, dim)
     else:
-        squashed = (
-            _Squash.apply(wide, settings, dim)
-            if _needs_gradient(wide)
-            else _squashed(wide, settings, dim)[0]
-        )
+        if _needs_gradient(wide):
+            squashed = _Squash.apply(wide, settings, dim)
+        else:
+            squashed = _squashed(wide, settings, dim)[0]
     return cast(squashed, dtype)
 
 

@@ -197,11 +197,9 @@ class PoseInput(nn.Module):
         if self.kind == "masked":
             return poses.flatten(1)
         pose = poses.sum(1)  # all others are zero
-        return (
-            pose
-            if self.kind == "pose"
-            else torch.cat([pose, chosen.squeeze(2).to(pose)], 1)
-        )
+        if self.kind == "pose":
+            return pose
+        return torch.cat([pose, chosen.squeeze(2).to(pose)], 1)
 
     @torch.no_grad()
     def _follow(self, poses: Tensor, alive: Tensor) -> None:
@@ -225,11 +223,9 @@ class PoseInput(nn.Module):
         the classes ``source`` (B,).
         """
         poses = poses.flatten(1)
-        return (
-            (poses - self.mean[source]) / self.deviation[source]
-            if self.kind == "pose_and_class"
-            else poses
-        )
+        if self.kind == "pose_and_class":
+            return (poses - self.mean[source]) / self.deviation[source]
+        return poses
 
     def carried(self, poses: Tensor, source: Tensor, target: Tensor) -> Tensor:
         """Poses (B, *pose) of the classes ``source`` (B,) as poses of ``target`` (B,)

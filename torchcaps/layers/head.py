@@ -138,4 +138,6 @@ def _rows(features: Tensor) -> Tensor:
         )
     if features.ndim == 4:
         return features.movedim(1, -1)
-    return features[:, :, None] if features.ndim == 3 else features[:, None, None]
+    if features.ndim == 3:
+        return features[:, :, None]
+    return features[:, None, None]

@@ -223,7 +223,8 @@ class _Probe:
         high = _FACTORS[crossed[0]]
         for _ in range(8):
             middle = math.sqrt(low * high)
-            low, high = (
-                (middle, high) if (self.mean(middle) < goal) == below else (low, middle)
-            )
+            if (self.mean(middle) < goal) == below:
+                low, high = (middle, high)
+            else:
+                low, high = (low, middle)
         return low

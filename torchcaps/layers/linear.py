@@ -151,9 +151,9 @@ class CapsLinear(CapsuleLayer):
                 f"orthogonal transforms keep the dimension: in_pose is {in_pose}, "
                 f"out_pose is {out_pose}"
             )
-        kinds = (
-            in_capsules if in_capsules and transforms in ("full", "orthogonal") else 1
-        )
+        kinds = 1
+        if in_capsules and transforms in ("full", "orthogonal"):
+            kinds = in_capsules
         shape = LayerShape(
             in_capsules, out_capsules, self.in_pose, self.out_pose, types=kinds
         )
@@ -223,9 +223,10 @@ class CapsLinear(CapsuleLayer):
                     "bi...p,ipq->bi...q", pose.to(dtype), self.child_weight.to(dtype)
                 )
         mask = None if mask is None else mask.flatten(1)
-        weight = (
-            reflected(self.weight) if self.transforms == "orthogonal" else self.weight
-        )
+        if self.transforms == "orthogonal":
+            weight = reflected(self.weight)
+        else:
+            weight = self.weight
         # Always a view, which the votes keep even if the parameter gets other numbers,
         # as by ``double()``.
         votes = Votes(
@@ -234,11 +235,9 @@ class CapsLinear(CapsuleLayer):
             backend=self.backend,
             mask=mask,
         )
-        return (
-            votes
-            if self.bias is None
-            else votes.with_bias(self.bias.expand(-1, self.out_capsules, -1))
-        )
+        if self.bias is None:
+            return votes
+        return votes.with_bias(self.bias.expand(-1, self.out_capsules, -1))
 
     def route(
         self,
@@ -256,9 +255,10 @@ class CapsLinear(CapsuleLayer):
             initial: parents of an earlier call, from which a ``resumable`` routing goes
                 on.
         """
-        child_mask, pairs = (
-            (None, None) if mask is None else self._masks(children, mask)
-        )
+        if mask is None:
+            child_mask, pairs = (None, None)
+        else:
+            child_mask, pairs = self._masks(children, mask)
         pose, activation = self._as_children(children, child_mask)
         return self.routing(
             self._votes(pose, child_mask), activation, initial=initial, pairs=pairs

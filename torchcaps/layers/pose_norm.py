@@ -185,11 +185,9 @@ class PoseMagnitude(nn.Module):
         if not self.training or not pose.numel():
             return self.mean_square.to(compute_dtype(pose)).sqrt()
         square = pose.to(compute_dtype(pose)).square()
-        numbers = (
-            square.numel()
-            if mask is None
-            else mask.sum().clamp(min=1) * (square.numel() // mask.numel())
-        )
+        numbers: Tensor | int = square.numel()
+        if mask is not None:
+            numbers = mask.sum().clamp(min=1) * (square.numel() // mask.numel())
         mean_square = square.sum() / numbers
         self.batches += 1
         share = (1 / self.batches).clamp(min=self.momentum)

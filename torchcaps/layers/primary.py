@@ -30,9 +30,9 @@ class _OnePlace(nn.Module):
         seen = features[window]
         axes = tuple(range(2, features.ndim))
         place = (seen * self.weight.squeeze(1).to(seen.dtype)).sum(axes, keepdim=True)
-        return (
-            place if self.bias is None else place + self.bias.view(-1, *[1] * len(axes))
-        )
+        if self.bias is None:
+            return place
+        return place + self.bias.view(-1, *[1] * len(axes))
 
 
 class _Depthwise1d(_OnePlace, nn.Conv1d):

@@ -60,11 +60,10 @@ def shares_of_points(
             for a cluster without points.
     """
     hard = votes.normaliser.hard
-    log = (
-        votes.assignment(similarity)[0].log()
-        if hard
-        else votes.logits(similarity)[0].log_softmax(-1)
-    )
+    if hard:
+        log = votes.assignment(similarity)[0].log()
+    else:
+        log = votes.logits(similarity)[0].log_softmax(-1)
     if weights is not None:
         log = log + weights.log()[:, None]
     log_mass = log.logsumexp(0)

@@ -66,9 +66,9 @@ class Mixture(DensityMixin, Clustering):
             )
         return start
 
-    def _learned(self, state: Any, **found: Tensor) -> Any:
+    def _learned(self, state: Any, **estimates: Tensor) -> Any:
         """The state with those of the tensors of an M-step that are to be learned."""
-        return state._replace(**{name: found[name] for name in self.learn})
+        return state._replace(**{name: estimates[name] for name in self.learn})
 
     def _store(self, state: Any, objectives: list[float]) -> None:
         self.lower_bounds_ = objectives

@@ -139,11 +139,10 @@ class CentreClustering(ClusterMixin, Clustering):
         the length of the sums.
         """
         euclidean = self.metric == "euclidean"
-        scale = (
-            points.var(0, correction=0).mean()
-            if euclidean
-            else new.centres.square().mean()
-        )
+        if euclidean:
+            scale = points.var(0, correction=0).mean()
+        else:
+            scale = new.centres.square().mean()
         return bool((new.centres - old.centres).square().sum() <= self.tol * scale)
 
     def _store(self, state: Centres, objectives: list[float]) -> None:

@@ -196,11 +196,10 @@ def _foreseen(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """What an operation will return, on the device ``meta``; None if nobody can
     know.
     """
-    chosen = (
-        {"device": torch.device("meta")}
-        if any(parameter.name == "device" for parameter in func._schema.arguments)
-        else {}
-    )
+    if any(parameter.name == "device" for parameter in func._schema.arguments):
+        chosen = {"device": torch.device("meta")}
+    else:
+        chosen = {}
     args, kwargs = tree_map_only(Tensor, _on_meta, (args, dict(kwargs)))
     try:
         return func(*args, **{**kwargs, **chosen})
@@ -220,9 +219,8 @@ def _on_meta(tensor: Tensor) -> Tensor:
 
 def _storages(result: Any) -> list[torch.UntypedStorage]:
     """The memory of the tensors in the result of an operation."""
-    tensors = (
-        [result]
-        if isinstance(result, Tensor)
-        else [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-    )
+    if isinstance(result, Tensor):
+        tensors = [result]
+    else:
+        tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
     return [tensor.untyped_storage() for tensor in tensors]

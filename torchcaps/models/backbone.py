@@ -87,12 +87,9 @@ class _Block(nn.Module):
         super().__init__()
         self.first = _convolution(before, width, stride)
         self.second = _convolution(width, width)
-        same = before == width and stride == 1
-        self.shortcut = (
-            nn.Identity()
-            if same
-            else _convolution(before, width, stride, kernel_size=1)
-        )
+        self.shortcut: nn.Module = nn.Identity()
+        if before != width or stride != 1:
+            self.shortcut = _convolution(before, width, stride, kernel_size=1)
 
     def forward(self, features: Tensor) -> Tensor:
         return F.relu(
@@ -161,11 +158,8 @@ class TimmBackbone(Backbone):
         preprocessing = getattr(self.network, "pretrained_cfg", {})
         for key in ("mean", "std"):
             values = torch.tensor(preprocessing.get(key, (0.5, 0.5, 0.5)))
-            values = (
-                values
-                if len(values) == in_channels
-                else values.mean().expand(in_channels)
-            )
+            if len(values) != in_channels:
+                values = values.mean().expand(in_channels)
             self.register_buffer(key, values.clone()[:, None, None])
 
     def forward(self, images: Tensor) -> Tensor:
@@ -193,11 +187,13 @@ def _numbers_only() -> Iterator[None]:
 def _weights_file(path: str) -> Path:
     """A file with weights, or the one that lies in a folder, or in that of a run."""
     folder = Path(path)
-    files = (
-        [network_folder(folder) / name for name in (WEIGHTS_FILE, "pytorch_model.bin")]
-        if folder.is_dir()
-        else [folder]
-    )
+    if folder.is_dir():
+        files = [
+            network_folder(folder) / name
+            for name in (WEIGHTS_FILE, "pytorch_model.bin")
+        ]
+    else:
+        files = [folder]
     weights_path = next((file for file in files if file.is_file()), None)
     if weights_path is None:
         raise FileNotFoundError(

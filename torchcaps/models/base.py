@@ -175,9 +175,10 @@ class ImageClassifier(ClassifierNetwork):
         )
 
     def _check(self, images: Tensor) -> None:
-        channels, height, width = (
-            (self.image_shape[0], "H", "W") if self.any_size else self.image_shape
-        )
+        shape: tuple[int | str, ...] = self.image_shape
+        if self.any_size:
+            shape = (self.image_shape[0], "H", "W")
+        channels, height, width = shape
         checked_axes = (
             2 if self.any_size else 4
         )  # axes whose size is that of image_shape

@@ -126,11 +126,10 @@ class ByerlyCapsNet(CapsuleClassifier):
         for number, branch in enumerate(branches[:-1], 1):
             self.add_module(f"branch{number}", branch)
         self.class_caps: CapsLinear = branches[-1]
-        start = (
-            torch.randn(len(branches)) * 0.05
-            if self.merge == "random"
-            else torch.ones(len(branches))
-        )
+        if self.merge == "random":
+            start = torch.randn(len(branches)) * 0.05
+        else:
+            start = torch.ones(len(branches))
         if self.merge == "equal":
             self.register_buffer("branch_weight", start)
         else:
@@ -147,11 +146,9 @@ class ByerlyCapsNet(CapsuleClassifier):
         positions = (self.image_shape[1] - 2 * convolutions) * (
             self.image_shape[2] - 2 * convolutions
         )
-        return (
-            (positions, channels)
-            if self.capsules_from == "positions"
-            else (channels, positions)
-        )
+        if self.capsules_from == "positions":
+            return (positions, channels)
+        return (channels, positions)
 
     def children_of_branches(self, images: Tensor) -> list[Capsules]:
         """The children of each branch, poses (B, I, dim), as many numbers as

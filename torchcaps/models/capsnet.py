@@ -164,9 +164,9 @@ class CapsNet(CapsuleClassifier):
     def _start_as_released(self) -> None:
         for layer in self.modules():
             if isinstance(layer, (nn.Conv2d, nn.Linear)):
-                deviation = (
-                    0.05 if layer is self.conv or layer in self.features else 0.1
-                )
+                deviation = 0.1
+                if layer is self.conv or layer in self.features:
+                    deviation = 0.05
                 cut_normal(layer.weight, deviation)
                 if layer.bias is not None:
                     nn.init.constant_(layer.bias, 0.1)

@@ -159,11 +159,11 @@ class Cell(nn.Module):
         super().__init__()
         width = types * dim
         self.down = CapsMap(in_channels, types, dim, stride=2)
-        self.beside = (
-            CapsMap(width, types, dim)
-            if steps is None
-            else CapsConvShared(types, types, dim, dim, 3, steps)
-        )
+        self.beside: nn.Module
+        if steps is None:
+            self.beside = CapsMap(width, types, dim)
+        else:
+            self.beside = CapsConvShared(types, types, dim, dim, 3, steps)
         self.through = nn.Sequential(
             CapsMap(width, types, dim), CapsMap(width, types, dim)
         )

@@ -275,11 +275,9 @@ def _hint(cls: type, name: str) -> Any:
     """
     arguments = declared(cls).arguments
     hint = arguments[name].hint if name in arguments else Any
-    return (
-        Routing | None
-        if hint is Any and (name == "routing" or name.endswith("_routing"))
-        else hint
-    )
+    if hint is Any and (name == "routing" or name.endswith("_routing")):
+        return Routing | None
+    return hint
 
 
 def _described(hint: Any, value: Any, argument: str) -> Any:
@@ -623,9 +621,10 @@ def _read_weights(
         )
     for name, tensor in state.items():
         want = expected[name]
-        dtype = (
-            stored if stored is not None and want.is_floating_point() else want.dtype
-        )
+        if stored is not None and want.is_floating_point():
+            dtype = stored
+        else:
+            dtype = want.dtype
         if (tensor.shape, tensor.dtype) != (want.shape, dtype):
             have = f"{tensor.dtype} {tuple(tensor.shape)}"
             raise ValueError(
@@ -665,10 +664,8 @@ def load_pretrained(source: str | Path) -> Any:
     header = read_header(folder / WEIGHTS_FILE)
     saved, outline = _read(folder / CONFIG_FILE, header)
     state = _read_weights(folder / WEIGHTS_FILE, outline, saved.stored)
-    network = (
-        saved.make()
-        if any(tensor.is_meta for tensor in outline.state_dict().values())
-        else outline
-    )
+    network = outline
+    if any(tensor.is_meta for tensor in outline.state_dict().values()):
+        network = saved.make()
     network.load_state_dict(state)
     return network.eval()

@@ -198,11 +198,10 @@ def _trained(name: str, data: str | bool, arguments: dict[str, Any]) -> Any:
     if data is True and len(data_names) == 1:
         (data,) = data_names
     if data not in data_names:
-        asked = (
-            f"must be one of {data_names} for {name}"
-            if data_names
-            else f"must be None for {name}, which was not trained"
-        )
+        if data_names:
+            asked = f"must be one of {data_names} for {name}"
+        else:
+            asked = f"must be None for {name}, which was not trained"
         raise ValueError(
             f"pretrained {asked}, got {data!r}; all are {list_pretrained()}"
         )

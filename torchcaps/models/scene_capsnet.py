@@ -119,19 +119,19 @@ class Thing(NamedTuple):
     pose: Tensor | None = None
 
 
-def _indices(there: Tensor) -> Tensor:
-    return torch.arange(there.numel(), dtype=torch.float64, device=there.device).view(
-        there.shape
+def _indices(inked: Tensor) -> Tensor:
+    return torch.arange(inked.numel(), dtype=torch.float64, device=inked.device).view(
+        inked.shape
     )
 
 
-def _lobes(there: Tensor) -> Tensor:
+def _lobes(inked: Tensor) -> Tensor:
     """Connected cells of maps, corners included, bool (B, E, H', W'): each part has the
     last of its flat indices.
     """
-    numbers = _indices(there).where(there, -1.0)
+    numbers = _indices(inked).where(inked, -1.0)
     while True:
-        spread = F.max_pool2d(numbers, 3, 1, 1).where(there, -1.0)
+        spread = F.max_pool2d(numbers, 3, 1, 1).where(inked, -1.0)
         if torch.equal(spread, numbers):
             return numbers.long()
         numbers = spread
@@ -358,13 +358,15 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
     def _seen(self, images: Tensor) -> tuple[Capsules, Places]:
         features = self._features_of(images)
         children = self._children(features)
-        found: list[Places] = []
+        places_found: list[Places] = []
 
         def locate(routed: Routed) -> Tensor:
-            found.append(self._places(children, self._maps(routed, children), features))
-            return self._boxes(found[0].maps, found[0].boxes)
+            places_found.append(
+                self._places(children, self._maps(routed, children), features)
+            )
+            return self._boxes(places_found[0].maps, places_found[0].boxes)
 
-        return self.class_caps(children, locate=locate), found[0]
+        return self.class_caps(children, locate=locate), places_found[0]
 
     def alone(self, places: Places, image: Tensor, there: Tensor) -> Capsules:
         """The class capsules of some children alone, such as those of one thing: poses
@@ -415,20 +417,20 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
         """The same, of images that the network has looked at."""
         assert prediction.places is not None
         places = prediction.places
-        there = (prediction.activation > least)[..., None, None]
+        present = (prediction.activation > least)[..., None, None]
         if self.overlap is None or places.boxes is None:
-            groups = _lobes(self._cut(places.maps) & there)
+            groups = _lobes(self._cut(places.maps) & present)
         else:
             counts = places.maps > _FAINT * places.maps.amax((2, 3), keepdim=True)
             groups = _agreeing(
-                places.maps * (counts & there), places.boxes, self.overlap
+                places.maps * (counts & present), places.boxes, self.overlap
             )
         numbers = groups[groups >= 0].unique()
         image, label, *_ = torch.unravel_index(numbers, groups.shape)
         mine = groups[image, label] == numbers[:, None, None]  # [things, H', W']
-        found = self.alone(places, image, mine)
+        parts = self.alone(places, image, mine)
         pose, activation = (
-            part[torch.arange(len(label)), label].float().cpu() for part in found
+            part[torch.arange(len(label)), label].float().cpu() for part in parts
         )
         things: list[list[Thing]] = [[] for _ in places.maps]
         for place in activation.argsort(descending=True).tolist():
@@ -440,7 +442,7 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
             )
             mine = things[int(image[place])]
             if thing.activation > least or all(
-                other.label != thing.label for other in mine
+                neighbour.label != thing.label for neighbour in mine
             ):
                 mine.append(thing)
         return things

@@ -64,7 +64,7 @@ class Segmenter(ImageClassifier):
             )
         check_series(image_shape=image_shape)
         super().__init__((image_shape[0], image_shape[-2], image_shape[-1]), classes)
-        self.image_shape: Any = tuple(int(one) for one in image_shape)
+        self.image_shape: Any = tuple(int(size) for size in image_shape)
 
     @property
     def axes(self) -> int:
@@ -177,12 +177,12 @@ class SegCaps(Segmenter):
 
         primary = {2: PrimaryCaps, 3: PrimaryCaps3d}[axes]
         steps = list(pairwise(self.types))
-        first, *others = zip(
+        first, *following = zip(
             (self.image_shape[0], *self.channels), self.channels, strict=False
         )
         self.stem = nn.Sequential(
             _convolved(*first, 5, axes),
-            *(_convolved(*pair, 3, axes) for pair in others),
+            *(_convolved(*pair, 3, axes) for pair in following),
         )
         self.primary_caps = primary(
             self.channels[-1],
@@ -287,8 +287,8 @@ def _beside(coarse: Capsules, fine: Capsules) -> Capsules:
     axis = fine.activation.ndim - 1
     return Capsules(
         *(
-            torch.cat([one[sites], other], axis)
-            for one, other in zip(coarse, fine, strict=True)
+            torch.cat([coarse_part[sites], fine_part], axis)
+            for coarse_part, fine_part in zip(coarse, fine, strict=True)
         )
     )
 

@@ -25,16 +25,16 @@ class MomentNorm(nn.Module):
         super().__init__()
         self.norm = nn.BatchNorm1d(channels)
 
-    def forward(self, features: Tensor, there: Tensor) -> Tensor:
+    def forward(self, features: Tensor, present: Tensor) -> Tensor:
         """The normalised features: padding neither counts among the statistics nor is
         anything after it.
         """
         if not self.training:
-            return self.norm(features) * there[:, None]
-        rows: Tensor = self.norm(features.movedim(1, -1)[there])
-        found = rows.new_zeros(*there.shape, rows.shape[-1])
-        found[there] = rows
-        return found.movedim(-1, 1)
+            return self.norm(features) * present[:, None]
+        rows: Tensor = self.norm(features.movedim(1, -1)[present])
+        normalised = rows.new_zeros(*present.shape, rows.shape[-1])
+        normalised[present] = rows
+        return normalised.movedim(-1, 1)
 
 
 @settings
@@ -113,8 +113,8 @@ class SeriesClassifier(ClassifierNetwork):
         """Series of at most 12 moments."""
         generator = torch.Generator().manual_seed(0)
         series = torch.randn(batch, self.in_channels, 12, generator=generator)
-        there = (torch.arange(12) <= torch.arange(batch)[:, None] + 8)[:, None]
-        return torch.cat([series * there, there.to(series)], 1)
+        present = (torch.arange(12) <= torch.arange(batch)[:, None] + 8)[:, None]
+        return torch.cat([series * present, present.to(series)], 1)
 
     def features(self, series: Tensor) -> tuple[Tensor, Tensor]:
         """Features (B, channels, L'), 0 behind the end of a series, and which are
@@ -124,18 +124,18 @@ class SeriesClassifier(ClassifierNetwork):
             ValueError: if the series do not fit the network, or are not finite.
         """
         self._check(series)
-        found = series
-        there = series.new_ones(len(series), series.shape[-1], dtype=torch.bool)
+        features = series
+        present = series.new_ones(len(series), series.shape[-1], dtype=torch.bool)
         if series.shape[1] > self.in_channels:
-            found = series[:, :-1]
-            there = series[:, -1] > 0
-        found = found * there[:, None]
+            features = series[:, :-1]
+            present = series[:, -1] > 0
+        features = features * present[:, None]
         for convolution, norm, stride in zip(
             self.convolutions, self.norms, self.strides, strict=True
         ):
-            there = there[:, ::stride]
-            found = norm(convolution(found), there).relu()
-        return self.drop(found), there
+            present = present[:, ::stride]
+            features = norm(convolution(features), present).relu()
+        return self.drop(features), present
 
     def _check(self, series: Tensor) -> None:
         C = self.in_channels
@@ -207,9 +207,9 @@ class SeriesCapsNet(SeriesClassifier, CapsuleNetwork):
         return self._children(series)[0]
 
     def _children(self, series: Tensor) -> tuple[Capsules, Tensor]:
-        features, there = self.features(series)
+        features, present = self.features(series)
         capsules = self.primary_caps(features)
-        return capsules, there[..., None].expand(capsules.activation.shape)
+        return capsules, present[..., None].expand(capsules.activation.shape)
 
     def encode(self, series: Tensor) -> Capsules:
         """The class capsules of series."""
@@ -256,8 +256,8 @@ class SeriesCNN(SeriesClassifier):
 
     def forward(self, series: Tensor, target: Tensor | None = None) -> Prediction:
         """The activations of the classes."""
-        features, there = self.features(series)
-        mean = features.sum(2) / there.sum(1, keepdim=True).clamp_min(1)
+        features, present = self.features(series)
+        mean = features.sum(2) / present.sum(1, keepdim=True).clamp_min(1)
         return Prediction(
             self.head(self.hidden_layer(mean).relu()).softmax(1), None, None
         )

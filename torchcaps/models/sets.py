@@ -78,17 +78,24 @@ class SetClassifier(Network):
                 finite.
         """
         there = self._check(elements, there, edges)
-        found, layers = elements[there], []  # [n, C]: padding is nowhere from here on
+        rows_of_elements, layers = (
+            elements[there],
+            [],
+        )  # [n, C]: padding is nowhere from here on
         joined = None if edges is None else _pairs(edges, there)
-        for number, (own, norm) in enumerate(zip(self.own, self.norms, strict=True)):
-            mixed = own(found)
+        for number, (own_map, norm) in enumerate(
+            zip(self.own, self.norms, strict=True)
+        ):
+            mixed = own_map(rows_of_elements)
             if joined is not None:
                 to, by, weight = joined
                 mixed = mixed + self.neighbours[number](
-                    torch.zeros_like(found).index_add(0, to, found[by] * weight)
+                    torch.zeros_like(rows_of_elements).index_add(
+                        0, to, rows_of_elements[by] * weight
+                    )
                 )
-            found = norm(mixed).relu()
-            layers.append(found)
+            rows_of_elements = norm(mixed).relu()
+            layers.append(rows_of_elements)
         rows = self.drop(torch.cat(layers, 1))
         features = rows.new_zeros(*there.shape, rows.shape[1])
         features[there] = rows
@@ -121,30 +128,30 @@ class SetClassifier(Network):
         if (edges is not None) != self.edges or (
             edges is not None and edges.shape != (B, N, N)
         ):
-            wanted = (
-                f"(B, N, N) = {(B, N, N)}"
-                if self.edges
-                else "None: this network was built without edges"
-            )
+            wanted = "None: this network was built without edges"
+            if self.edges:
+                wanted = f"(B, N, N) = {(B, N, N)}"
             raise ValueError(
                 f"edges must be {wanted}, got "
                 f"{None if edges is None else tuple(edges.shape)}"
             )
-        for name, given in (
+        for name, values in (
             ("elements", elements.masked_fill(~there[..., None], 0.0)),
             ("edges", edges),
         ):
-            if given is not None and not all_finite(given):
+            if values is not None and not all_finite(values):
                 raise ValueError(f"{name} hold NaN or infinite values")
         return there
 
 
-def _pairs(edges: Tensor, there: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _pairs(edges: Tensor, present: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The edges between elements that are there, by their places among these: to, from,
     and weights (pairs, 1).
     """
-    place = there.flatten().cumsum(0).view_as(there) - 1
-    sets, to, by = (edges * there[:, None] * there[..., None]).nonzero(as_tuple=True)
+    place = present.flatten().cumsum(0).view_as(present) - 1
+    sets, to, by = (edges * present[:, None] * present[..., None]).nonzero(
+        as_tuple=True
+    )
     return place[sets, to], place[sets, by], edges[sets, to, by][:, None]
 
 

@@ -92,11 +92,11 @@ class TextClassifier(ClassifierNetwork):
             ValueError: if the words do not fit the network.
         """
         self._check(words)
-        there = words != PADDING
+        present = words != PADDING
         if self.training and self.hidden_words:
             hidden = torch.rand(words.shape, device=words.device) < self.hidden_words
-            words = torch.where(hidden & there, UNKNOWN, words)
-        return (self.embedding(words) * there[..., None]).movedim(-1, 1), there
+            words = torch.where(hidden & present, UNKNOWN, words)
+        return (self.embedding(words) * present[..., None]).movedim(-1, 1), present
 
     def _check(self, words: Tensor) -> None:
         if not isinstance(words, Tensor):
@@ -131,7 +131,7 @@ def ahead(features: Tensor, width: int) -> Tensor:
 
 def seen(
     vectors: Tensor,
-    there: Tensor,
+    present: Tensor,
     convolutions: Iterable[nn.Module],
     widths: Iterable[int],
 ) -> list[Tensor]:
@@ -140,13 +140,13 @@ def seen(
 
     Args:
         vectors: of words, (B, word_dim, L).
-        there: where there are words, bool (B, L).
+        present: where there are words, bool (B, L).
         convolutions: one for each width.
         widths: of the windows.
     """
     pairs = zip(convolutions, widths, strict=True)
     return [
-        layer(ahead(vectors, width)).relu() * there[:, None] for layer, width in pairs
+        layer(ahead(vectors, width)).relu() * present[:, None] for layer, width in pairs
     ]
 
 

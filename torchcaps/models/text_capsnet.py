@@ -80,26 +80,26 @@ class NGramCapsules(CapsuleLayer):
         """
         return self.width, self.stride
 
-    def forward(self, vectors: Tensor, there: Tensor) -> Capsules:
+    def forward(self, vectors: Tensor, present: Tensor) -> Capsules:
         """Class capsules of word vectors (B, word_dim, L), those that are there, bool
         (B, L).
         """
         primary = self.primary_caps(self.ngrams(ahead(vectors, self.width)).relu())
-        children, mask = self._ahead(primary, there[:, :: self.stride])
+        children, mask = self._ahead(primary, present[:, :: self.stride])
         parts = self.conv_caps(children, mask)
         B, places, types = parts.activation.shape
         return self.class_caps(
-            parts, there[:, :: self.stride, None].expand(B, places, types)
+            parts, present[:, :: self.stride, None].expand(B, places, types)
         )
 
-    def _ahead(self, capsules: Capsules, there: Tensor) -> tuple[Capsules, Tensor]:
+    def _ahead(self, capsules: Capsules, present: Tensor) -> tuple[Capsules, Tensor]:
         """Capsules with room for the last windows behind them, and which of all are
         there.
         """
         pose = F.pad(capsules.pose, (0, 0, 0, 0, 0, self.window - 1))
         activation = F.pad(capsules.activation, (0, 0, 0, self.window - 1))
-        there = F.pad(there, (0, self.window - 1))
-        return Capsules(pose, activation), there[..., None].expand(activation.shape)
+        present = F.pad(present, (0, self.window - 1))
+        return Capsules(pose, activation), present[..., None].expand(activation.shape)
 
 
 @register_model("text_capsnet", "Zhao et al. 2018, form A: capsules over 3-grams")
@@ -184,10 +184,10 @@ class TextCapsNet(TextClassifier):
         """The class capsules: the poses averaged over the branches, as active as they
         are long.
         """
-        vectors, there = self.vectors(words)
+        vectors, present = self.vectors(words)
         vectors = self.drop(vectors)
         pose = torch.stack(
-            [branch(vectors, there).pose for branch in self.branches]
+            [branch(vectors, present).pose for branch in self.branches]
         ).mean(0)
         capsules = Capsules(pose, length(pose))
         return Prediction(capsules.activation, capsules, None)

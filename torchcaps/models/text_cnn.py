@@ -66,8 +66,8 @@ class TextCNN(TextClassifier):
 
     def forward(self, words: Tensor, target: Tensor | None = None) -> Prediction:
         """The activations of the classes."""
-        found = seen(*self.vectors(words), self.convolutions, self.widths)
-        features = torch.cat([one.amax(2) for one in found], 1)
+        responses = seen(*self.vectors(words), self.convolutions, self.widths)
+        features = torch.cat([response.amax(2) for response in responses], 1)
         scores = self.head(self.drop(features))
         return Prediction(
             scores.softmax(1) if self.output == "softmax" else scores.sigmoid(),

@@ -96,8 +96,8 @@ class TextEncoder(TextClassifier, CapsuleNetwork):
 
     def children_of(self, words: Tensor) -> Capsules:
         """The parts, poses (B, parts, pose_dim)."""
-        vectors, there = self.vectors(words)
+        vectors, present = self.vectors(words)
         primary = self.primary_caps(ahead(self.drop(vectors), self.width))
         return self.part_caps(
-            primary, there[..., None].expand(primary.activation.shape)
+            primary, present[..., None].expand(primary.activation.shape)
         )

@@ -89,7 +89,7 @@ class TextPooled(TextClassifier, CapsuleNetwork):
         """A capsule of each kind of n-gram, those of the first width first, poses (B,
         widths x types, dim).
         """
-        features = torch.cat([one.amax(2) for one in self._seen(words)], 1)
+        features = torch.cat([response.amax(2) for response in self._seen(words)], 1)
         pose = self.drop(features).unflatten(1, (-1, self.dim))
         return Capsules(pose, length(pose))
 
@@ -99,22 +99,22 @@ class TextPooled(TextClassifier, CapsuleNetwork):
 
         A capsule whose features are nowhere in the text has zeros.
         """
-        found = []
-        for one in self._seen(words):
-            most, place = one.max(2, keepdim=True)
+        places_of_types = []
+        for response in self._seen(words):
+            most, place = response.max(2, keepdim=True)
             squared = (
-                torch.zeros_like(one)
+                torch.zeros_like(response)
                 .scatter(2, place, most.square())
                 .unflatten(1, (-1, self.dim))
                 .sum(2)
             )
-            found.append(
+            places_of_types.append(
                 squared
                 / squared.sum(2, keepdim=True).clamp_min(
                     torch.finfo(squared.dtype).tiny
                 )
             )
-        return found
+        return places_of_types
 
     def _seen(self, words: Tensor) -> list[Tensor]:
         """The features at each place of a text, of each width, (B, types x dim, L); 0

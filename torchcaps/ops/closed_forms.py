@@ -74,7 +74,10 @@ def offset_moments(
         )
     else:
         total = _vote_sum(weighted, transforms * offset[..., None, None])
-    mass = offset.sum(0).expand(B, J) if weights is None else weights @ offset
+    if weights is None:
+        mass = offset.sum(0).expand(B, J)
+    else:
+        mass = weights @ offset
     if coordinates is not None:
         if weights is None:
             total = total + torch.einsum("ij,ih->jh", offset, coordinates)

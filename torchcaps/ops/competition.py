@@ -129,11 +129,9 @@ class Normaliser:
             similarity = similarity.sharpened(self.sharpness)
         if self.prior is None:
             return similarity
-        return (
-            Given(self.prior)
-            if similarity is None
-            else Adjusted(similarity, prior=self.prior)
-        )
+        if similarity is None:
+            return Given(self.prior)
+        return Adjusted(similarity, prior=self.prior)
 
     def rule(self, source: VoteSource, similarity: Similarity | None) -> Rule:
         """Return the rule for one E-step.

@@ -38,7 +38,7 @@ def check_forward_mode(name: str) -> None:
 
 def about_mean(
     mean: Tensor,
-    rest: Tensor,
+    remainder: Tensor,
     grad_mass: Tensor,
     grad_sum: Tensor,
     grad_scatter: Tensor,
@@ -52,7 +52,7 @@ def about_mean(
     rest)^2 - (V - mean)^2)``, which is linear in V but for the square of the rest, is
     put into the other two.
     """
-    slope = 2 * grad_scatter * rest
+    slope = 2 * grad_scatter * remainder
     return grad_mass + (slope * mean).sum(-1), grad_sum - slope
 
 
@@ -123,9 +123,9 @@ def _leaf(field: Tensor | None) -> Tensor | None:
     """
     if field is None:
         return None
-    return (
-        field.view_as(field) if field.requires_grad else field.detach().requires_grad_()
-    )
+    if field.requires_grad:
+        return field.view_as(field)
+    return field.detach().requires_grad_()
 
 
 def _differentiated(

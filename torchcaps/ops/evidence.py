@@ -202,11 +202,9 @@ class EvidentVotes(Votes):
         all share it.
         """
         field = field.to(self._dtype)
-        return (
-            field
-            if len(field) == 1
-            else field.repeat(self.shape[1] // len(field), *[1] * (field.ndim - 1))
-        )
+        if len(field) == 1:
+            return field
+        return field.repeat(self.shape[1] // len(field), *[1] * (field.ndim - 1))
 
     def _with_evidence(
         self, similarity: Similarity | None
@@ -238,11 +236,10 @@ class EvidentVotes(Votes):
         )
         if similarity is None:
             nothing = self.children.new_zeros(B, J, H, dtype=self.dtype)
-            similarity = (
-                Gaussian(nothing, nothing, nothing[..., 0])
-                if self.gaussian
-                else InnerProduct(nothing)
-            )
+            if self.gaussian:
+                similarity = Gaussian(nothing, nothing, nothing[..., 0])
+            else:
+                similarity = InnerProduct(nothing)
         similarity = self.fitting(similarity)
         if isinstance(similarity, InnerProduct):
             return self._votes(1), InnerProduct(self._beside(similarity.alpha, eye))
@@ -319,11 +316,9 @@ class EvidentVotes(Votes):
         """How many zeros are behind the columns of evidence, beside the numbers of each
         row of a pose.
         """
-        return (
-            0
-            if self.gaussian or columns > 1
-            else -(self.shape[3] + columns) % _TOGETHER
-        )
+        if self.gaussian or columns > 1:
+            return 0
+        return -(self.shape[3] + columns) % _TOGETHER
 
     def _of_poses(self, field: Tensor) -> Tensor:
         """A field of the parents without what stands beside their poses, (B, J, M *
@@ -331,8 +326,6 @@ class EvidentVotes(Votes):
         """
         size = self.shape[3]
         M = self.children.shape[2]
-        return (
-            field
-            if field.shape[-1] == size
-            else field.unflatten(-1, (M, -1))[..., : size // M].flatten(-2)
-        )
+        if field.shape[-1] == size:
+            return field
+        return field.unflatten(-1, (M, -1))[..., : size // M].flatten(-2)

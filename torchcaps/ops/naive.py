@@ -82,7 +82,10 @@ def gram(votes: Tensor, weights: Tensor | None) -> Tensor:
     (B, J, H, H).
     """
     votes = votes.transpose(1, 2)
-    weighted = votes if weights is None else votes * weights[:, None, :, None]
+    if weights is None:
+        weighted = votes
+    else:
+        weighted = votes * weights[:, None, :, None]
     return weighted.mT @ votes
 
 

@@ -414,11 +414,10 @@ class Votes:
             ValueError: if its tensors, or the weights, do not fit the votes, or a
                 backend that was asked for by name cannot do it.
         """
-        offset = (
-            None
-            if scatter or self.normaliser.offset is None
-            else self._offset_apart(similarity)
-        )
+        if scatter or self.normaliser.offset is None:
+            offset = None
+        else:
+            offset = self._offset_apart(similarity)
         if offset is not None:
             return self._with_offset(
                 self.restricted(offset=None).moments(similarity, weights),
@@ -618,11 +617,9 @@ class Votes:
                     "change, as before a step of the optimizer"
                 )
             assignment = source.assignment(similarity, rule)
-            return (
-                assignment
-                if self.mask is None
-                else assignment * self.gather(self.mask)[..., None]
-            )
+            if self.mask is None:
+                return assignment
+            return assignment * self.gather(self.mask)[..., None]
 
     def _changed(self) -> bool:
         """Whether children or transforms were changed in place since they voted, where
@@ -655,22 +652,18 @@ class Votes:
         """
         if self.mask is None:
             return weights
-        return (
-            self.mask.to(self.children.dtype)
-            if weights is None
-            else torch.where(self.mask, weights, 0.0)
-        )
+        if weights is None:
+            return self.mask.to(self.children.dtype)
+        return torch.where(self.mask, weights, 0.0)
 
     @property
     def count(self) -> int | Tensor:
         """Return the number of children in each row, to divide by: I, or with a mask a
         tensor (B, 1), at least 1.
         """
-        return (
-            self.shape[1]
-            if self.mask is None
-            else self.gather(self.mask).sum(1, keepdim=True).clamp(min=1)
-        )
+        if self.mask is None:
+            return self.shape[1]
+        return self.gather(self.mask).sum(1, keepdim=True).clamp(min=1)
 
     def gather(self, field: Tensor) -> Tensor:
         """A field of all children, (N, G, ...), as one of the children of each window,
@@ -759,7 +752,10 @@ def check_votes(
         children = children.unsqueeze(2)
     N, G, M, P = children.shape
     distinct, J, dim, D = transforms.shape
-    W, I = (1, G) if sites is None else _checked_sites(sites, children).shape
+    if sites is None:
+        W, I = (1, G)
+    else:
+        W, I = _checked_sites(sites, children).shape
     if distinct not in (1, I):
         raise ValueError(
             f"transforms are for {distinct} children (1 would mean shared by all), but "

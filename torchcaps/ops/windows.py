@@ -164,10 +164,10 @@ class Windows:
             offset = torch.arange(kernel, device=device)
             begin = torch.arange(extent, device=device)[:, None] - offset * dilation
             along = begin.div(stride, rounding_mode="floor")
-            there = (begin == along * stride) & (along >= 0) & (along < out)
+            on_window = (begin == along * stride) & (along >= 0) & (along < out)
             window = _outer(window * out, along, torch.add)
             place = _outer(place * kernel, offset.expand(extent, -1), torch.add)
-            inside = _outer(inside, there, torch.logical_and)
+            inside = _outer(inside, on_window, torch.logical_and)
         flat = (window * math.prod(self.kernel) + place)[:, None] * types
         flat = flat + torch.arange(types, device=device)[:, None]
         return torch.where(inside[:, None], flat, -1).flatten(0, 1).to(torch.int32)
@@ -192,12 +192,10 @@ class Windows:
 
 def in_windows(field: Tensor, sites: Tensor | None) -> Tensor:
     """What belongs to the children of each window, (N, G, ...) to (B, I, ...)."""
+    if sites is None:
+        return field
     return (
-        field
-        if sites is None
-        else field.index_select(1, sites.flatten())
-        .unflatten(1, sites.shape)
-        .flatten(0, 1)
+        field.index_select(1, sites.flatten()).unflatten(1, sites.shape).flatten(0, 1)
     )
 
 

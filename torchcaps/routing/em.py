@@ -388,9 +388,10 @@ def em_routing(
             if gradient == "last" and step < steps - 1
             else nullcontext()
         ):
-            similarity = (
-                None if state is None else em_similarity(state, sharpness[step - 1])
-            )
+            if state is None:
+                similarity = None
+            else:
+                similarity = em_similarity(state, sharpness[step - 1])
             moments = votes.moments(similarity, weights, scatter=True)
             if settings.relative_floor and state is None:
                 unit = votes_variance(

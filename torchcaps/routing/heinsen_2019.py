@@ -153,12 +153,10 @@ def _score(
     _, I, J, _ = votes.shape
     present = votes.present(weights)
     if len(benefit) == 1 == len(cost):
-        all_there = (
-            I
-            if present is None
-            else votes.gather(present).to(mass.dtype).sum(1, keepdim=True)
-        )
-        return benefit * mass - cost * (all_there - mass)
+        all_children: Tensor | int = I
+        if present is not None:
+            all_children = votes.gather(present).to(mass.dtype).sum(1, keepdim=True)
+        return benefit * mass - cost * (all_children - mass)
     used = votes.assignment(similarity)
     benefit = benefit.expand(I, J)
     cost = cost.expand(I, J)

@@ -177,7 +177,10 @@ class Heinsen2022Routing(Routing):
             pose, logits = self._parents(
                 children.to(dtype), weights.to(dtype), present, pairs
             )
-        activation = pose.squeeze(-1) if pose.shape[-1] == 1 else length(pose)
+        if pose.shape[-1] == 1:
+            activation = pose.squeeze(-1)
+        else:
+            activation = length(pose)
         return Routed(pose, activation, votes, Given(logits))
 
     def _parents(

@@ -210,8 +210,10 @@ class KernelDensity(Similarity):
 
     def logits(self, votes: Tensor) -> Tensor:
         """The products (B, I, J) of votes (B, I, J, H)."""
-        share = 1 / votes.shape[2] if self.shares is None else self.shares.logits(votes)
-        return share * epanechnikov(votes, self.centre, self.width)
+        density = epanechnikov(votes, self.centre, self.width)
+        if self.shares is None:
+            return 1 / votes.shape[2] * density
+        return self.shares.logits(votes) * density
 
 
 def epanechnikov(votes: Tensor, centre: Tensor, width: float) -> Tensor:

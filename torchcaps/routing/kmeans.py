@@ -90,11 +90,9 @@ def _straight_through(
 
 def _read(votes: Votes, similarity: Similarity | None, assignment: Assignment) -> Votes:
     """The votes under the normaliser of the last step: the first step is soft."""
-    return (
-        votes
-        if assignment == "soft" or similarity is None
-        else votes.restricted(hard=True)
-    )
+    if assignment == "soft" or similarity is None:
+        return votes
+    return votes.restricted(hard=True)
 
 
 def inner_product_kmeans_routing(
@@ -154,11 +152,10 @@ def inner_product_kmeans_routing(
     votes = competing(votes, softmax, straight_through=assignment != "soft")
     if initial is not None and assignment != "soft":
         raise ValueError(f"initial must be None with assignment {assignment!r}")
-    similarity = (
-        None
-        if initial is None
-        else InnerProduct(sharpness * normalize(initial.pose, dim=-1))
-    )
+    if initial is None:
+        similarity = None
+    else:
+        similarity = InnerProduct(sharpness * normalize(initial.pose, dim=-1))
     centre: Tensor | None = None
     for step in range(steps):
         with gradient_context(gradient, step, steps):
@@ -170,11 +167,10 @@ def inner_product_kmeans_routing(
             if step < steps - 1:
                 similarity = InnerProduct(sharpness * normalize(centre, dim=-1))
     assert centre is not None
-    pose = (
-        squash(centre, squash_kind)
-        if isinstance(squash_kind, str)
-        else squash_kind(centre)
-    )
+    if isinstance(squash_kind, str):
+        pose = squash(centre, squash_kind)
+    else:
+        pose = squash_kind(centre)
     return Routed(pose, length(pose), _read(votes, similarity, assignment), similarity)
 
 

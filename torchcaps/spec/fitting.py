@@ -266,11 +266,9 @@ def _untyped(value: Any, place: str) -> Any:
         return {
             str(name): _untyped(item, f"{place}.{name}") for name, item in value.items()
         }
-    return (
-        [_untyped(item, place) for item in value]
-        if isinstance(value, list | tuple)
-        else value
-    )
+    if isinstance(value, list | tuple):
+        return [_untyped(item, place) for item in value]
+    return value
 
 
 def _thing(registry: Registry, kind: Any, value: Any, place: str) -> Spec:
@@ -284,7 +282,10 @@ def _thing(registry: Registry, kind: Any, value: Any, place: str) -> Spec:
             f"{place} must name a class before its arguments: "
             f"{', '.join(sorted(registry) or names)}"
         )
-    name = value["name"].text if isinstance(value["name"], Typed) else value["name"]
+    if isinstance(value["name"], Typed):
+        name = value["name"].text
+    else:
+        name = value["name"]
     cls = registry.find(name, place)
     if issubclass(kind, registry.base) and not issubclass(cls, kind):
         raise ValueError(f"{place} must be a {kind.__name__}, got {name!r}")

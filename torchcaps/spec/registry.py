@@ -103,7 +103,10 @@ class Registry(dict[str, Any]):
         Raises:
             ValueError: if there is none, or it takes an argument with a reserved name.
         """
-        *path, last = name.split(".") if isinstance(name, str) else [""]
+        if isinstance(name, str):
+            *path, last = name.split(".")
+        else:
+            *path, last = [""]
         called = [
             *filter(None, [self.get(last)]),
             *(cls for cls in self.classes() if cls.__name__ == last),
@@ -182,9 +185,9 @@ def registry_of(kind: Any) -> Registry | None:
     """The registry that an argument with this type hint takes a name of; None if it
     takes no class.
     """
-    result = (
-        get_args(kind)[-1] if get_origin(kind) is Callable or kind is Callable else kind
-    )
+    result = kind
+    if get_origin(kind) is Callable or kind is Callable:
+        result = get_args(kind)[-1]
     if not inspect.isclass(result):
         return None
     return next(
@@ -256,11 +259,12 @@ def declared(cls: Callable[..., Any], skip: int = 0) -> Declared:
         for parameter in taken
         if parameter.kind not in _GATHERED
     }
-    defaults = (
-        {parameter.name: parameter.default_factory for parameter in fields(cls)}
-        if is_dataclass(cls)
-        else {}
-    )
+    if is_dataclass(cls):
+        defaults = {
+            parameter.name: parameter.default_factory for parameter in fields(cls)
+        }
+    else:
+        defaults = {}
     arguments = {
         name: Argument(hints.get(name, Any), _default(parameter, defaults.get(name)))
         for name, parameter in named.items()
@@ -313,10 +317,10 @@ def refused(name: str, cls: type, arguments: Sequence[str]) -> str:
     ``name``; empty if it does.
     """
     declaration = declared(cls)
-    wrong = (
-        None
-        if declaration.open
-        else next(
+    if declaration.open:
+        wrong = None
+    else:
+        wrong = next(
             (
                 argument
                 for argument in arguments
@@ -324,7 +328,6 @@ def refused(name: str, cls: type, arguments: Sequence[str]) -> str:
             ),
             None,
         )
-    )
     takes = ", ".join(declaration.arguments) or "none"
     if wrong is None:
         return ""

@@ -66,9 +66,10 @@ class Spec:
 
     def plain(self) -> dict[str, Any]:
         """The name and all arguments, ready for JSON and YAML."""
-        name = (
-            {} if self.registry is None else {"name": self.registry.name_of(self.cls)}
-        )
+        if self.registry is None:
+            name = {}
+        else:
+            name = {"name": self.registry.name_of(self.cls)}
         written = {
             key: value
             for key, value in self.arguments.items()
@@ -103,11 +104,9 @@ def make(value: Any) -> Any:
         return value.value
     if isinstance(value, list | tuple):
         return type(value)(map(make, value))
-    return (
-        {name: make(item) for name, item in value.items()}
-        if isinstance(value, Mapping)
-        else value
-    )
+    if isinstance(value, Mapping):
+        return {name: make(item) for name, item in value.items()}
+    return value
 
 
 def plain(value: Any, place: str = "argument") -> Any:

@@ -111,11 +111,9 @@ def _tensors(output: Any) -> list[Tensor]:
         return [output] if output.is_floating_point() else []
     if isinstance(output, dict):
         output = tuple(output.values())
-    return (
-        [tensor for part in output for tensor in _tensors(part)]
-        if isinstance(output, list | tuple)
-        else []
-    )
+    if isinstance(output, list | tuple):
+        return [tensor for part in output for tensor in _tensors(part)]
+    return []
 
 
 def _expect_finite(output: Any, where: str) -> list[Tensor]:
@@ -141,7 +139,9 @@ def _expect_close(actual: Any, expected: Any, where: str, tolerance: float) -> N
                 f"{where} tensor {number} of its output is {tuple(first.shape)}, not "
                 f"{tuple(second.shape)}"
             )
-        error = (first - second).abs().max().item() if first.numel() else 0.0
+        error = 0.0
+        if first.numel():
+            error = (first - second).abs().max().item()
         allowed = tolerance * max(
             1.0, second.abs().max().item() if second.numel() else 0.0
         )

@@ -149,11 +149,9 @@ def _apart(routing: Routing) -> Routing:
     """The routing, set to evaluation mode if the examples of a batch share statistics
     in training.
     """
-    return (
-        routing.eval()
-        if any(isinstance(module, _BatchNorm) for module in routing.modules())
-        else routing
-    )
+    if any(isinstance(module, _BatchNorm) for module in routing.modules()):
+        return routing.eval()
+    return routing
 
 
 def _seen(routed: Routed) -> dict[str, Tensor]:

@@ -90,9 +90,10 @@ def read(file: Path) -> Converted:
         generator.values(), _decoder_layers(outline(file, make)), strict=False
     ):
         weights |= _convolution(place, layer)
-    extra = (
-        {**SMALLNORB, "preprocess": _PREPROCESS[name]} if name in _PREPROCESS else {}
-    )
+    if name in _PREPROCESS:
+        extra = {**SMALLNORB, "preprocess": _PREPROCESS[name]}
+    else:
+        extra = {}
     return Converted(
         make,
         weights,

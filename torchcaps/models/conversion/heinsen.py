@@ -60,11 +60,9 @@ def read(file: Path) -> Converted:
             stored = Stored(
                 name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
             )
-            weights[new_name] = (
-                stored._replace(layout=_rows)
-                if new_name.endswith("routing.bias")
-                else stored
-            )
+            weights[new_name] = stored
+            if new_name.endswith("routing.bias"):
+                weights[new_name] = stored._replace(layout=_rows)
     extra = {**SMALLNORB, "preprocess": {}}
     return Converted(make, weights, partial(_tensors, file), extra)
 
@@ -106,9 +104,9 @@ def _tensors(file: Path) -> dict[str, Tensor]:
         state = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         named = re.search(r"GLOBAL (\S+)", str(error))
-        content = (
-            named.group(1) if named else "other things than tensors, or is damaged"
-        )
+        content = "other things than tensors, or is damaged"
+        if named:
+            content = named.group(1)
         raise ValueError(
             f"{file} holds {content}; expected tensors by name, and nothing was executed"
         ) from None

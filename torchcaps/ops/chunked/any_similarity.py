@@ -140,17 +140,19 @@ class _ByTile(torch.autograd.Function):
         """The outputs."""
         ctx.call = call
         ctx.save_for_backward(*tensors)
-        work, whole, layouts, budget = call
-        B, I, M, _ = whole.children.shape
-        _, J, _, D = whole.transforms.shape
+        work, all_votes, layouts, budget = call
+        B, I, M, _ = all_votes.children.shape
+        _, J, _, D = all_votes.transforms.shape
         sizes = {"B": B, "I": I, "J": J, "H": M * D}
         outputs = tuple(
-            whole.children.new_zeros([sizes[letter] for letter in layout])
+            all_votes.children.new_zeros([sizes[letter] for letter in layout])
             for layout in layouts
         )
-        for rows, columns in tile_grid(whole.children, whole.transforms, budget):
+        for rows, columns in tile_grid(
+            all_votes.children, all_votes.transforms, budget
+        ):
             for output, layout, part in zip(
-                outputs, layouts, work(_part(whole, rows, columns)), strict=True
+                outputs, layouts, work(_part(all_votes, rows, columns)), strict=True
             ):
                 cut(output, layout, rows, columns).add_(part)
         return outputs

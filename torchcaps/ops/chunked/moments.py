@@ -109,11 +109,9 @@ class Tile:
     def partition(self, logits: Tensor) -> Tensor:
         """The normaliser over the parents (and the orphan), (i, B)."""
         partition = logits.logsumexp(1)
-        return (
-            torch.logaddexp(partition, partition.new_zeros(()))
-            if self.options.orphan
-            else partition
-        )
+        if self.options.orphan:
+            return torch.logaddexp(partition, partition.new_zeros(()))
+        return partition
 
     def assignment(self) -> Tensor:
         """``R_ij``, (i, J, B)."""
@@ -124,11 +122,9 @@ class Tile:
             )
         if self.inputs.log_partition is not None:
             return (logits - self.inputs.log_partition.T[:, None]).exp()
-        return (
-            (logits - self.partition(logits)[:, None]).exp()
-            if self.options.orphan
-            else logits.softmax(1)
-        )
+        if self.options.orphan:
+            return (logits - self.partition(logits)[:, None]).exp()
+        return logits.softmax(1)
 
     def weighted(self, assignment: Tensor) -> Tensor:
         """``a_i R_ij``, (i, J, B)."""
@@ -198,11 +194,10 @@ class ChunkedMoments(torch.autograd.Function):
         _, J, _, D = inputs.transforms.shape
         mass = inputs.children.new_empty(B, J)
         total = inputs.children.new_empty(B, J, M * D)
-        second, remainder = (
-            (torch.empty_like(total), torch.empty_like(total))
-            if scatter
-            else (None, None)
-        )
+        if scatter:
+            second, remainder = (torch.empty_like(total), torch.empty_like(total))
+        else:
+            second, remainder = (None, None)
         for rows, tiles in _by_rows(inputs, options):
             sums = _scattered(tiles) if scatter else _summed(tiles)
             mass[rows] = sums[0].T
@@ -256,9 +251,10 @@ class ChunkedScores(torch.autograd.Function):
         for rows, columns in inputs.grid(options.budget):
             tile = Tile(inputs.part(rows, columns), options)
             logits = tile.logits()
-            scores[rows, columns] = (
-                tile.partition(logits).T if reduced else logits.permute(2, 0, 1)
-            )
+            if reduced:
+                scores[rows, columns] = tile.partition(logits).T
+            else:
+                scores[rows, columns] = logits.permute(2, 0, 1)
         return scores
 
     @staticmethod
@@ -286,9 +282,10 @@ def _stored(
 ) -> tuple[naive.NaiveVotes, Similarity | None, Tensor | None, Rule]:
     """The votes of a call, stored, and what they are asked with."""
     inputs = Inputs.of(tensors)
-    similarity = (
-        None if options.similarity is None else options.similarity(*inputs.similarity)
-    )
+    if options.similarity is None:
+        similarity = None
+    else:
+        similarity = options.similarity(*inputs.similarity)
     rule = Rule(options.orphan, options.hard, inputs.log_partition)
     return (
         naive.NaiveVotes(inputs.children, inputs.transforms, inputs.coordinates),

@@ -82,7 +82,7 @@ def _agree_backward(*arguments: Any) -> list[Tensor]:
     if grad_pose is None:
         grad_pose = torch.zeros_like(pose)
     layers = _layers()
-    found = layers.agreement_backward(
+    gradients_of_fields = layers.agreement_backward(
         call.readable(),
         bias,
         layers.Agreed(pose, alphas, sums),
@@ -90,15 +90,15 @@ def _agree_backward(*arguments: Any) -> list[Tensor]:
         None if grad_alpha is None else grad_alpha.mT.contiguous(),
         **options,
     )
-    return [tensor for tensor in found if tensor is not None]
+    return [tensor for tensor in gradients_of_fields if tensor is not None]
 
 
 def _like(places: Sequence[int]) -> Callable[..., list[Tensor]]:
     """The shapes of the gradients of these arguments."""
 
     def shapes(*arguments: Any) -> list[Tensor]:
-        there = [arguments[place] for place in places if arguments[place] is not None]
-        return [tensor.new_empty(tensor.shape) for tensor in there]
+        present = [arguments[place] for place in places if arguments[place] is not None]
+        return [tensor.new_empty(tensor.shape) for tensor in present]
 
     return shapes
 
@@ -110,13 +110,13 @@ def _agree_gradient(ctx: Any, *upstream: Any) -> Any:
 
     def work(tensors: Tensors, upstream: Tensors) -> Tensors:
         grad_pose, grad_alpha = upstream
-        found = iter(
+        found_gradients = iter(
             _run_agree_backward(
                 *(*tensors[:3], sites, tensors[3], *ctx.numbers, pose, alphas, sums),
                 *(grad_pose, grad_alpha),
             )
         )
-        return [None if tensor is None else next(found) for tensor in tensors]
+        return [None if tensor is None else next(found_gradients) for tensor in tensors]
 
     def function(children: Any, *others: Any) -> Tensors:
         *fields, bias = others
@@ -138,13 +138,13 @@ def _agree_gradient(ctx: Any, *upstream: Any) -> Any:
     grad_alpha = None
     if grad_alphas is not None and len(grad_alphas):
         grad_alpha = grad_alphas[-1].mT
-    found = gradients(
+    found_gradients = gradients(
         work,
         function,
         (children, transforms, coordinates, bias),
         (grad_pose, grad_alpha),
     )
-    return *found[:3], None, found[3], *(None for _ in ctx.numbers)
+    return *found_gradients[:3], None, found_gradients[3], *(None for _ in ctx.numbers)
 
 
 _run_agree_backward = operator(
@@ -206,11 +206,13 @@ def _mix_context(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, ...]) ->
 
 
 def _mix_backward(*arguments: Any) -> list[Tensor]:
-    inputs, (found, *upstream) = arguments[:_MIXING], arguments[_MIXING:]
+    inputs, (mixed, *upstream) = arguments[:_MIXING], arguments[_MIXING:]
     call, seen, beta_u, _, settings = _Mixing.of(inputs)
-    upstream = [None if one is None else one.contiguous() for one in upstream]
+    upstream = [
+        None if gradient is None else gradient.contiguous() for gradient in upstream
+    ]
     gradients = _layers().mixture_backward(
-        call.readable(), seen, beta_u.contiguous(), Mixed(*found), upstream, settings
+        call.readable(), seen, beta_u.contiguous(), Mixed(*mixed), upstream, settings
     )
     return [tensor for tensor in gradients if tensor is not None]
 
@@ -221,7 +223,7 @@ _MIXING = 16
 
 def _mix_gradient(ctx: Any, *upstream: Any) -> Any:
     inputs = ctx.saved_tensors[:8]
-    found = list(ctx.saved_tensors[8:])
+    saved = list(ctx.saved_tensors[8:])
     sites, seen = inputs[4:6]
     settings = _Mixing.of((*inputs, *ctx.numbers)).settings
     grad_mean, grad_logit, *fields = upstream[:5]
@@ -233,7 +235,7 @@ def _mix_gradient(ctx: Any, *upstream: Any) -> Any:
     def work(tensors: Tensors, upstream: Tensors) -> Tensors:
         arguments = *tensors[:4], sites, seen, *tensors[4:], *ctx.numbers
         upstream = (*upstream, None, None, None)[:5]  # one step compares with nothing
-        grads = iter(_run_mix_backward(*arguments, found, *upstream))
+        grads = iter(_run_mix_backward(*arguments, saved, *upstream))
         return [None if tensor is None else next(grads) for tensor in tensors]
 
     def function(*tensors: Any) -> Tensors:

@@ -55,10 +55,12 @@ class Call(NamedTuple):
         """From the other tensors, in the order of :func:`listed`."""
         return cls._make((*tensors[:5], sites, tuple(tensors[5:])))
 
-    def gradients(self, made: Callable[[Tensor], Tensor] = torch.zeros_like) -> "Call":
-        """Tensors for the gradients: zeros, or what ``made`` gives for each tensor."""
+    def gradients(
+        self, allocate: Callable[[Tensor], Tensor] = torch.zeros_like
+    ) -> "Call":
+        """Tensors for the gradients: zeros, or what ``allocate`` gives for each tensor."""
         return Call.of(
-            [None if field is None else made(field) for field in listed(self)], None
+            [None if field is None else allocate(field) for field in listed(self)], None
         )
 
     def readable(self) -> "Call":
@@ -81,10 +83,10 @@ class Call(NamedTuple):
                 "similarity must have none, one or three tensors, got "
                 f"{len(self.similarity)}"
             )
-        own = 1 if self.transforms.shape[0] == 1 else I
+        transform_rows = 1 if self.transforms.shape[0] == 1 else I
         shapes = (
             children.shape,
-            (own, J, P, D),
+            (transform_rows, J, P, D),
             (I, M * D),
             by_child,
             by_child,
@@ -94,8 +96,8 @@ class Call(NamedTuple):
         )
         dtype = children.dtype
         device = children.device
-        found = [*self[:5], *self.similarity]
-        for place, (tensor, shape) in enumerate(zip(found, shapes, strict=False)):
+        fields = [*self[:5], *self.similarity]
+        for place, (tensor, shape) in enumerate(zip(fields, shapes, strict=False)):
             if tensor is not None:
                 if (
                     tensor.shape != shape
@@ -103,13 +105,13 @@ class Call(NamedTuple):
                     or tensor.device != device
                 ):
                     raise misfit(_NAMES[place], tensor, shape, children)
-                found[place] = tensor.contiguous()
+                fields[place] = tensor.contiguous()
         sites = self.sites
         if sites is not None:
             if sites.dtype != torch.int32 or sites.device != device:
                 raise misfit("sites", sites, sites.shape, children, torch.int32)
             sites = sites.contiguous()
-        return Call.of(found, sites)
+        return Call.of(fields, sites)
 
     def flat(self) -> list[Tensor]:
         """The tensors of :func:`listed` that the call has."""
@@ -235,11 +237,15 @@ class Mixed(NamedTuple):
         B, _, J, M, _, D = sizes_of(call)
         pair = (B, J)
         field = (B, M * D, J)
-        one = steps if seen is not None else 0
+        partition_steps = steps if seen is not None else 0
         before = steps - 1
         shapes: list[Sequence[int]] = [(B, J, M * D), pair, (steps, *field)]
         shapes += [(steps, *field), (before, *pair), (before, *pair), (steps, *pair)]
-        shapes += [(steps, *field), (steps, B, 2), (one, *call.children.shape[:2])]
+        shapes += [
+            (steps, *field),
+            (steps, B, 2),
+            (partition_steps, *call.children.shape[:2]),
+        ]
         return cls(*(call.children.new_empty(shape) for shape in shapes))
 
 
@@ -281,10 +287,10 @@ def _combined(partition: Tensor, seen: Tensor) -> Tensor:
     """Normalisers (N, W * I) over the parents of each window, to those over the windows
     that see a child, (N, G); 0 for a child that none sees.
     """
-    there = seen >= 0
+    present = seen >= 0
     table = partition[:, seen.clamp(min=0).long()]
-    table = table.masked_fill(~there, -math.inf)
-    none = ~there.any(1)
+    table = table.masked_fill(~present, -math.inf)
+    none = ~present.any(1)
     table = torch.where(none[:, None], 0.0, table)
     return torch.where(none, 0.0, table.logsumexp(-1))
 

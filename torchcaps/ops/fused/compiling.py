@@ -45,8 +45,10 @@ def find_compiler() -> list[str] | None:
     """
     named = os.environ.get("CXX", "").strip()
     if not named:
-        found = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
-        return None if found is None else [found]
+        compiler = next(
+            filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None
+        )
+        return None if compiler is None else [compiler]
     try:
         return shlex.split(named)
     except ValueError as error:
@@ -75,7 +77,7 @@ def compile_for_others(compiler: Sequence[str], folder: Path) -> list[Path]:
     machine = platform.machine()
     kinds = list(LEVELS.values()) if machine == "x86_64" else [machine]
     folder.mkdir(parents=True, exist_ok=True)
-    made = []
+    libraries = []
     for kind in kinds:
         target = folder / f"native-{kind}.so"
         march = [f"-march={kind}"] if machine == "x86_64" else []
@@ -101,8 +103,8 @@ def compile_for_others(compiler: Sequence[str], folder: Path) -> list[Path]:
             ]
         )
         target.with_suffix(".o").unlink()
-        made.append(target)
-    return made
+        libraries.append(target)
+    return libraries
 
 
 def _run(command: Sequence[str]) -> None:

@@ -127,18 +127,23 @@ class NativeVotes(FusedVotes):
             ValueError: if the moments hold no scatter, or do not fit each other.
         """
         mass, total, scatter = moments
-        known = total.dtype in (torch.float32, torch.float64)
-        if scatter is None or not total.numel() or not known or transformed():
+        computed_natively = total.dtype in (torch.float32, torch.float64)
+        if (
+            scatter is None
+            or not total.numel()
+            or not computed_natively
+            or transformed()
+        ):
             return super().gaussians(moments, floor)
         differentiated = _eager(moments)
         if differentiated is None:
             return super().gaussians(moments, floor)
-        for name, one, shape in (
+        for name, parameter, shape in (
             ("mass", mass, total.shape[:2]),
             ("scatter", scatter, total.shape),
         ):
-            if one.shape != shape or one.dtype != total.dtype:
-                raise misfit(name, one, shape, total)
+            if parameter.shape != shape or parameter.dtype != total.dtype:
+                raise misfit(name, parameter, shape, total)
         fields = mass.contiguous(), total.contiguous(), scatter.contiguous()
         if differentiated:
             return Gaussians(*_Fitted.apply(*fields, floor))
@@ -158,10 +163,10 @@ class NativeVotes(FusedVotes):
         if differentiated is None:
             return None
         if differentiated:
-            found: tuple[Tensor, Tensor | None] = _Agree.apply(
+            agreed: tuple[Tensor, Tensor | None] = _Agree.apply(
                 agreement, self.sites, *tensors
             )
-            return found
+            return agreed
         pose, alpha, *_ = passes.agreement_forward(
             *_agreeing(self.sites, tensors), agreement
         )
@@ -264,9 +269,9 @@ class Ledger:
             hard = options[1]
             # Stored logits are read parent by parent: that takes a known normaliser,
             # and finds no argmax.
-            logits = (
-                scored.logits if call.log_partition is not None and not hard else None
-            )
+            logits = None
+            if call.log_partition is not None and not hard:
+                logits = scored.logits
         step = _Step(self.entries, self.parts, options, name)
         if differentiated:
             return Moments(
@@ -274,8 +279,10 @@ class Ledger:
                     step, self.kept, self._token(), token, logits, call.sites, *tensors
                 )
             )
-        found = passes.moments(call.readable(), *options, step.parts, logits, self.kept)
-        return Moments(*found[:3])
+        moments = passes.moments(
+            call.readable(), *options, step.parts, logits, self.kept
+        )
+        return Moments(*moments[:3])
 
     def scores(
         self,
@@ -405,7 +412,7 @@ class _Moments(torch.autograd.Function):
         if entry is not None and step.scores is not None and not hard:
             scored, _ = ctx.next_functions[1]
             defers = scored is not None and torch._C._will_engine_execute_node(scored)
-        found = passes.moments_flow(
+        flowing = passes.moments_flow(
             call,
             mean,
             rest,
@@ -419,10 +426,10 @@ class _Moments(torch.autograd.Function):
             hard=hard,
         )
         if entry is not None:
-            entry.terms += found.terms
-            if defers and found.flow is not None:
-                entry.left[step.scores] = found.flow
-        return *_BESIDE, *found.gradients
+            entry.terms += flowing.terms
+            if defers and flowing.flow is not None:
+                entry.left[step.scores] = flowing.flow
+        return *_BESIDE, *flowing.gradients
 
 
 _BESIDE = (None,) * 6
@@ -449,10 +456,10 @@ class _Scores(torch.autograd.Function):
         step = ctx.step
         saved = ctx.saved_tensors
         if torch.is_grad_enabled() or several((grad,)):
-            found = scores_gradients(
+            slopes = scores_gradients(
                 saved[3:], saved[2], saved[:1], (grad,), "native", *step.options
             )
-            return *_BESIDE[:4], *found
+            return *_BESIDE[:4], *slopes
         scores, logits, sites, *tensors = passes.read_back(saved)
         call = Call.of(tensors, sites)
         entry = _entry(ctx, call)
@@ -480,11 +487,11 @@ class _Fitted(torch.autograd.Function):
     def forward(
         ctx: Any, mass: Tensor, total: Tensor, scatter: Tensor, floor: float
     ) -> Gaussians:
-        found = passes.gaussians(mass, total, scatter, floor)
+        fitted = passes.gaussians(mass, total, scatter, floor)
         ctx.floor = floor
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(mass, total, scatter, found.mean, found.precision)
-        return found
+        ctx.save_for_backward(mass, total, scatter, fitted.mean, fitted.precision)
+        return fitted
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> Any:
@@ -549,7 +556,9 @@ class _Agree(torch.autograd.Function):
             *fields, bias = others
             votes = NaiveVotes(in_windows(children, sites), *fields)
             return step_by_step(
-                lambda one: votes.moments(one, None, Rule(settings.orphan), False).sum,
+                lambda similarity: (
+                    votes.moments(similarity, None, Rule(settings.orphan), False).sum
+                ),
                 settings,
                 bias,
             )

@@ -96,9 +96,10 @@ def built() -> list[Path]:
     if machine == "x86_64":
         order = list(LEVELS)
         best = torch.backends.cpu.get_cpu_capability()
-        kinds = (
-            [LEVELS[one] for one in order[order.index(best) :]] if best in order else []
-        )
+        if best in order:
+            kinds = [LEVELS[level] for level in order[order.index(best) :]]
+        else:
+            kinds = []
     return [path for kind in kinds if (path := BUILT / f"native-{kind}.so").is_file()]
 
 
@@ -119,7 +120,7 @@ def build() -> Path:
             "torchcaps' C++ kernels need a compiler, and there is no c++, g++ or "
             "clang++"
         )
-    known = "\0".join(
+    description = "\0".join(
         [*(path.read_text() for path in SOURCES), *compiler, *FLAGS, _machine()]
     )
     folder = (
@@ -127,20 +128,20 @@ def build() -> Path:
         / "torchcaps"
         / "native"
     )
-    name = hashlib.sha256(known.encode()).hexdigest()[:16]
+    name = hashlib.sha256(description.encode()).hexdigest()[:16]
     try:
-        found = _whole(folder, name)
-        if found is None:
+        library = _whole(folder, name)
+        if library is None:
             folder.mkdir(parents=True, exist_ok=True)
             with (folder / "lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # given back by a process that dies
-                found = _whole(folder, name) or _made(compiler, folder, name)
+                library = _whole(folder, name) or _made(compiler, folder, name)
     except OSError as error:
         raise RuntimeError(
             f"torchcaps' C++ kernels could not be compiled with {' '.join(compiler)}: "
             f"{error}"
         ) from error
-    return found
+    return library
 
 
 def _whole(folder: Path, name: str) -> Path | None:
@@ -171,13 +172,13 @@ def _made(compiler: list[str], folder: Path, name: str) -> Path:
     for path in damaged:
         path.unlink()
     with tempfile.TemporaryDirectory(prefix="making-", dir=folder) as scratch:
-        made = Path(scratch) / "made.so"
-        compile_library(compiler, made)
-        with made.open("rb") as written:
+        compiled = Path(scratch) / "made.so"
+        compile_library(compiler, compiled)
+        with compiled.open("rb") as written:
             os.fsync(
                 written.fileno()
             )  # a name in the cache must not come before what it names
-        return made.replace(folder / f"{name}-{_digest(made)}.so")
+        return compiled.replace(folder / f"{name}-{_digest(compiled)}.so")
 
 
 def _machine() -> str:

@@ -146,11 +146,11 @@ def _moments(*arguments: Any) -> tuple[Tensor, ...]:
     the rest.
     """
     call, backend, (orphan, hard, scatter) = _opened(arguments)
-    found = _kernels(backend).moments(
+    results = _kernels(backend).moments(
         call.readable(), orphan=orphan, hard=hard, scatter=scatter
     )
     return tuple(
-        call.children.new_empty(0) if tensor is None else tensor for tensor in found
+        call.children.new_empty(0) if tensor is None else tensor for tensor in results
     )
 
 
@@ -241,8 +241,8 @@ def _gradients(
     """
 
     def work(tensors: Tensors, upstream: Tensors) -> Tensors:
-        found = iter(run(Call.of(tensors, sites), *upstream))
-        return [None if tensor is None else next(found) for tensor in tensors]
+        computed = iter(run(Call.of(tensors, sites), *upstream))
+        return [None if tensor is None else next(computed) for tensor in tensors]
 
     return gradients(
         work,
@@ -267,10 +267,10 @@ def moments_gradients(
 
     def run(call: Call, *upstream: Tensor | None) -> list[Tensor]:
         mean = total / positive(mass)[..., None]
-        found: list[Tensor] = _run_moments_backward(
+        slopes: list[Tensor] = _run_moments_backward(
             *call, backend, *options[:2], mean, *upstream, rest
         )
-        return found
+        return slopes
 
     return _gradients(run, stored_moments, tensors, sites, upstream, options)
 
@@ -288,10 +288,10 @@ def scores_gradients(
     """
 
     def run(call: Call, grad: Tensor | None) -> list[Tensor]:
-        found: list[Tensor] = _run_scores_backward(
+        slopes: list[Tensor] = _run_scores_backward(
             *call, backend, *options, *results, grad
         )
-        return found
+        return slopes
 
     return _gradients(run, stored_scores, tensors, sites, upstream, options)
 
@@ -315,7 +315,9 @@ def _save(ctx: Any, arguments: Sequence[Any], *results: Tensor | None) -> None:
     ctx.save_for_backward(*results, *arguments[:6], *arguments[6])
 
 
-def _at_arguments(ctx: Any, found: Callable[..., Tensors], upstream: Tensors) -> Any:
+def _at_arguments(
+    ctx: Any, gradients_of: Callable[..., Tensors], upstream: Tensors
+) -> Any:
     """The gradients at the places of an operator's arguments."""
     saved = ctx.saved_tensors  # read once: a checkpoint gives them out only once
     results, (*fields, sites), similarity = (
@@ -323,7 +325,7 @@ def _at_arguments(ctx: Any, found: Callable[..., Tensors], upstream: Tensors) ->
         saved[ctx.results : ctx.results + 6],
         saved[ctx.results + 6 :],
     )
-    grads = found([*fields, *similarity], sites, results, upstream, *ctx.options)
+    grads = gradients_of([*fields, *similarity], sites, results, upstream, *ctx.options)
     return *grads[:5], None, list(grads[5:]), *(None for _ in ctx.options)
 
 

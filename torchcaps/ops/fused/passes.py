@@ -66,9 +66,10 @@ class Record:
         for fields in named:
             for name, field in fields:
                 if field is not None:
-                    values[places[name]] = (
-                        field if type(field) in _NUMBERS else field.data_ptr()
-                    )
+                    if type(field) in _NUMBERS:
+                        values[places[name]] = field
+                    else:
+                        values[places[name]] = field.data_ptr()
         return self._struct.pack(*values)
 
 
@@ -182,11 +183,9 @@ class Kept:
     @property
     def votes(self) -> Tensor | None:
         """The votes, [I, B, J, D], if they are there."""
-        return (
-            self._votes
-            if self._formed is not None and self._formed == self._versions()
-            else None
-        )
+        if self._formed is not None and self._formed == self._versions():
+            return self._votes
+        return None
 
     def note(self, outcome: int) -> None:
         """Notes the outcome of a pass with these :meth:`fields`."""
@@ -251,11 +250,11 @@ def read_back(saved: Sequence[Tensor | None]) -> list[Any]:
     """What a forward pass saved, as the kernels read it: hooks may give back the same
     numbers with other strides.
     """
-    found = list(saved)
-    for place, tensor in enumerate(found):
+    tensors = list(saved)
+    for place, tensor in enumerate(tensors):
         if tensor is not None and not tensor.is_contiguous():
-            found[place] = tensor.contiguous()
-    return found
+            tensors[place] = tensor.contiguous()
+    return tensors
 
 
 def _aligned(votes: Tensor) -> Tensor:
@@ -286,9 +285,10 @@ def moments(
     B, _, J, M, _, D = sizes_of(call)
     total = call.children.new_empty(B, J, M * D)
     mass = total.new_empty(B, J)
-    second, rest = (
-        (torch.empty_like(total), torch.empty_like(total)) if scatter else (None, None)
-    )
+    if scatter:
+        second, rest = (torch.empty_like(total), torch.empty_like(total))
+    else:
+        second, rest = (None, None)
     parts = row_parts(call) if parts is None else parts
     options: dict[str, Any] = {
         "orphan": orphan,
@@ -442,11 +442,10 @@ def scores_flow(
     gradients = _empty_gradients(
         (*_VOTES, True, True, *(compared,) * 3), listed(call), call
     )
-    flow = (
-        into
-        if into is not None or not passing
-        else _coefficients(call, parts, sizes_of(call)[2])
-    )
+    if into is not None or not passing:
+        flow = into
+    else:
+        flow = _coefficients(call, parts, sizes_of(call)[2])
     _run(
         _FLOW,
         call,
@@ -460,8 +459,8 @@ def scores_flow(
         orphan=orphan,
         reduced=reduced,
     )
-    there = into is None and flow is not None and call.similarity
-    return Flow(gradients, [_term_of_logits(call, flow)] if there else [], flow)
+    with_logits = into is None and flow is not None and call.similarity
+    return Flow(gradients, [_term_of_logits(call, flow)] if with_logits else [], flow)
 
 
 def pass_on(
@@ -483,11 +482,11 @@ def pass_on(
                 (("parents", term.coefficient.shape[2]),),
             )
         )
-    there = ctypes.c_char_p(b"".join(packed))
+    buffer = ctypes.c_char_p(b"".join(packed))
     call = Call(*call[:3], None, None, call.sites, ())
     numbers: dict[str, Any] = {
         "parts": parts,
-        "terms": ctypes.cast(there, ctypes.c_void_p).value,
+        "terms": ctypes.cast(buffer, ctypes.c_void_p).value,
         "count": len(terms),
     }
     _run(_PASS_ON, call, **numbers, **dict(zip(_GRADIENTS, gradients, strict=False)))
@@ -605,13 +604,13 @@ def gaussians(mass: Tensor, total: Tensor, scatter: Tensor, floor: float) -> Gau
     one pass over what all parents have.
     """
     mean, variance, precision = map(torch.empty_like, (total, total, total))
-    found = Gaussians(mean, variance, precision, torch.empty_like(mass))
+    fitted = Gaussians(mean, variance, precision, torch.empty_like(mass))
     sizes = mass.numel(), total.shape[-1], torch.get_num_threads()
     inputs = zip(Moments._fields, (mass, total, scatter), strict=True)
-    outputs = zip(Gaussians._fields, found, strict=True)
+    outputs = zip(Gaussians._fields, fitted, strict=True)
     record = GAUSSIANS.pack(sizes, inputs, outputs, (("floor", floor),))
     library().torchcaps_gaussians(record, False, mass.dtype == torch.float64)
-    return found
+    return fitted
 
 
 def gaussians_backward(
@@ -629,16 +628,16 @@ def gaussians_backward(
     fields: dict[str, Any] = {"mean": mean, "precision": precision}
     for name, gradient in zip(Gaussians._fields, read_back(upstream), strict=True):
         fields[f"grad_{name}"] = gradient
-    found: Gradients = []
+    gradients: Gradients = []
     for name, tensor in zip(Moments._fields, moments, strict=True):
-        found.append(torch.empty_like(tensor))
-        fields[f"grad_{name}"] = found[-1]
+        gradients.append(torch.empty_like(tensor))
+        fields[f"grad_{name}"] = gradients[-1]
     mass, total, _ = moments
     sizes = mass.numel(), total.shape[-1], torch.get_num_threads()
     inputs = zip(Moments._fields, moments, strict=True)
     record = GAUSSIANS.pack(sizes, inputs, fields.items())
     library().torchcaps_gaussians(record, True, mass.dtype == torch.float64)
-    return found
+    return gradients
 
 
 def moments_backward(
@@ -686,7 +685,9 @@ def row_parts(call: Call) -> int:
     """Among how many tasks the rows of windows are shared out, the same in all steps; 0
     without windows.
     """
-    return 0 if call.sites is None else min(len(call.children), torch.get_num_threads())
+    if call.sites is None:
+        return 0
+    return min(len(call.children), torch.get_num_threads())
 
 
 def empty_logits(call: Call, parts: int) -> Tensor:
@@ -700,11 +701,9 @@ def _coefficients(call: Call, parts: int, parents: int) -> Tensor:
     lanes = library().vector_bytes // dtype.itemsize
     width = B if B <= lanes // _FEW else lanes
     shape = -(-B // lanes) + parts, -(-I // _TOGETHER), parents, _TOGETHER, width
-    return (
-        torch.empty(shape, dtype=dtype)
-        if math.prod(shape) <= _SMALL
-        else _pool.take(shape, dtype)
-    )
+    if math.prod(shape) <= _SMALL:
+        return torch.empty(shape, dtype=dtype)
+    return _pool.take(shape, dtype)
 
 
 def _empty_gradients(
@@ -713,11 +712,11 @@ def _empty_gradients(
     """Memory for the gradients of the fields that are there, if wanted; zeros where
     there are no votes to fill it.
     """
-    made = torch.zeros_like if 0 in sizes_of(call) else torch.empty_like
-    found: Gradients = []
+    allocate = torch.zeros_like if 0 in sizes_of(call) else torch.empty_like
+    gradients: Gradients = []
     for want, field in zip(wanted, fields, strict=False):
-        found.append(made(field) if want and field is not None else None)
-    return found
+        gradients.append(allocate(field) if want and field is not None else None)
+    return gradients
 
 
 def _term_of_logits(call: Call, flow: Any) -> Term:
@@ -729,13 +728,13 @@ def _term_of_logits(call: Call, flow: Any) -> Term:
 
 
 def _run(
-    which: int, call: Call, agreement: dict[str, Any] | None = None, **fields: Any
+    program: int, call: Call, agreement: dict[str, Any] | None = None, **fields: Any
 ) -> int:
     """Runs one pass on a call with further fields, and returns its outcome; the fields
     live as long as it runs.
 
     Args:
-        which: of the passes; with an agreement, whether backward.
+        program: of the passes; with an agreement, whether backward.
         call: with tensors as the kernels read them.
         agreement: the fields of the record of a routing by agreement, for all its
             steps; None for one pass.
@@ -775,10 +774,10 @@ def _run(
     )
     wide = children.dtype == torch.float64
     if agreement is None:
-        outcome = library().torchcaps_run(record, which, wide)
+        outcome = library().torchcaps_run(record, program, wide)
     else:
         outcome = library().torchcaps_agree(
-            record, AGREEMENT.pack((), agreement.items()), which, wide
+            record, AGREEMENT.pack((), agreement.items()), program, wide
         )
     if outcome == _OUTSIDE:
         raise IndexError(f"sites must be from 0 to {grid - 1}, got {sites}")

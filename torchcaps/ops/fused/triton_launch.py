@@ -167,7 +167,8 @@ def moments_backward(
         direct = grads.renewed_fields()
         _scores_backward(launch, log_partition, grad_partition.sum(0), grads)
         grads.fields = [
-            one + other for one, other in zip(direct, grads.fields, strict=True)
+            gradient + following
+            for gradient, following in zip(direct, grads.fields, strict=True)
         ]
     return grads.call()
 
@@ -239,7 +240,9 @@ class Launch:
             call.transforms.permute(0, 2, 3, 1).contiguous(),
             call.coordinates,
         )
-        fields = [by_parent(one) if one.ndim == 3 else one for one in call.similarity]
+        fields = [
+            by_parent(field) if field.ndim == 3 else field for field in call.similarity
+        ]
         self.similarity = (*fields, None, None, None)[:3]
 
     def _cut(self, work: str) -> None:
@@ -426,11 +429,11 @@ class Launch:
         """The normaliser and the choice that a program must be given, and the tile that
         reads them.
         """
-        given = self.source.log_partition
+        partition = self.source.log_partition
         if self.tile.hard:
             return None, self.best() if self.blocks > 1 else None, self.tile
-        if given is not None or self.blocks == 1:
-            return given, None, self.tile
+        if partition is not None or self.blocks == 1:
+            return partition, None, self.tile
         return self.partition(), None, replace(self.tile, by_row=True)
 
 

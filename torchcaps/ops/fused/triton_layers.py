@@ -109,7 +109,7 @@ def _flat(call: Call) -> bool:
 def agreement_backward(
     call: Call,
     bias: Tensor | None,
-    found: Agreed,
+    agreed: Agreed,
     grad_pose: Tensor,
     grad_alpha: Tensor | None,
     *,
@@ -123,7 +123,7 @@ def agreement_backward(
     Args:
         call: as in :func:`agreement`.
         bias: likewise.
-        found: what that gave.
+        agreed: what that gave.
         grad_pose: (B, J, H).
         grad_alpha: of what the last step compared with, (B, H, J), or None.
         constant: as there.
@@ -132,8 +132,8 @@ def agreement_backward(
         tiling: of the passes.
     """
     launch = Launch(call, tiling, "flow", orphan=orphan)
-    steps, parents = len(found.sums), launch.parents(constant=constant)
-    grad_sums = torch.empty_like(found.sums)
+    steps, parents = len(agreed.sums), launch.parents(constant=constant)
+    grad_sums = torch.empty_like(agreed.sums)
     parts, later = grad_pose[None], None
     for step in reversed(range(steps)):
         passed = (
@@ -143,7 +143,7 @@ def agreement_backward(
             between.agreed_backward_kernel,
             parts,
             later,
-            found.sums[step],
+            agreed.sums[step],
             passed,
             grad_sums[step],
             launch.B * launch.J,
@@ -153,7 +153,7 @@ def agreement_backward(
         )
         later = passed if step < steps - 1 else grad_alpha
         if step:
-            compared = launch.comparing(found.alphas[step - 1])
+            compared = launch.comparing(agreed.alphas[step - 1])
             (parts,) = empty_fields(compared)
             compared(
                 device.moments_backward_kernel,
@@ -178,13 +178,13 @@ def agreement_backward(
                 None,
                 None,
             )
-    grads = _agreed_votes(launch, found, grad_sums, orphan)
+    grads = _agreed_votes(launch, agreed, grad_sums, orphan)
     grad_bias = None if bias is None else grad_sums.sum((0, 1)).mT.contiguous()
     return (*grads, grad_bias)
 
 
 def _agreed_votes(
-    launch: Launch, found: Agreed, grad_sums: Tensor, orphan: bool
+    launch: Launch, agreed: Agreed, grad_sums: Tensor, orphan: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The gradients of children, transforms and coordinates: two steps at a time, the
     even one beside the first two.
@@ -195,7 +195,7 @@ def _agreed_votes(
     launch.tile = replace(launch.tile, even=1 / (launch.J + orphan))
     grads = Gradients(launch)
     even: Tensor | None = grad_sums[0]
-    compared = [(found.alphas[k - 1], grad_sums[k]) for k in range(1, steps)]
+    compared = [(agreed.alphas[k - 1], grad_sums[k]) for k in range(1, steps)]
     while even is not None or compared:
         first, second = (*compared[:2], (None, None), (None, None))[:2]
         launch(
@@ -321,7 +321,7 @@ def mixture_backward(
     call: Call,
     seen: Tensor | None,
     unit_cost: Tensor,
-    found: Mixed,
+    mixed: Mixed,
     upstream: Sequence[Tensor | None],
     settings: Mixture,
     tiling: Tiling | None = None,
@@ -332,7 +332,7 @@ def mixture_backward(
         call: as in :func:`mixture`.
         seen: likewise.
         unit_cost: likewise.
-        found: what that gave.
+        mixed: what that gave.
         upstream: the gradients of mean and logit, and of the last mean, precision and
             weight that votes were compared with; None for 0.
         settings: as there.
@@ -341,7 +341,7 @@ def mixture_backward(
     launch = Launch(call, tiling, "backward")
     launch.tile = replace(launch.tile, overlap=True, based=True)  # all steps add
     grads, steps = Gradients(launch.alone()), settings.steps
-    worths = found.mean.new_zeros((steps, *call.children.shape[:2]))
+    worths = mixed.mean.new_zeros((steps, *call.children.shape[:2]))
     costs = launch.empty(2, steps, launch.B, launch.J)
     options = {
         "standardise": settings.standardise,
@@ -353,16 +353,16 @@ def mixture_backward(
     parts: list[Tensor | None] = [None, None, None]
     for step in reversed(range(steps)):
         fields = [launch.empty(launch.B, launch.J)]
-        fields += [torch.empty_like(found.means[step]) for _ in range(2)]
+        fields += [torch.empty_like(mixed.means[step]) for _ in range(2)]
         last = step == steps - 1
         parents.by_row(
             between.mixed_backward_kernel,
-            found.masses[step],
-            found.rests[step],
-            found.precisions[step],
-            found.logit if last else found.logits[step],
+            mixed.masses[step],
+            mixed.rests[step],
+            mixed.precisions[step],
+            mixed.logit if last else mixed.logits[step],
             unit_cost,
-            found.roundings[step - 1] if step else None,
+            mixed.roundings[step - 1] if step else None,
             parts[0],
             grad_mean if last else None,
             *parts[1:],
@@ -375,7 +375,7 @@ def mixture_backward(
             launch.J,
             1 if parts[0] is None else parts[0].shape[0],
         )
-        parts = _mixed_pass(launch, seen, grads, found, step, worths[step], fields)
+        parts = _mixed_pass(launch, seen, grads, mixed, step, worths[step], fields)
         if last and step:
             parts = [*map(_with, parts, compared_with)]
     grad_weights = None if call.weights is None else worths.sum(0)
@@ -401,7 +401,7 @@ def _mixed_pass(
     launch: Launch,
     seen: Tensor | None,
     grads: Gradients,
-    found: Mixed,
+    mixed: Mixed,
     step: int,
     worths: Tensor,
     moments: Sequence[Tensor],
@@ -412,17 +412,17 @@ def _mixed_pass(
         launch: of the votes.
         seen: as in :func:`mixture`.
         grads: added to.
-        found: what :func:`mixture` gave.
+        mixed: what :func:`mixture` gave.
         step: from 0.
         worths: of the children in this step, (N, G), zeros; filled if wanted.
         moments: the gradients of those of the step.
     """
-    call, mean = launch.source, found.means[step]
-    partition = None if seen is None else found.partitions[step]
+    call, mean = launch.source, mixed.means[step]
+    partition = None if seen is None else mixed.partitions[step]
     compared, summed = launch, None
     parts: list[Tensor | None] = [None, None, None]
     if step:
-        fields = found.means, found.precisions, found.log_weights
+        fields = mixed.means, mixed.precisions, mixed.log_weights
         compared = launch.comparing(*(field[step - 1] for field in fields))
         parts[:] = empty_fields(compared)
         if seen is not None:
@@ -435,7 +435,7 @@ def _mixed_pass(
                 call.sites,
                 *compared.similarity,
                 mean,
-                found.rests[step],
+                mixed.rests[step],
                 *moments,
                 worths,
             )
@@ -450,7 +450,7 @@ def _mixed_pass(
         call.sites,
         *compared.similarity,
         mean,
-        found.rests[step],
+        mixed.rests[step],
         summed,
         *moments,
         *grads.votes,
