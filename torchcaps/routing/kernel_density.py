@@ -210,10 +210,10 @@ class KernelDensity(Similarity):
 
     def logits(self, votes: Tensor) -> Tensor:
         """The products (B, I, J) of votes (B, I, J, H)."""
-        density = epanechnikov(votes, self.centre, self.width)
-        if self.shares is None:
-            return 1 / votes.shape[2] * density
-        return self.shares.logits(votes) * density
+        share: Tensor | float = 1 / votes.shape[2]
+        if self.shares is not None:
+            share = self.shares.logits(votes)
+        return share * epanechnikov(votes, self.centre, self.width)
 
 
 def epanechnikov(votes: Tensor, centre: Tensor, width: float) -> Tensor:
