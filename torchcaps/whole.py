@@ -8,6 +8,8 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,10 @@ LARGEST_TABLE = 2**32
 """Bytes of a file about a whole data set: COCO's own annotations have 0.5 GB, those of
 LVIS 1.2 GB.
 """
+
+
+_NEIGHBOURS = 10_000
+"""Entries of a folder among which a misspelt one is looked for."""
 
 
 @contextmanager
@@ -171,6 +177,35 @@ def parsed_json(text: str | bytes, kind: type = dict) -> Any:
             f"it must hold a {kind.__name__}, got {type(content).__name__}"
         )
     return content
+
+
+def seen_from(path: str | Path) -> str:
+    """For messages about a path that is missing: the folder that a relative one was
+    looked for in, and what has nearly its name.
+    """
+    path = Path(path)
+    near = nearest(path)
+    place = "" if path.is_absolute() else f" (looked for in {Path.cwd()})"
+    return place + ("" if near is None else f"; did you mean {near}?")
+
+
+def nearest(path: Path) -> Path | None:
+    """A path that exists, of which one part is spelt a little otherwise than in a
+    missing one; None if there is none.
+    """
+    missing = path
+    while missing != missing.parent and not missing.parent.is_dir():
+        missing = missing.parent
+    try:
+        names = [entry.name for entry in islice(missing.parent.iterdir(), _NEIGHBOURS)]
+    except OSError:
+        return None
+    behind = path.relative_to(missing)
+    for name in get_close_matches(missing.name, names, 3):
+        near = missing.with_name(name) / behind
+        if near.exists():
+            return near
+    return None
 
 
 def named_below(root: Path, name: Any, source: object, what: str = "file") -> Path:

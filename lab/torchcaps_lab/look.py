@@ -53,6 +53,29 @@ class Guess(NamedTuple):
     reader: str = ""
 
 
+def counted(count: int, plural: str) -> str:
+    """A number of things as text, with the singular for one.
+
+    Args:
+        count: how many there are.
+        plural: what they are, such as "images", "classes" or "series".
+
+    Example:
+        >>> from torchcaps_lab.look import counted
+        >>> counted(1, "classes"), counted(1, "series"), counted(2000, "images")
+        ('1 class', '1 series', '2,000 images')
+    """
+    return f"{count:,} {singular(plural) if count == 1 else plural}"
+
+
+def singular(plural: str) -> str:
+    """The word for one of them."""
+    for many, one in (("series", "series"), ("classes", "class"), ("copies", "copy")):
+        if plural.endswith(many):
+            return plural.removesuffix(many) + one
+    return plural.removesuffix("s")
+
+
 def is_junk(path: Path) -> bool:
     """Whether a path is hidden, or a file that operating systems leave in folders."""
     return path.name.startswith(".") or path.name.lower() in _JUNK

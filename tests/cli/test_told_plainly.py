@@ -11,7 +11,7 @@ from PIL import Image
 
 import torchcaps_lab.cli as cli
 from tests.options import typed
-from torchcaps import Classifier, create_model
+from torchcaps import Classifier, create_model, train
 from torchcaps.models import load_pretrained
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import Digits, Words
@@ -505,6 +505,108 @@ def test_a_first_try_is_told_what_to_type(
         bare.save_pretrained(folder / "bare", classes=list("0123456789"))
         command = command.replace("digits", "bare")
     assert hint in told_by(capsys, *command.split())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "check {}",
+        "train {}",
+        "evaluate {}",
+        "explain {}",
+        "predict {} one.png",
+        "train --resume {}",
+        "explore {}",
+        "export {} --to x.onnx",
+        "evaluate digits {}",
+        "predict digits {}",
+        "train --config {}",
+    ],
+)
+def test_a_path_that_is_missing_is_named_with_what_is_like_it(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+) -> None:
+    """They said "[Errno 2] No such file", or had no hint."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (folder / "my_photos" / "first").mkdir(parents=True, exist_ok=True)
+    error = told_by(capsys, *command.format("my_fotos/first").split())
+    assert "my_fotos/first" in error
+    assert "did you mean my_photos/first?" in error
+    assert "Errno" not in error
+    assert len(error.splitlines()) <= 2
+
+
+def test_an_image_that_is_missing_is_named_in_python(folder: Path) -> None:
+    classifier = Classifier.open("digits")
+    with pytest.raises(FileNotFoundError, match=r"no file onne\.png .* mean one\.png"):
+        classifier("onne.png")
+
+
+def test_another_folder_is_tested_on_behind_the_run(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``evaluate RUN FOLDER`` was refused as an unknown argument."""
+    for name in "0123456789":
+        (tmp_path / "new" / name).mkdir(parents=True)
+        Image.new("L", (8, 8), int(name)).save(tmp_path / "new" / name / "one.png")
+    new = str(tmp_path / "new")
+    assert main(["evaluate", "digits", new, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["images"] == 10
+    assert main(["explain", "digits", new, "--out", str(tmp_path / "page")]) == 0
+    both = told_by(capsys, "evaluate", "digits", new, "--data", "Digits")
+    assert "both name the data" in both
+
+
+def test_a_resumed_run_keeps_its_network(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It trained nothing, after the data were read, and named weights."""
+    run = str(tmp_path / "run")
+    small = ("--model_args.channels", "4", "--model_args.types", "2")
+    once = ("--epochs", "1", "--report", "false", "--batch_size", "512")
+    assert main(["train", "Digits", *small, *once, "--run", run]) == 0
+    error = told_by(capsys, "train", "--resume", run, "--model", "capsnet_small")
+    assert "model was capsnet_digits, is capsnet_small" in error
+    error = told_by(capsys, "train", "--resume", run, "--model_args.types", "3")
+    assert "model_args.types was 2, is 3" in error
+    with pytest.raises(ValueError, match="model was capsnet_digits, is capsnet_small"):
+        train("Digits", run=run, resume=True, model="capsnet_small", show=None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("Digits", {"epoch": 3}), "did you mean epochs"),
+        (("Digits", {"image_size": 3}), "did you mean size"),
+        (("Digits", {"device": "cuda"}), "did you mean trainer.accelerator"),
+        ((None, {}), "data must be the path of a folder"),
+        ((torch.zeros(4, 8, 8), {}), "the labels are missing"),
+        (([torch.zeros(8, 8)], {"labels": [0, 1]}), "1 image and 2 labels"),
+    ],
+    ids=["epoch", "image_size", "device", "None", "one array", "labels"],
+)
+def test_a_training_in_python_says_what_to_give(
+    arguments: tuple[object, dict[str, object]], message: str
+) -> None:
+    data, options = arguments
+    with pytest.raises(ValueError, match=message):
+        train(data, show=None, **options)
+
+
+def test_images_in_a_list_with_labels_beside_them_are_trained_on(
+    tmp_path: Path,
+) -> None:
+    """The default network was larger than images of 8 pixels, and a list was no
+    data.
+    """
+    images = [torch.full((8, 8), value / 20) for value in range(20)]
+    labels = [int(value > 9) for value in range(20)]
+    how = {"run": tmp_path / "run", "epochs": 1, "report": False, "show": None}
+    classifier = train(images, labels, **how)
+    assert classifier.summary["model"] == "capsnet_digits"
 
 
 def test_python_says_what_to_give(folder: Path) -> None:

@@ -101,6 +101,36 @@ def test_a_folder_of_one_class_is_refused_by_both(
         assert "two or more classes" in out + err
 
 
+def test_check_prints_the_command_that_trains_in_spite_of_problems(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It printed none, and the option that leaves out what is broken did not help with
+    empty class folders.
+    """
+    photos = SHAPES["class folders"].make(tmp_path)
+    (photos / "empty").mkdir()
+    (photos / "gold" / "broken.png").write_text("no image")
+    assert status("check", "photos") == 1
+    out, _ = capsys.readouterr()
+    (line,) = [line for line in out.splitlines() if line.startswith("train on it: ")]
+    assert line.endswith("torchcaps train photos --data.skip_broken true")
+    words = shlex.split(line.removeprefix("train on it: torchcaps "))
+    steps = ("--epochs", "1", "--trainer.extra", "{limit_train_batches: 1}")
+    assert status(*words, *steps, "--report", "false") == 0
+
+
+def test_one_thing_is_in_the_singular(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ "1 images of 1 classes"."""
+    picture(tmp_path / "photos" / "gold" / "0.png", "gold", 0)
+    assert status("check", "photos") == 1
+    out, _ = capsys.readouterr()
+    assert out.startswith("all: 1 image of 1 class\n")
+    plural = r"\b1 (images|classes|texts|files|epochs|steps|problems|examples)\b"
+    assert not re.search(plural, out)
+
+
 def test_plain_words_stay_texts_beside_a_table_of_other_columns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,7 +38,7 @@ from torchcaps.spec import (
     plain,
     same_class,
 )
-from torchcaps.whole import sweep, write_whole, written_whole
+from torchcaps.whole import seen_from, sweep, write_whole, written_whole
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -367,7 +367,8 @@ def _locate(source: str | Path) -> Path:
         return network_folder(folder)
     if folder.as_posix() in list_pretrained():
         return pretrained_folder(folder.as_posix())
-    near = meant(folder.as_posix(), list_pretrained())
+    near = "" if is_path else meant(folder.as_posix(), list_pretrained())
+    near = near or ("" if is_path else seen_from(folder))
     pretrained = f"{', '.join(list_pretrained())}{near}"
     if (
         is_path or len(folder.parts) != 2 or folder.is_absolute()

@@ -11,6 +11,9 @@ from torchcaps_lab.data.manifest import count_of
 from torchcaps_lab.look import Guess, Place
 from torchcaps_lab.training.guess import over, seen
 
+_SKIPPING = {"data": {"skip_broken": True}}
+"""Options of a training that leaves out what cannot be read."""
+
 
 def command(folder: Existing, *, json: bool = False) -> None:
     """Read every example of a folder or a file as 'torchcaps train' would.
@@ -32,9 +35,10 @@ def command(folder: Existing, *, json: bool = False) -> None:
         print(dumps(report.json()))
     else:
         print("\n".join(report.lines()))
-    if isinstance(guess, Guess) and not json:
-        advised = report.advised(guess.options)
-        for line in _advice(folder, guess, advised):
+    trained = guess if isinstance(guess, Guess) else seen(place, _SKIPPING)[1]
+    if isinstance(trained, Guess) and not json:
+        advised = report.advised(trained.options)
+        for line in _advice(folder, trained, advised):
             print(line)
     if report.problems:
         raise ValueError(

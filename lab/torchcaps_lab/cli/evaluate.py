@@ -6,8 +6,8 @@ from json import dumps
 from typing import Literal
 
 from torchcaps.spec import jsonable
-from torchcaps_lab.cli.places import Trained
-from torchcaps_lab.cli.runs import Split, open_run
+from torchcaps_lab.cli.places import Existing, Trained
+from torchcaps_lab.cli.runs import Split, open_run, other_data
 from torchcaps_lab.cli.strange import examine_strange, fit_again
 from torchcaps_lab.data import DataSet
 from torchcaps_lab.tasks.classification import two_class_text, with_positive
@@ -15,9 +15,10 @@ from torchcaps_lab.tasks.classification import two_class_text, with_positive
 
 def command(
     run: Trained,
+    folder: Existing | None = None,
     *,
     data: DataSet | None = None,
-    split: Split = "test",
+    split: Split | None = None,
     batch_size: int = 128,
     crops: Literal[1, 13] | None = None,
     positive: str | None = None,
@@ -30,9 +31,11 @@ def command(
 
     Args:
         run: folder of a run; with --data also of a saved network, or its name
+        folder: other data, as --data FOLDER; of files all are tested on but those that
+            the run was trained on
         data: other data than that of the run: a folder or a file, or a data set, as in
             'torchcaps train'
-        split: which of the images; all: of --data
+        split: which of the images; default: test; all: of --data
         batch_size: images at a time
         crops: crops of each image to average; default: as trained
         positive: of two classes the one that sensitivity and AUC are about; default:
@@ -43,6 +46,7 @@ def command(
         false_alarms: share of the validation images to take for strangers, above 0 and
             below 1: fits the threshold again, and saves it with the network
     """
+    data, split = other_data(folder, data, split)
     classifier, images = open_run(run, data, split, imported)
     figures = (
         []

@@ -6,17 +6,18 @@ import csv
 from pathlib import Path
 
 from torchcaps.whole import LARGEST_NOTE, owned, read_text
-from torchcaps_lab.cli.places import Trained
-from torchcaps_lab.cli.runs import Split, open_run
+from torchcaps_lab.cli.places import Existing, Trained
+from torchcaps_lab.cli.runs import Split, open_run, other_data
 from torchcaps_lab.data import DataSet
 from torchcaps_lab.training import RunFolder, read_summary
 
 
 def command(
     run: Trained,
+    folder: Existing | None = None,
     *,
     data: DataSet | None = None,
-    split: Split = "test",
+    split: Split | None = None,
     out: str | None = None,
     imported: list[str],
 ) -> None:
@@ -24,33 +25,36 @@ def command(
 
     Args:
         run: folder of a run; with --data also of a saved network, or its name
+        folder: other data, as --data FOLDER; of files all are shown but those that
+            the run was trained on
         data: other data than that of the run: a folder or a file, or a data set, as in
             'torchcaps train'
-        split: which of the images; all: of --data
+        split: which of the images; default: test; all: of --data
         out: folder to write 'report/' into; default: the run, or 'explain-SPLIT' in it
             for other images
     """
-    folder = RunFolder(Path(run))
+    data, split = other_data(folder, data, split)
+    of_run = RunFolder(Path(run))
     on_test_images = split == "test" and data is None
     place = (
         Path(out)
         if out
-        else folder.path
+        else of_run.path
         if on_test_images
-        else folder.path / f"explain-{split}"
+        else of_run.path / f"explain-{split}"
     )
     if not out:
-        owned(folder.path, place.relative_to(folder.path).as_posix())
+        owned(of_run.path, place.relative_to(of_run.path).as_posix())
     if place.exists() and not place.is_dir():
         raise ValueError(f"--out must be a folder, and {place} is a file")
-    if not out and data is not None and not folder.config.is_file():
+    if not out and data is not None and not of_run.config.is_file():
         raise ValueError(
             f"--out must name a folder for the report: {run} is not the folder of a run"
         )
     classifier, images = open_run(run, data, split, imported)
-    recorded = read_summary(folder) if folder.summary.is_file() else {}
+    recorded = read_summary(of_run) if of_run.summary.is_file() else {}
     summary = {**recorded, "run": run}  # it may have moved since
-    metrics = _read_metrics(folder.metrics) if folder.metrics.is_file() else []
+    metrics = _read_metrics(of_run.metrics) if of_run.metrics.is_file() else []
     page = classifier.task.report(
         place, classifier.network, classifier.prepared(images), summary, metrics
     )

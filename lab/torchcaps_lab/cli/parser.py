@@ -16,11 +16,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
-from torchcaps.spec import MISSING, alternatives, declared, fit, meant, registry_of
+from torchcaps.spec import MISSING, alternatives, declared, fit, registry_of
 from torchcaps_lab.cli.output import shortened
 from torchcaps_lab.cli.plugins import HELP, import_named, named_imports
 from torchcaps_lab.cli.source import Sketch, docstring, documented, sketches
-from torchcaps_lab.training.reading import put, typed
+from torchcaps_lab.training.reading import meant_option, put, typed
 
 OF_TRAINING = ("size", "channels", "range", "cut")
 """Guessed arguments of a data set that are for a training: a trained network has its
@@ -204,13 +204,7 @@ class OptionParser(ArgumentParser):
                 for name in self._option_string_actions
                 if name.startswith("--")
             ]
-            name = unknown[1].replace("-", "_")
-            ours = OURS.get(name, "")
-            message += (
-                f"; did you mean --{ours}?"
-                if ours.partition(".")[0] in names
-                else meant(name, names).replace("mean ", "mean --")
-            )
+            message += meant_option(unknown[1], names).replace("mean ", "mean --")
         if message.startswith("the following arguments are required"):
             places = [
                 action.dest for action in self._actions if not action.option_strings
@@ -310,18 +304,6 @@ class OptionParser(ArgumentParser):
                     default=SUPPRESS,
                     help=help_of.get(field, "").replace("%", "%%"),
                 )
-
-
-OURS = {
-    "device": "trainer.accelerator",
-    "gpus": "trainer.devices",
-    "learning_rate": "lr",
-    "img_size": "data.size",
-    "image_size": "data.size",
-    "num_epochs": "epochs",
-    "output": "run",
-}
-"""Options of other packages' commands, by their names here."""
 
 
 class WrongUsage(ValueError):

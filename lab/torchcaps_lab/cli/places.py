@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import torchcaps
 from torchcaps.spec import Within
+from torchcaps.whole import seen_from
 
 
 @dataclass(frozen=True)
@@ -30,14 +31,14 @@ class There(Within):
         except OSError:  # too long for the name of a file
             missing = True
         if missing:
-            seen = "" if path.is_absolute() else f" (looked for in {Path.cwd()})"
             neighbours = (
                 ", and no network of that name comes with the package"
                 if self.network
                 else ""
             )
             raise ValueError(
-                f"{place} {str(value)[:4000]} does not exist{seen}{neighbours}"
+                f"{place} {str(value)[:4000]} does not exist"
+                f"{neighbours}{seen_from(path)}"
             )
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from torchcaps.spec import Spec, fit
+from torchcaps.whole import seen_from
 from torchcaps_lab.classifier import Classifier
-from torchcaps_lab.cli.parser import WrongUsage
+from torchcaps_lab.cli.parser import WrongUsage, data_at
 from torchcaps_lab.data import DataSet, Examples
-from torchcaps_lab.data.files import seen_from
 from torchcaps_lab.training import RunFolder, follow_record, images_apart, read_options
 from torchcaps_lab.training.reading import merged
 
@@ -92,6 +92,29 @@ def _other_fit(data: DataSet, classifier: Classifier) -> tuple[str, ...]:
         f"these images are resized with {fit}, but the network was trained with "
         f"{usual}: add --data.resize {usual}",
     )
+
+
+def other_data(
+    folder: str | None, data: Spec | DataSet | None, split: Split | None
+) -> tuple[Any, Split]:
+    """Return the data that were named in place of those of a run, and which of them.
+
+    Args:
+        folder: a path that was named behind the run; None if none was.
+        data: the option ``--data``.
+        split: the option ``--split``; None if it was not given.
+
+    Raises:
+        WrongUsage: both name data.
+    """
+    if folder is None:
+        return data, split or "test"
+    if data is not None:
+        raise WrongUsage(f"{folder} and --data both name the data: give one of them")
+    named: Spec = fit(DataSet, data_at(folder), "data")
+    kind = cast(type[DataSet], named.cls)
+    takes_all = kind.test_on_all is not DataSet.test_on_all
+    return named, split or ("all" if takes_all else "test")
 
 
 def open_run(

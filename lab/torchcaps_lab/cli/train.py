@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import torchcaps
 from torchcaps.spec import Typed, meant
+from torchcaps.whole import seen_from
 from torchcaps_lab import training
 from torchcaps_lab.cli.output import say
 from torchcaps_lab.cli.parser import OptionParser
 from torchcaps_lab.cli.plugins import importing, named_imports
 from torchcaps_lab.cli.source import arguments_of
+from torchcaps_lab.look import counted
 from torchcaps_lab.training.guess import guess, in_source, over
 from torchcaps_lab.training.reading import as_yaml, merged, read_options
 
@@ -226,7 +228,7 @@ def _of_files(files: list[Path], imports: list[str]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for file in files:
         if not file.is_file():
-            raise ValueError(f"--config: there is no file {file}")
+            raise ValueError(f"--config: there is no file {file}{seen_from(file)}")
         options = merged(options, read_options(file, imports))
     return options
 
@@ -240,8 +242,7 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
     main = as_task(summary["task"]).main
     tested = summary.get(f"test_{main.name}")
     result = "" if tested is None else f"test {main.name} {main.text(tested)} "
-    epochs = summary["epochs"]
-    say(f"{result}after {epochs} epoch{'s' if epochs != 1 else ''}")
+    say(f"{result}after {counted(summary['epochs'], 'epochs')}")
     if "test_balanced_accuracy" in summary:
         balanced = summary["test_balanced_accuracy"]
         say(f"balanced accuracy {100 * balanced:.2f} % (the mean over the classes)")

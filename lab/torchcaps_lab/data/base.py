@@ -35,6 +35,10 @@ size, leaves their size.
 """
 
 
+_LEAST_SIDE = 17
+"""Least height and width that the usual network, ``capsnet``, takes."""
+
+
 def check_held_out_share(name: str, share: float) -> None:
     """Raise a `ValueError` that names the argument unless `share` lies in [0, 1): not
     all can be put aside.
@@ -152,6 +156,14 @@ class DataSet(ABC):
     def image_shape(self) -> tuple[int, int, int]:
         """Return channels, height and width of every image."""
         return self.train.image_shape
+
+    def default_model(self) -> str:
+        """The network that is trained on it, unless another is chosen: a smaller one
+        for images that the usual one's kernels do not fit into.
+        """
+        if self.model == DataSet.model and min(self.image_shape[1:]) < _LEAST_SIDE:
+            return "capsnet_digits"
+        return self.model
 
     def default_task(self) -> str | Mapping[str, Any]:
         """The task of networks that are trained on it, unless another is chosen."""

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from torchcaps_lab.data.base import DataSet
 from torchcaps_lab.data.manifest import readable
+from torchcaps_lab.look import counted
 
 
 class Report(Protocol):
@@ -69,7 +70,8 @@ class DataReport:
         lines = []
         for part, counts in self.classes.items():
             count = self.examples[part]
-            lines.append(f"{part}: {count:,} {self.what} of {len(counts)} classes")
+            classes = counted(len(counts), "classes")
+            lines.append(f"{part}: {counted(count, self.what)} of {classes}")
             for name, number in counts.items():
                 share = number / max(count, 1)
                 lines.append(f"  {readable(name)}: {number:,} ({share:.1%})")

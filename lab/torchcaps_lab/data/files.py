@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import ClassVar
 
+from torchcaps.whole import seen_from
 from torchcaps_lab.data.base import find_data_dir
 from torchcaps_lab.data.classes import places_of
 from torchcaps_lab.data.listed import (
@@ -181,11 +182,6 @@ class Listing(Listed):
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
-
-
-def seen_from(path: Path) -> str:
-    """For messages: the folder that a relative path was looked for in."""
-    return "" if path.is_absolute() else f" (looked for in {Path.cwd()})"
 
 
 def found_root(root: str | Path) -> Path:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchcaps.whole import LARGEST_TABLE, read_json, write_whole
+from torchcaps_lab.look import counted
 
 PARTS = ("train", "validation", "test")
 
@@ -259,7 +260,7 @@ def some(names: Sequence[str]) -> str:
 
 def count_of(names: Sequence[Any], thing: str = "image") -> str:
     """A number of images, or other items, as text."""
-    return f"{len(names):,} {thing}{'s' * (len(names) != 1)}"
+    return counted(len(names), f"{thing}s")
 
 
 def readable(name: str) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.numerics import check_choice
-from torchcaps.whole import check_file
+from torchcaps.whole import check_file, seen_from
 from torchcaps_lab.data.bands import (
     ARRAY_SUFFIX,
     Bands,
@@ -230,8 +230,12 @@ def opened(
             with Image.open(source, formats=formats) as image:
                 _check_pixels(image, most_pixels)
                 yield image
-    except (FileNotFoundError, IsADirectoryError, PermissionError):
-        raise  # They name it and say what is wrong.
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no file {name}{seen_from(name)}") from None
+    except PermissionError:
+        raise PermissionError(f"{name} may not be read") from None
+    except IsADirectoryError:
+        raise  # It names the folder and says what is wrong.
     except UnidentifiedImageError:
         empty = isinstance(source, Path) and not source.stat().st_size
         empty = empty or (isinstance(source, BytesIO) and not source.getbuffer().nbytes)

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from torchcaps_lab.data.examples import Examples
+from torchcaps_lab.look import counted
 from torchcaps_lab.report.observe import Metrics
 
 LISTED = 10
@@ -208,7 +209,7 @@ class Progress(NamedTuple):
         epochs = len(self.train)
         rising = epochs < 4 or self.train[-1] - self.train[-4] > 0.01
         fact = (
-            f"after {epochs} epoch{'s' * (epochs > 1)} the {self.name} is "
+            f"after {counted(epochs, 'epochs')} the {self.name} is "
             f"{self.train[-1]:.1%} on the training {self.examples}"
         )
         if rising or not remedies.underfitting:
@@ -296,7 +297,7 @@ def few_tested(images: Examples) -> Iterator[Hint]:
     """
     if len(images) < _FEW:
         yield Hint(
-            f"{len(images)} test {images.what}",
+            counted(len(images), f"test {images.what}"),
             f"do not trust small differences between trainings, and add {images.what}",
         )
 

@@ -90,7 +90,7 @@ class Verdict:
             tried = "Even assignments cannot be tested with this routing."
         else:
             tried = (
-                f"With even assignments instead, {self.changed:.1%} of {self.images} "
+                f"With even assignments instead, {self.changed:.1%} of {self.images:,} "
                 "answers change."
             )
             if self.even and self.changed >= _CHANGED:

@@ -10,6 +10,7 @@ from torchcaps.models import ClassifierNetwork, Prediction
 from torchcaps.numerics import compute_dtype
 from torchcaps_lab.data import Batch, Examples
 from torchcaps_lab.data.manifest import readable
+from torchcaps_lab.look import counted
 from torchcaps_lab.report.calibration import Calibration, fit_temperature
 from torchcaps_lab.report.exhibit import Exhibit
 from torchcaps_lab.report.findings import Findings, ask, confused_pairs, examine
@@ -112,7 +113,7 @@ class Classification(Task):
                 **_two_classes(findings, images.classes),
             },
             (
-                f"{accuracy:.2%} of {len(images)} {images.what} right, balanced "
+                f"{accuracy:.2%} of {counted(len(images), images.what)} right, balanced "
                 f"accuracy {balanced:.2%}",
                 *(_matrix if len(images.classes) <= _LISTED else _pairs)(
                     findings, images.classes

@@ -12,6 +12,7 @@ from torchcaps.models import ClassifierNetwork, Prediction, box_area
 from torchcaps.numerics import check_size, given
 from torchcaps_lab.data import Batch, Examples
 from torchcaps_lab.data.manifest import readable
+from torchcaps_lab.look import counted
 from torchcaps_lab.report.calibration import Calibration, fit_platt
 from torchcaps_lab.report.exhibit import Exhibit
 from torchcaps_lab.report.findings import ask
@@ -191,10 +192,10 @@ class SeveralLabels(Task):
             {"accuracy": accuracy, "error_percent": 100 * (1 - accuracy)},
             {"per_class": classes},
             (
-                f"{accuracy:.2%} of {len(images)} {images.what} right in all their "
+                f"{accuracy:.2%} of {counted(len(images), images.what)} right in all their "
                 "classes",
                 *(
-                    f"  {readable(name)}: in {row['images']} images, {class_text(row)}"
+                    f"  {readable(name)}: in {counted(int(row['images'] or 0), 'images')}, {class_text(row)}"
                     for name, row in classes.items()
                 ),
             ),

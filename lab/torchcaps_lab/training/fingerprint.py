@@ -106,6 +106,22 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return changes
 
 
+def network_changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The differences between the networks that two sets of options describe, besides
+    its name.
+
+    Args:
+        was: the earlier options, maybe of an earlier version.
+        now: the options, complete.
+    """
+    before = _canonical(was)
+    return [
+        row
+        for name in ("model_args", "routing")
+        for row in _compared(before.get(name), now.get(name), name)
+    ]
+
+
 def _compared(was: Any, now: Any, place: str) -> list[str]:
     if place in FREE or was == now:
         return []

@@ -15,6 +15,7 @@ from torchcaps.whole import (
     UNFINISHED,
     owned,
     read_json,
+    seen_from,
     sweep,
     write_whole,
 )
@@ -170,6 +171,11 @@ class RunFolder:
         Raises:
             FileNotFoundError: if it is not that of a run.
         """
+        if not self.path.exists():
+            raise FileNotFoundError(
+                f"{self.path} is not the folder of a run: it does not exist"
+                f"{seen_from(self.path)}"
+            )
         if not self.config.is_file():
             raise FileNotFoundError(
                 f"{self.path} is not the folder of a run: it holds no "

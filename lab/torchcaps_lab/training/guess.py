@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torchcaps_lab
 from torchcaps.spec import meant
+from torchcaps.whole import seen_from
 from torchcaps_lab.look import Guess, Place
 from torchcaps_lab.training.reading import merged
 
@@ -145,10 +146,11 @@ def _by_name(name: str) -> Guess:
             )
         except ValueError:
             pass
-    near = meant(name, list(sets.values()))
-    place = "" if Path(name).is_absolute() else f" (looked for in {Path.cwd()})"
+    place, separator, near = seen_from(name).partition("; ")
+    meant_set = meant(name, list(sets.values()))
     raise FileNotFoundError(
-        f"there is no folder {name}{place}, and no data set of that name{near}"
+        f"there is no folder {name}{place}, and no data set of that name"
+        f"{separator + near or meant_set}"
     )
 
 

@@ -165,7 +165,7 @@ class Subject:
     @property
     def architecture(self) -> str:
         """The name of the chosen network, or of the default of the data set."""
-        return self.data.model if self.model is None else self.model
+        return self.data.default_model() if self.model is None else self.model
 
     def network(self, seed: int, trained: bool = False) -> ClassifierNetwork:
         """The network, with initial weights that depend only on the seed.

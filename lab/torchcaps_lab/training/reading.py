@@ -9,8 +9,19 @@ from typing import Any
 
 import yaml
 
-from torchcaps.spec import Typed, of_old
+from torchcaps.spec import Typed, meant, of_old
 from torchcaps.whole import read_text
+
+OF_OTHERS = {
+    "device": "trainer.accelerator",
+    "gpus": "trainer.devices",
+    "learning_rate": "lr",
+    "img_size": "data.size",
+    "image_size": "data.size",
+    "num_epochs": "epochs",
+    "output": "run",
+}
+"""Options of other packages, and their names here."""
 
 LARGEST_FILE = 2**20
 MOST_VALUES = 10_000
@@ -22,6 +33,24 @@ _TAGS = tuple(
     f"tag:yaml.org,2002:{kind}"
     for kind in ("null", "bool", "int", "float", "str", "seq", "map")
 )
+
+
+def meant_option(name: str, names: Sequence[str]) -> str:
+    """A question after the option that an unknown one looks like, or that other
+    packages call so.
+
+    Args:
+        name: of the unknown one.
+        names: of the options that there are.
+    """
+    name = name.replace("-", "_")
+    ours = OF_OTHERS.get(name, "")
+    return f"; did you mean {ours}?" if _first(ours) in names else meant(name, names)
+
+
+def _first(option: str) -> str:
+    """The first part of the name of an option."""
+    return option.partition(".")[0]
 
 
 class _Reader(yaml.SafeLoader):

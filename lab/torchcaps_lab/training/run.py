@@ -16,10 +16,12 @@ from torchcaps.whole import write_whole
 from torchcaps_lab.card import Card
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.manifest import readable
+from torchcaps_lab.look import counted
 from torchcaps_lab.report.verdict import judge
 from torchcaps_lab.tasks import Examination, Task
 from torchcaps_lab.training.checkpoints import newest_checkpoint
 from torchcaps_lab.training.command_line import TrainingOptions
+from torchcaps_lab.training.fingerprint import network_changes
 from torchcaps_lab.training.fitting import Fitting, rehearse
 from torchcaps_lab.training.folder import RunFolder, is_first_process
 from torchcaps_lab.training.learner import Learner
@@ -32,7 +34,7 @@ from torchcaps_lab.training.options import (
     Subject,
 )
 from torchcaps_lab.training.rate import find_rate
-from torchcaps_lab.training.reading import as_yaml
+from torchcaps_lab.training.reading import as_yaml, read_options
 from torchcaps_lab.training.record import follow_record, write_record
 
 MOST_NAMED = 8
@@ -163,9 +165,10 @@ def _header(
     parameters = sum(parameter.numel() for parameter in network.parameters())
     return [
         f"{type(data).__name__}: {sizes} {data.train.what}{shape}, "
-        f"{len(data.classes)} classes{_by_class(data.train)}",
+        f"{counted(len(data.classes), 'classes')}{_by_class(data.train)}",
         f"{subject.architecture}: {parameters:,} parameters, on {device}; "
-        f"{fitting.steps:,} steps in at most {fitting.trainer.max_epochs} epochs",
+        f"{counted(fitting.steps, 'steps')} in at most "
+        f"{counted(fitting.trainer.max_epochs or 0, 'epochs')}",
     ]
 
 
@@ -281,6 +284,8 @@ def train_with(
         raise FileNotFoundError(
             f"{error}; if the images have moved, name their new place with --data.root"
         ) from error
+    if folder.config.is_file():
+        _check_network(folder, groups[0], options, how.get("allow_changes", False))
     caller = Caller(options=options.plain(), **how)
     if groups[1].lr == "find":
         options = options.with_rate(find_rate(*groups))
@@ -289,6 +294,25 @@ def train_with(
         if caller.show is not None and is_first_process():
             caller.show(f"lr {options.plain()['lr']} was found")
     return train(folder, *groups, caller)
+
+
+def _check_network(
+    folder: RunFolder, subject: Subject, options: TrainingOptions, allow_changes: bool
+) -> None:
+    """Raises a ValueError if another network is to go on with a run."""
+    recorded = read_options(folder.config, options.imported)
+    was, now = (
+        recorded.get("model") or subject.data.default_model(),
+        subject.architecture,
+    )
+    changes = [] if allow_changes else network_changes(recorded, options.plain())
+    if now != was:
+        changes = [f"model was {was}, is {now}"]
+    if changes:
+        raise ValueError(
+            f"{folder.path} was trained with something else, and a resumed run keeps "
+            f"its network: {'; '.join(changes)}. Leave that out, or train a new run"
+        )
 
 
 def circumstances(

@@ -5,16 +5,19 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from torchcaps.spec import Given, meant, plain, refused
+import numpy as np
+
+from torchcaps.spec import Given, plain, refused
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data.arrays import is_two_arrays
 from torchcaps_lab.data.base import DATASETS
+from torchcaps_lab.look import counted
 from torchcaps_lab.training.command_line import option_arguments, training_options
 from torchcaps_lab.training.fitting import quiet_lightning
 from torchcaps_lab.training.folder import RunFolder
 from torchcaps_lab.training.guess import guess, over
 from torchcaps_lab.training.progress import can_rewrite
-from torchcaps_lab.training.reading import merged, read_options
+from torchcaps_lab.training.reading import meant_option, merged, read_options
 from torchcaps_lab.training.run import train_with
 
 
@@ -44,8 +47,8 @@ def train(
             W, C) or (N, C, H, W) in bytes or floating point in [0, 1]. No file of
             options can hold these: everything else is saved with the run, and to go on
             with it they are given again.
-        labels: the labels, where ``data`` are the images in one array or tensor: N
-            whole numbers or names.
+        labels: the labels, where ``data`` are the images in one array or tensor, or a
+            list: N whole numbers or names.
         run: folder to write, new or empty; default: ``runs`` and the name of the data,
             with a number if it is taken.
         resume: go on with the run in that folder, with its options and those given
@@ -72,6 +75,7 @@ def train(
             a file of options cannot hold; the run saves its options in such a file, to
             be resumed from it.
     """
+    _check_data(data, labels)
     if labels is not None:
         data = _with_labels(data, labels)
     named = str(data) if isinstance(data, str | Path) else _kind_of(data)
@@ -94,8 +98,9 @@ def train(
         wrong = next(
             name for name in data_options if refused(kind.__name__, kind, [name])
         )
+        near = meant_option(wrong, ["run", *option_arguments(), "trainer"])
         raise ValueError(
-            f"unknown option{meant(wrong, option_arguments())}: a training takes "
+            f"unknown option{near.replace('mean data.', 'mean ')}: a training takes "
             f"{', '.join(option_arguments())}, and {why}"
         )
     folder = RunFolder(Path(chosen["run"]), "run")
@@ -134,7 +139,22 @@ def _over_guesses(
     return merged({"data": source}, options), []
 
 
-def _with_labels(images: Any, labels: Any) -> tuple[Any, Any]:
+def _check_data(data: Any, labels: Any) -> None:
+    """Raises an error for data that cannot be trained on, whatever is in them."""
+    if data is None:
+        raise ValueError(
+            "data must be the path of a folder or a file, the name of a data set, "
+            "pairs of an image and a label, or images with labels beside them, got "
+            "None"
+        )
+    if labels is None and hasattr(data, "shape"):
+        raise ValueError(
+            "the labels are missing: torchcaps.train(images, labels) takes images in "
+            f"an array, got one of the shape {tuple(data.shape)} alone"
+        )
+
+
+def _with_labels(images: Any, labels: Any) -> Any:
     """Images and their labels as data; a `ValueError` for data that have labels of
     their own.
     """
@@ -142,7 +162,17 @@ def _with_labels(images: Any, labels: Any) -> tuple[Any, Any]:
         raise ValueError(
             f"labels are for images in an array or a tensor, {images} has its own"
         )
-    return images, labels
+    if not isinstance(images, list):
+        return images, labels
+    if len(images) != len(labels):
+        raise ValueError(
+            "there must be a label for each image, got "
+            f"{counted(len(images), 'images')} and {counted(len(labels), 'labels')}"
+        )
+    shapes = {getattr(image, "shape", None) for image in images}
+    if None not in shapes and len(shapes) == 1:
+        return np.stack(images), labels
+    return list(zip(images, labels, strict=True))
 
 
 def _kind_of(data: Any) -> str:

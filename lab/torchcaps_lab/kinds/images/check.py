@@ -38,6 +38,7 @@ from torchcaps_lab.data.manifest import (
 )
 from torchcaps_lab.data.picture import BrokenImage, opened, pictured
 from torchcaps_lab.data.store import threaded
+from torchcaps_lab.look import counted
 
 _FREQUENT = 10  # sizes that are listed one by one
 _FEW = 10  # images of a class that are hardly enough to learn what it looks like
@@ -107,10 +108,10 @@ class FolderReport:
         return {**asdict(self), "problems": self.problems}
 
     def advised(self, options: Mapping[str, Any]) -> dict[str, str]:
-        """Size and range of the images, and whether broken ones are left out; nothing
-        while the folders forbid a training.
+        """Size and range of the images, and whether broken ones and empty class folders
+        are left out.
         """
-        if self.folders or not self.sizes:
+        if not self.sizes:
             return {}
         advised = {}
         size = options.get("data", {}).get("size")
@@ -118,7 +119,7 @@ class FolderReport:
             advised["--data.size"] = str(size)
         if self.range:
             advised["--data.range"] = range_option(self.range)
-        if self.broken:
+        if self.broken or self.folders:
             advised["--data.skip_broken"] = "true"
         return advised
 
@@ -127,7 +128,8 @@ class FolderReport:
         lines = []
         for part, classes in self.classes.items():
             total = sum(classes.values())
-            lines.append(f"{part}: {total:,} images of {len(classes)} classes")
+            shown = counted(len(classes), "classes")
+            lines.append(f"{part}: {counted(total, 'images')} of {shown}")
             lines += [
                 f"  {readable(name)}: {count:,} ({count / max(total, 1):.1%})"
                 for name, count in classes.items()

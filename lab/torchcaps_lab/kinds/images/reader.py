@@ -43,7 +43,7 @@ from torchcaps_lab.data.view import Preprocess
 from torchcaps_lab.kinds.images.check import check_folder
 from torchcaps_lab.kinds.images.guess import guess_of_files
 from torchcaps_lab.kinds.images.table import TableForm, table_of_images
-from torchcaps_lab.look import Guess, Place, trained_of
+from torchcaps_lab.look import Guess, Place, counted, trained_of, values_of
 
 _LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in grey (ITU-R BT.601), as in Pillow."""
@@ -344,15 +344,15 @@ def _has_class_folders(folder: Path) -> bool:
 
 
 def _of_folder(root: Path, given: Mapping[str, Any]) -> Guess:
-    listing = list_folder(root)
+    skips = bool(values_of(given.get("data")).get("skip_broken"))
+    listing = list_folder(root, skip_empty=skips)
     count = len(listing.items)
     train = trained_of(count)
     if "train" in listing.parts:
         train = len(listing.parts["train"]) * 9 // 10
     files = [file.path for file in listing.items if isinstance(file, ImageFile)]
-    summary = (
-        f"ImageFolder, {count:,} images of {len(listing.classes)} classes in {root}"
-    )
+    classes = counted(len(listing.classes), "classes")
+    summary = f"ImageFolder, {counted(count, 'images')} of {classes} in {root}"
     data = {"name": "ImageFolder", "root": str(root)}
     apart = listing.parts.get("validation")
     validation = None if apart is None else len(apart)
@@ -361,7 +361,7 @@ def _of_folder(root: Path, given: Mapping[str, Any]) -> Guess:
 
 def _of_table(place: Place, form: TableForm, given: Mapping[str, Any]) -> Guess:
     files = form.paths()
-    summary = f"ImageTable, {len(files):,} images with labels in {form.table}"
+    summary = f"ImageTable, {counted(len(files), 'images')} with labels in {form.table}"
     guess = guess_of_files(
         form.arguments(place), summary, files, trained_of(len(files)), given
     )

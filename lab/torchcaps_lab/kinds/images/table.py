@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from torchcaps.spec import argument, settings
+from torchcaps.whole import seen_from
 from torchcaps_lab.data.base import register_dataset
-from torchcaps_lab.data.files import ImageFile, seen_from
+from torchcaps_lab.data.files import ImageFile
 from torchcaps_lab.data.listed import Item, Listed, ListedImages, part_called
 from torchcaps_lab.data.manifest import Entry
 from torchcaps_lab.data.picture import image_suffixes

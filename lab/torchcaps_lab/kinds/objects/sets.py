@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchcaps.numerics import Size
 from torchcaps.spec import Within, argument, settings
+from torchcaps.whole import seen_from
 from torchcaps_lab.data.base import (
     TEST_SEED,
     DataSet,
@@ -20,7 +21,7 @@ from torchcaps_lab.data.base import (
     stratified_split,
 )
 from torchcaps_lab.data.examples import Examples
-from torchcaps_lab.data.files import image_files, seen_from
+from torchcaps_lab.data.files import image_files
 from torchcaps_lab.data.picture import BrokenImage, check_resize, load_image
 from torchcaps_lab.kinds.objects.measures import UNKNOWN
 from torchcaps_lab.kinds.pixels.masks import MaskSet

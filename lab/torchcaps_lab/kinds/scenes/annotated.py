@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.spec import argument, settings
-from torchcaps.whole import LARGEST_NOTE, named_below, read_bytes, read_text
+from torchcaps.whole import LARGEST_NOTE, named_below, read_bytes, read_text, seen_from
 from torchcaps_lab.data.bands import Range, check_range
 from torchcaps_lab.data.base import (
     TEST_SEED,
@@ -332,7 +332,7 @@ def _moved(
 
 def _there(path: Path, description: str) -> Path:
     if not path.exists():
-        raise FileNotFoundError(f"{description} {path} does not exist")
+        raise FileNotFoundError(f"{description} {path} does not exist{seen_from(path)}")
     return path
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.whole import LARGEST_TABLE, check_file
+from torchcaps.whole import LARGEST_TABLE, check_file, seen_from
 from torchcaps_lab.data.files import Listing, list_folder
 from torchcaps_lab.data.listed import Item, Listed, part_called
 from torchcaps_lab.data.plain_text import decoded
@@ -95,7 +95,7 @@ def list_series(
     if root.is_file():
         return Listed(parts={"all": list(table(root, columns, labelled=True))})
     if not root.is_dir():
-        raise FileNotFoundError(f"root {root} does not exist")
+        raise FileNotFoundError(f"root {root} does not exist{seen_from(root)}")
     parts = _tables(root)
     if parts:
         if not {"train", "test"} <= parts.keys():
@@ -171,7 +171,7 @@ def read_sound(path: Path, sound: Sound) -> Tensor:
     import soundfile
 
     if not path.exists():
-        raise FileNotFoundError(f"there is no file {path}")
+        raise FileNotFoundError(f"there is no file {path}{seen_from(path)}")
     check_file(path, LARGEST_TABLE)
     try:
         with soundfile.SoundFile(path) as file:
@@ -287,7 +287,7 @@ def _archive(path: Path) -> Iterator[tuple[str, str, str, Tensor]]:
         )  # of packages that aeon could use and does not need
         from aeon.datasets import load_from_arff_file, load_from_ts_file
     if not path.exists():
-        raise FileNotFoundError(f"there is no file {path}")
+        raise FileNotFoundError(f"there is no file {path}{seen_from(path)}")
     check_file(path, LARGEST_TABLE)
     try:
         if path.suffix.lower() == ".arff":

@@ -8,6 +8,7 @@ from io import BytesIO, StringIO
 from itertools import chain
 from pathlib import Path
 
+from torchcaps.whole import seen_from
 from torchcaps_lab.data.files import Listing, is_there, list_folder
 from torchcaps_lab.data.listed import Item, Listed, part_called
 from torchcaps_lab.data.plain_text import decoded, lines_of
@@ -278,7 +279,7 @@ def named_texts(named: Sequence[str]) -> Iterator[NamedText]:
                     stacklevel=2,
                 )
         elif path.suffix.lower() in (".txt", *_TABLES) and len(name.split()) == 1:
-            raise FileNotFoundError(f"there is no file {name}")
+            raise FileNotFoundError(f"there is no file {name}{seen_from(name)}")
         else:
             texts = [("", name)]
         for place, line in texts:

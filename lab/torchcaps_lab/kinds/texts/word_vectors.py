@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcaps.whole import check_file
-from torchcaps_lab.data.files import seen_from
+from torchcaps.whole import check_file, seen_from
 from torchcaps_lab.kinds.texts.words import RESERVED, Words
 
 _LONGEST = 2**20

@@ -12,6 +12,7 @@ from torchcaps.models.backbone import TIMM
 from torchcaps.models.base import ClassifierNetwork
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.picture import opened
+from torchcaps_lab.look import counted
 from torchcaps_lab.report.exhibit import Exhibit, Table, register_exhibit
 from torchcaps_lab.report.findings import Findings, confused_pairs
 from torchcaps_lab.report.hints import (
@@ -372,7 +373,7 @@ def _few(findings: Findings, images: Examples) -> Iterator[Hint]:
     spread = findings.interval
     if spread > 0.03:
         yield Hint(
-            f"{number} test {images.what}: the accuracy is {findings.accuracy:.1%} ± "
+            f"{counted(number, f'test {images.what}')}: the accuracy is {findings.accuracy:.1%} ± "
             f"{spread:.1%}",
             f"do not trust smaller differences, and add {images.what}",
         )

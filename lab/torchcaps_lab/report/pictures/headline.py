@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchcaps.models.base import ClassifierNetwork
+from torchcaps_lab.look import counted
 from torchcaps_lab.report.exhibit import Exhibit, register_exhibit
 from torchcaps_lab.report.findings import Findings
 from torchcaps_lab.report.observe import Tested
@@ -99,7 +100,7 @@ class Headline(Exhibit):
         interval = 100 * findings.interval
         count = len(findings.labels)
         parts = (
-            f"{accuracy:.1f} % ± {interval:.1f} points of {count:,} {examples} are right.",
+            f"{accuracy:.1f} % ± {interval:.1f} points of {counted(count, examples)} are right.",
             f"Always answering {classes[common]!r} would get {100 * guessing:.1f} % "
             "right.",
             ""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from torchcaps_lab.data.examples import Examples
+from torchcaps_lab.look import counted
 from torchcaps_lab.report.canvas import (
     line_count,
     new_figure,
@@ -99,7 +100,7 @@ class Mistakes(Exhibit):
         wrong = int((findings.prediction != findings.labels).sum())
         high, wide = image_set.image_shape[1:]
         text = (
-            f"The network is wrong about {wrong} of {len(image_set)} images. These "
+            f"The network is wrong about {wrong} of {counted(len(image_set), 'images')}. These "
             f"are the clearest cases, worst first, in the {wide} x {high} pixels that "
             "it sees. The numbers in brackets are its activations of the answer and "
             "of the true class. Look for images that you would get wrong too, and "
