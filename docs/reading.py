@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from docs.house import ROOT, code_lines
+from docs.house import ROOT, code_lines, modules
 
 FOLDERS = (
     "torchcaps",
@@ -128,9 +128,14 @@ def names_without_users() -> list[str]:
 
 def private_imports() -> list[str]:
     """What recipes, benchmarks and examples import that is not public, with its place:
-    other names, and names from inside a room.
+    other names, and names from inside a room that declares none.
     """
     public = public_names()
+    declaring = {
+        name
+        for name, path in modules().items()
+        if "__all__" in path.read_text(encoding="utf-8")
+    }
     places = []
     for folder in OUTSIDE:
         for path in python_files(folder):
@@ -140,7 +145,7 @@ def private_imports() -> list[str]:
                 module = node.module or ""
                 if not module.startswith("torchcaps"):
                     continue
-                inside = module.count(".") > 1
+                inside = module.count(".") > 1 and module not in declaring
                 for alias in node.names:
                     if inside or alias.name not in public:
                         place = f"{path.relative_to(ROOT)}:{node.lineno}"

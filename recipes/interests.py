@@ -20,7 +20,7 @@ from recipes.kit.measures import by_groups, half_interval, percent
 from recipes.kit.options import TrainingOptions
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear
-from torchcaps.models import Prediction, TextClassifier, register_model
+from torchcaps.models import Prediction, register_model
 from torchcaps.routing import Routing, create_routing, interests_of, label_aware
 from torchcaps.spec import Size, settings
 from torchcaps_lab.data import (
@@ -31,6 +31,7 @@ from torchcaps_lab.data import (
     Words,
     register_dataset,
 )
+from torchcaps_lab.kinds.texts import TextClassifier
 from torchcaps_lab.report import ask
 
 RESERVED = 2

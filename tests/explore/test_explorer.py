@@ -22,7 +22,7 @@ from tests.data.folders import write
 from tests.data.test_smallnorb import FILES
 from torchcaps import Classifier, create_model
 from torchcaps.layers import CapsLinear
-from torchcaps.models import CapsuleClassifier, TextClassifier
+from torchcaps.models import CapsuleClassifier
 from torchcaps.models.pretrained import list_pretrained
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import MNIST, Examples, Shapes, Words
@@ -36,6 +36,7 @@ from torchcaps_lab.explore import (
 from torchcaps_lab.explore.explorer import MOST_LOOKS
 from torchcaps_lab.explore.samples import digit_scenes
 from torchcaps_lab.explore.server import MOST_BYTES, _body, _Calls
+from torchcaps_lab.kinds.texts import TextClassifier
 from torchcaps_lab.kinds.texts.coloured import word_shares
 from torchcaps_lab.report.exhibit import png, pngs
 

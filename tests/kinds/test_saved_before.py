@@ -3,6 +3,8 @@ were.
 """
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,20 @@ ANSWERS: dict[str, list[float]] = json.loads((SAVED / "answers.json").read_text(
 
 SHAPES = {"words": (2, 7), "series": (2, 2, 11)}
 """The shapes of inputs that are no images."""
+
+
+WITHOUT_LAB = """
+import sys
+sys.modules["torchcaps_lab"] = None  # as if it were not installed
+import torchcaps as tc
+for make in (lambda: tc.create_model({name!r}), lambda: tc.load_pretrained({saved!r})):
+    try:
+        make()
+        print("works")
+    except ModuleNotFoundError as error:
+        print(error)
+assert "capsnet" in tc.list_models() and "text_cnn" not in tc.list_models()
+"""
 
 
 def inputs_of(network: Any) -> Tensor:
@@ -51,6 +67,20 @@ class TestSavedByEarlierCode:
                 assert json.loads(after.read_text()) == json.loads(before.read_text())
             else:
                 assert after.read_bytes() == before.read_bytes()
+
+    def test_says_what_to_install_where_the_lab_is_missing(self, name: str) -> None:
+        """Networks over images need torchcaps alone; the others come with the lab."""
+        code = WITHOUT_LAB.format(name=name, saved=str(SAVED / name))
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        tried = done.stdout.splitlines()
+        if isinstance(tc.create_model(name), ImageClassifier):
+            assert tried == ["works"] * 2
+        else:
+            assert len(tried) == 2
+            for line in tried:
+                assert line.endswith("pip install torchcaps-lab")
 
     def test_only_images_have_a_shape_of_images(self, name: str) -> None:
         network = tc.create_model(name)

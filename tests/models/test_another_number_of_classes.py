@@ -38,7 +38,7 @@ def worked_on(network: nn.Module, ran: list[str]) -> None:
     [
         name
         for name in list_models()
-        if MODELS[name].network.__module__.startswith("torchcaps.")
+        if MODELS[name].network.__module__.startswith("torchcaps")
     ],
 )
 def test_all_that_does_not_depend_on_it_stays(name: str, tmp_path: Path) -> None:

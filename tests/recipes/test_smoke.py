@@ -219,7 +219,7 @@ def test_scenes_train_with_and_without_boxes(smoke):
     runs = [
         done.folder / "runs" / "smoke" / facts["run"] for facts in done.facts.values()
     ]
-    assert [("Detection" in (run / "config.yaml").read_text()) for run in runs] == [
+    assert [("detection" in (run / "config.yaml").read_text()) for run in runs] == [
         False,
         False,
         True,

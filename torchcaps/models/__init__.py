@@ -1,5 +1,7 @@
 """Networks, and a registry of their published configurations."""
 
+from typing import Any
+
 from torchcaps.capsules import Places, Prediction
 from torchcaps.models.attentioncapsnet import AttentionCapsNet
 from torchcaps.models.backbone import BackboneTwin, CapsNetOnBackbone
@@ -14,9 +16,10 @@ from torchcaps.models.capsnet import CapsNet, CapsNetTwin
 from torchcaps.models.conversion import convert
 from torchcaps.models.deepcaps import DeepCaps, TransposedDecoder
 from torchcaps.models.efficient_capsnet import EfficientCapsNet, UpsamplingDecoder
+from torchcaps.models.elsewhere import CLASSES_OF_THE_LAB, load_lab
 from torchcaps.models.heinsen import HeinsenCapsNet
 from torchcaps.models.matrixcapsnet import MatrixCapsNet, MatrixCapsNetTwin
-from torchcaps.models.network import Network, load_pretrained
+from torchcaps.models.network import NETWORKS, Network, load_pretrained
 from torchcaps.models.registry import (
     create_model,
     describe_models,
@@ -33,7 +36,6 @@ from torchcaps.models.scene_capsnet import (
 )
 from torchcaps.models.segmentation import SegCaps, Segmenter, UNet
 from torchcaps.models.selfroutingresnet import SelfRoutingResNet
-from torchcaps.models.series import SeriesCapsNet, SeriesClassifier, SeriesCNN
 from torchcaps.models.sets import PooledSet, SetCapsNet, SetClassifier
 from torchcaps.models.sharedcapsnet import (
     SharedCapsNet,
@@ -44,11 +46,6 @@ from torchcaps.models.slot_autoencoder import (
     SlotAutoencoder,
     SpatialBroadcastDecoder,
 )
-from torchcaps.models.text import TextClassifier
-from torchcaps.models.text_capsnet import TextCapsNet
-from torchcaps.models.text_cnn import TextCNN
-from torchcaps.models.text_encoder import TextEncoder
-from torchcaps.models.text_pooled import TextPooled
 from torchcaps.models.vbcapsnet import VBCapsNet
 
 __all__ = [
@@ -62,7 +59,6 @@ __all__ = [
     "PooledSet",
     "Prediction",
     "SetCapsNet",
-    "TextClassifier",
     "box_iou",
     "boxes_of_maps",
     "convert",
@@ -71,3 +67,11 @@ __all__ = [
     "load_pretrained",
     "register_model",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Networks that come with torchcaps-lab."""
+    if name not in CLASSES_OF_THE_LAB:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    load_lab()
+    return NETWORKS[name]

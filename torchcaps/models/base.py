@@ -175,30 +175,24 @@ class ImageClassifier(ClassifierNetwork):
         )
 
     def _check(self, images: Tensor) -> None:
-        shape: tuple[int | str, ...] = self.image_shape
+        fixed: tuple[int, ...] = self.image_shape
+        shown = f"(B, {', '.join(map(str, fixed))})"
         if self.any_size:
-            shape = (self.image_shape[0], "H", "W")
-        channels, height, width = shape
-        checked_axes = (
-            2 if self.any_size else 4
-        )  # axes whose size is that of image_shape
+            fixed = self.image_shape[:1]
+            shown = f"(B, {fixed[0]}, H, W)"
+        last = 1 + len(fixed)
         check_batch(
             "images",
             images,
-            lambda shape: (
-                len(shape) == 4
-                and shape[1:checked_axes] == self.image_shape[: checked_axes - 1]
-            ),
-            f"(B, {channels}, {height}, {width})",
+            lambda shape: len(shape) == 4 and shape[1:last] == fixed,
+            shown,
             IN_RANGE,
         )
-        if (
-            images.dtype
-            == torch.float64
-            != (network_dtype := next(self.parameters(), images).dtype)
-        ):  # autocast leaves it, too
+        dtype = next(self.parameters(), images).dtype
+        if images.dtype == torch.float64 and dtype != torch.float64:
+            # Autocast leaves it, too.
             raise ValueError(
-                f"images must be {network_dtype}, as the parameters are, got {images.dtype}"
+                f"images must be {dtype}, as the parameters are, got {images.dtype}"
             )
 
 

@@ -155,7 +155,8 @@ class ByerlyCapsNet(CapsuleClassifier):
         ``capsules_from`` says.
         """
         self._check(images)
-        children, features = [], images
+        children = []
+        features = images
         for stage in self.convolutions:
             features = stage(features)
             pose = features.flatten(2)  # [B, channels, positions]

@@ -23,6 +23,7 @@ from torchcaps.models.allowance import (
     TooLarge,
     read_header,
 )
+from torchcaps.models.elsewhere import CLASSES_OF_THE_LAB, load_lab
 from torchcaps.models.pretrained import list_pretrained, pretrained_folder
 from torchcaps.names import needing
 from torchcaps.routing import Routing, constructor_arguments, create_routing
@@ -362,7 +363,8 @@ def _locate(source: str | Path) -> Path:
         is_folder = folder.is_dir()
         is_path = folder.exists()
     except OSError:  # too long for the name of a file
-        is_folder, is_path = False, True
+        is_folder = False
+        is_path = True
     if is_folder:
         return network_folder(folder)
     if folder.as_posix() in list_pretrained():
@@ -459,6 +461,8 @@ def _read(path: Path, header: Header) -> tuple[_Saved, Network]:
         _check_numbers(
             arguments, "arguments", SPARE_STEPS + STEPS_EACH * len(header.shapes)
         )
+        if name not in NETWORKS and name in CLASSES_OF_THE_LAB:
+            load_lab()
         if name not in NETWORKS:
             network_names = ", ".join(
                 sorted(
@@ -558,7 +562,8 @@ def _write_weights(state: Mapping[str, torch.Tensor], path: Path) -> None:
     """Writes contiguous tensors on the CPU as safetensors; the package of that name
     needs NumPy to write.
     """
-    header, end = {}, 0
+    header = {}
+    end = 0
     largest_first = sorted(
         state.items(), key=lambda entry: (-entry[1].element_size(), entry[0])
     )  # so that all are aligned
@@ -615,11 +620,12 @@ def _read_weights(
     expected = outline.state_dict()
     wrong = f"{path} does not fit {path.with_name(CONFIG_FILE)}"
     if names := sorted(expected.keys() ^ state.keys()):
-        missing = "is missing" if names[0] in expected else "belongs to no layer"
-        raise ValueError(
-            f"{wrong}: {names[0]} {missing}"
-            + (f", and {len(names) - 1} more" if names[1:] else "")
-        )
+        problem = f"{names[0]} belongs to no layer"
+        if names[0] in expected:
+            problem = f"{names[0]} is missing"
+        if names[1:]:
+            problem += f", and {len(names) - 1} more"
+        raise ValueError(f"{wrong}: {problem}")
     for name, tensor in state.items():
         want = expected[name]
         if stored is not None and want.is_floating_point():
@@ -650,6 +656,8 @@ def load_pretrained(source: str | Path) -> Any:
 
     Raises:
         FileNotFoundError: if a file is missing, or the run has not ended.
+        ModuleNotFoundError: if the network comes with torchcaps-lab, which is not
+            installed.
         TypeError: if the source is no path.
         ValueError: if the files are damaged or do not belong together, hold numbers
             that are not finite or weights of another type; or if the module that

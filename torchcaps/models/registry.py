@@ -7,6 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode
 
+from torchcaps.models.elsewhere import (
+    MODELS_OF_THE_LAB,
+    has_lab,
+    load_lab,
+)
 from torchcaps.models.network import Network, load_pretrained
 from torchcaps.models.pretrained import list_pretrained, pretrained_folder
 from torchcaps.spec import meant, parameter_names, refused, same_class
@@ -102,10 +107,14 @@ def check_argument_names(name: str, network: type) -> None:
 def list_models(pattern: str = "*", takes: str | None = None) -> list[str]:
     """List the names that :func:`create_model` accepts, and that match a shell pattern.
 
+    Networks over inputs that are no images come with torchcaps-lab, if it is installed.
+
     Args:
         pattern: of the names.
         takes: ``"images"`` or ``"words"``, for only the networks over these.
     """
+    if has_lab():
+        load_lab()
     names = sorted(name for name in MODELS if fnmatch(name, pattern))
     return [name for name in names if takes in (None, taken_by(name))]
 
@@ -130,10 +139,14 @@ def create_model(
             ``classes`` alone: see :meth:`ImageClassifier.reset_classifier`.
 
     Raises:
+        ModuleNotFoundError: if the network comes with torchcaps-lab, which is not
+            installed.
         ValueError: if there is no such model, or it does not take an argument, or does
             not fit into memory; or if none was trained on such data, or ``pretrained``
             comes with other arguments.
     """
+    if name not in MODELS and name in MODELS_OF_THE_LAB:
+        load_lab()
     if name not in MODELS:
         raise ValueError(
             f"model must be one of {list_models()}, got "

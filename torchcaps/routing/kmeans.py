@@ -371,7 +371,8 @@ class HardKMeansRouting(Routing):
                 "'kmeans' or 'euclidean' and switch the routing afterwards"
             )
         steps = check_steps(self.steps)
-        weights, centre_of = None, _sum
+        weights = None
+        centre_of = _sum
         if self.metric == "euclidean":
             weights = weights_for_means(votes, activation)
             centre_of = mean_of

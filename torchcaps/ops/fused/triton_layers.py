@@ -277,7 +277,8 @@ def numbers_of(settings: Mixture, dtype: torch.dtype, device: torch.device) -> T
     """The numbers of each M-step, (steps, 7), on the device: read there, they have the
     digits of float64, where an argument of a kernel has those of float32.
     """
-    floor, scale = settings.floor, settings.scale
+    floor = settings.floor
+    scale = settings.scale
     common = floor, scale, settings.activation_scale, settings.mass_factor
     sharpness = (*settings.sharpness, 1.0)
     rows = [

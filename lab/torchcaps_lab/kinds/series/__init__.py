@@ -1,5 +1,10 @@
 """Series: measurements over time, and sounds."""
 
+from torchcaps_lab.kinds.series.networks import (
+    SeriesCapsNet,
+    SeriesClassifier,
+    SeriesCNN,
+)
 from torchcaps_lab.kinds.series.pictures import (
     SeriesOverTime,
 )

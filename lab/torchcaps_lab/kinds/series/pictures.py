@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from torchcaps.models import SeriesCapsNet
 from torchcaps_lab.kinds.series.files import SOUNDS
+from torchcaps_lab.kinds.series.networks import SeriesCapsNet
 from torchcaps_lab.kinds.series.series_set import SeriesSet
 from torchcaps_lab.report.canvas import class_legend, colour_of, new_figure, set_title
 from torchcaps_lab.report.exhibit import Exhibit, Picture, register_exhibit

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.models import TextCapsNet, TextEncoder, TextPooled
+from torchcaps_lab.kinds.texts.encoder import TextEncoder
+from torchcaps_lab.kinds.texts.ngram_capsules import TextCapsNet
+from torchcaps_lab.kinds.texts.pooled import TextPooled
 from torchcaps_lab.report.findings import evaluating, kept
 from torchcaps_lab.report.flow import class_shares
 from torchcaps_lab.report.layers import observe_layers
@@ -16,7 +18,7 @@ ROUTED = (TextCapsNet, TextEncoder, TextPooled)
 
 
 class _Branch(nn.Module):
-    """One of the networks side by side in a :class:`~torchcaps.models.TextCapsNet`, as
+    """One of the networks side by side in a :class:`~torchcaps_lab.kinds.texts.TextCapsNet`, as
     a network of its own.
     """
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.models import TextClassifier
 from torchcaps_lab.kinds.texts.coloured import ROUTED, pieces_of, word_shares
+from torchcaps_lab.kinds.texts.network import TextClassifier
 from torchcaps_lab.kinds.texts.text_set import TextSet
 from torchcaps_lab.kinds.texts.words import Words
 from torchcaps_lab.report.canvas import colour_of, new_figure

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from torchcaps.models import ClassifierNetwork, TextClassifier
+from torchcaps.models import ClassifierNetwork
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.listed import part_called
 from torchcaps_lab.data.picture import image_suffixes
@@ -18,6 +18,7 @@ from torchcaps_lab.data.view import Preprocess
 from torchcaps_lab.kinds.texts.class_words import ClassWords
 from torchcaps_lab.kinds.texts.coloured import ROUTED
 from torchcaps_lab.kinds.texts.files import named_texts, texts_of
+from torchcaps_lab.kinds.texts.network import TextClassifier
 from torchcaps_lab.kinds.texts.samples import questions
 from torchcaps_lab.kinds.texts.text_set import TextSet
 from torchcaps_lab.kinds.texts.words import (

@@ -12,11 +12,11 @@ from torchcaps.layers import CapsConv1d, CapsLinear, PrimaryCaps1d
 from torchcaps.models.base import routing_of
 from torchcaps.models.initial import zero_bias
 from torchcaps.models.registry import register_model
-from torchcaps.models.text import TextClassifier, ahead, start_apart
 from torchcaps.numerics import Size, Sizes
 from torchcaps.routing import DynamicRouting, Routing
 from torchcaps.spec import settings
 from torchcaps.squashing import length
+from torchcaps_lab.kinds.texts.network import TextClassifier, ahead, start_apart
 
 
 class NGramCapsules(CapsuleLayer):
@@ -144,7 +144,8 @@ class TextCapsNet(TextClassifier):
     Text Classification"; the code released with it.
 
     Example:
-        >>> network = tc.models.TextCapsNet(
+        >>> from torchcaps_lab.kinds.texts import TextCapsNet
+        >>> network = TextCapsNet(
         ...     vocabulary=50, classes=6, word_dim=16, channels=8, types=4, parts=4
         ... )
         >>> network(torch.randint(1, 52, (2, 9))).activation.shape

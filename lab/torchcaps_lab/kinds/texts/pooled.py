@@ -9,11 +9,11 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear
 from torchcaps.models.base import CapsuleNetwork
 from torchcaps.models.registry import register_model
-from torchcaps.models.text import TextClassifier, seen
 from torchcaps.numerics import Size, Sizes
 from torchcaps.routing import DynamicRouting, Routing
 from torchcaps.spec import settings
 from torchcaps.squashing import length
+from torchcaps_lab.kinds.texts.network import TextClassifier, seen
 
 
 @register_model(
@@ -53,9 +53,8 @@ class TextPooled(TextClassifier, CapsuleNetwork):
     al. 2018.
 
     Example:
-        >>> network = tc.models.TextPooled(
-        ...     vocabulary=50, classes=6, word_dim=16, types=4, dim=4
-        ... )
+        >>> from torchcaps_lab.kinds.texts import TextPooled
+        >>> network = TextPooled(vocabulary=50, classes=6, word_dim=16, types=4, dim=4)
         >>> network(torch.randint(1, 52, (2, 9))).capsules.pose.shape
         torch.Size([2, 6, 16])
     """

@@ -10,10 +10,10 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear, PrimaryCaps1d
 from torchcaps.models.base import CapsuleNetwork
 from torchcaps.models.registry import register_model
-from torchcaps.models.text import TextClassifier, ahead, start_apart
 from torchcaps.numerics import Size
 from torchcaps.routing import DynamicRouting, Routing
 from torchcaps.spec import settings
+from torchcaps_lab.kinds.texts.network import TextClassifier, ahead, start_apart
 
 
 @register_model(
@@ -46,9 +46,8 @@ class TextEncoder(TextClassifier, CapsuleNetwork):
     all children: Su 2018.
 
     Example:
-        >>> network = tc.models.TextEncoder(
-        ...     vocabulary=50, classes=6, word_dim=16, types=4
-        ... )
+        >>> from torchcaps_lab.kinds.texts import TextEncoder
+        >>> network = TextEncoder(vocabulary=50, classes=6, word_dim=16, types=4)
         >>> network(torch.randint(1, 52, (2, 9))).activation.shape
         torch.Size([2, 6])
     """

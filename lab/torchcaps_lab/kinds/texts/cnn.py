@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Prediction
 from torchcaps.models.registry import register_model
-from torchcaps.models.text import TextClassifier, seen
 from torchcaps.numerics import Size, Sizes
 from torchcaps.spec import settings
+from torchcaps_lab.kinds.texts.network import TextClassifier, seen
 
 Output = Literal["softmax", "sigmoid"]
 
@@ -42,9 +42,8 @@ class TextCNN(TextClassifier):
     section 2.
 
     Example:
-        >>> network = tc.models.TextCNN(
-        ...     vocabulary=50, classes=6, word_dim=16, channels=8
-        ... )
+        >>> from torchcaps_lab.kinds.texts import TextCNN
+        >>> network = TextCNN(vocabulary=50, classes=6, word_dim=16, channels=8)
         >>> network(torch.randint(1, 52, (2, 9))).activation.shape
         torch.Size([2, 6])
     """

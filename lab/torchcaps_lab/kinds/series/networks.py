@@ -56,10 +56,11 @@ class SeriesClassifier(ClassifierNetwork):
         dropout: share of the features that are left out in training.
 
     Example:
-        >>> network = tc.models.SeriesCNN(
+        >>> from torchcaps_lab.kinds.series import SeriesClassifier, SeriesCNN
+        >>> network = SeriesCNN(
         ...     in_channels=3, classes=5, channels=(8, 8), strides=(1, 2)
         ... ).eval()
-        >>> isinstance(network, tc.models.SeriesClassifier)
+        >>> isinstance(network, SeriesClassifier)
         True
         >>> series = torch.cat([torch.randn(1, 3, 9), torch.ones(1, 1, 9)], 1)
         >>> padded = torch.nn.functional.pad(series, (0, 5))
@@ -177,7 +178,8 @@ class SeriesCapsNet(SeriesClassifier, CapsuleNetwork):
     Source: ours; shared transforms: Su 2018.
 
     Example:
-        >>> network = tc.models.SeriesCapsNet(in_channels=3, classes=5)
+        >>> from torchcaps_lab.kinds.series import SeriesCapsNet
+        >>> network = SeriesCapsNet(in_channels=3, classes=5)
         >>> network(torch.randn(2, 3, 40)).capsules.pose.shape
         torch.Size([2, 5, 16])
     """
@@ -242,7 +244,8 @@ class SeriesCNN(SeriesClassifier):
     deep neural networks".
 
     Example:
-        >>> network = tc.models.SeriesCNN(in_channels=3, classes=5)
+        >>> from torchcaps_lab.kinds.series import SeriesCNN
+        >>> network = SeriesCNN(in_channels=3, classes=5)
         >>> network(torch.randn(2, 3, 40)).activation.shape
         torch.Size([2, 5])
     """

@@ -10,13 +10,7 @@ from torch.nn import functional as F
 from torchcaps.layers import PrimaryCaps1d
 from torchcaps.models.base import ClassifierNetwork
 from torchcaps.numerics import check_size
-
-PADDING = 0
-UNKNOWN = 1
-RESERVED = 2
-"""As in :mod:`torchcaps_lab.kinds.texts.words`: padding, unknown words, and the first word of
-the vocabulary.
-"""
+from torchcaps_lab.kinds.texts.words import PADDING, RESERVED, UNKNOWN
 
 _START = 0.25
 """Word vectors start between this and its negative (Kim 2014, section 3.1)."""
@@ -39,10 +33,9 @@ class TextClassifier(ClassifierNetwork):
         hidden_words: share of the words that count as unknown in training.
 
     Example:
-        >>> network = tc.models.TextCNN(
-        ...     vocabulary=50, classes=6, word_dim=16, channels=8
-        ... ).eval()
-        >>> isinstance(network, tc.models.TextClassifier)
+        >>> from torchcaps_lab.kinds.texts import TextClassifier, TextCNN
+        >>> network = TextCNN(vocabulary=50, classes=6, word_dim=16, channels=8).eval()
+        >>> isinstance(network, TextClassifier)
         True
         >>> words = torch.randint(1, 52, (1, 9))
         >>> padded = torch.nn.functional.pad(words, (0, 5))

@@ -14,14 +14,14 @@ from torchcaps import (
     list_routings,
     margin_loss,
 )
-from torchcaps.models import TextCapsNet, TextClassifier, TextPooled, text
 from torchcaps.models.registry import MODELS
+from torchcaps_lab.kinds.texts import TextCapsNet, TextClassifier, TextPooled
 from torchcaps_lab.kinds.texts.words import PADDING, RESERVED, UNKNOWN, Words
 
 NAMES = [
     name
     for name in list_models(takes="words")
-    if MODELS[name].network.__module__.startswith("torchcaps.")
+    if MODELS[name].network.__module__.startswith("torchcaps_lab.")
 ]
 SLOW = pytest.mark.slow
 SMALL = {"vocabulary": 30, "classes": 3, "word_dim": 8}
@@ -46,7 +46,6 @@ def test_the_numbers_are_those_of_the_data() -> None:
         "text_encoder",
         "text_pooled",
     ]
-    assert (text.PADDING, text.UNKNOWN, text.RESERVED) == (PADDING, UNKNOWN, RESERVED)
     assert Words(("a",)).read(["a b"])[0].numbers.tolist() == [RESERVED, UNKNOWN]
 
 
