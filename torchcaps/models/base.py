@@ -441,5 +441,7 @@ class CapsuleClassifier(CapsuleNetwork, ImageClassifier):
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
         """Return class capsules and, with a decoder, the reconstruction."""
         capsules = self.encode(images)
-        reconstruction = None if self.decoder is None else self.decode(capsules, target)
+        reconstruction = None
+        if self.decoder is not None:
+            reconstruction = self.decode(capsules, target)
         return Prediction(capsules.activation, capsules, reconstruction)

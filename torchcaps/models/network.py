@@ -491,11 +491,14 @@ def _read(path: Path, header: Header) -> tuple[_Saved, Network]:
         ]:
             raise ValueError(f"{empty[0]} has no elements: a size is 0")
     except NotKnown as error:
-        where = f" ({', '.join(imports)})" if imports else ""
+        where = ""
+        module = "my_module"
+        if imports:
+            where = f" ({', '.join(imports)})"
+            module = imports[0]
         raise ValueError(
             f"{path}: {error}\n  Import the module that defines it{where} first, on "
-            "the command line with --import "
-            f"{imports[0] if imports else 'my_module'}"
+            f"the command line with --import {module}"
         ) from None
     except TooLarge as error:
         raise ValueError(f"{path}: {error}") from error

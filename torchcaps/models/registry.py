@@ -60,13 +60,12 @@ def register_model(name: str, source: str, **arguments: Any) -> Callable[[type],
                 "another name"
             )
         check_argument_names(name, network)
-        registered = MODELS[name].network if name in MODELS else None
-        if registered is not None and (
-            registered is network or not same_class(registered, network)
-        ):
-            raise ValueError(
-                f"a model named {name!r} exists already: a {registered.__name__}"
-            )
+        if name in MODELS:
+            registered = MODELS[name].network
+            if registered is network or not same_class(registered, network):
+                raise ValueError(
+                    f"a model named {name!r} exists already: a {registered.__name__}"
+                )
         MODELS[name] = Configuration(network, arguments, source)
         return network
 
