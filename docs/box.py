@@ -51,6 +51,7 @@ LICENCES = {
         "C. Kaynak, UCI Machine Learning Repository, CC BY 4.0, as scikit-learn "
         "has them."
     ),
+    "shapes": "The images are made by the package.",
     "trec": (
         "The questions, which are not included but for their words: X. Li and D. "
         'Roth, "Learning Question '
@@ -157,7 +158,9 @@ def pack(options: argparse.Namespace) -> None:
     tested = test
     if options.tested is not None:
         tested = test.subset(torch.arange(options.tested))
-    figures_of_test = {"test error": measured(classifier, packed, tested)}
+    figures_of_test = {
+        "test error": tested_in_words(options, classifier, packed, tested)
+    }
     write_card(options, packed, figures_of_test | several(packed, test))
     write_sums()
 
@@ -205,6 +208,23 @@ def images_of(options: argparse.Namespace) -> Any:
     parser = OptionParser(prog="pack", description="")
     parser.add_argument("--data", type=DataSet)
     return parser.parse_args(options.data).data
+
+
+def tested_in_words(
+    options: argparse.Namespace,
+    classifier: Classifier,
+    packed: Classifier,
+    test: Examples,
+) -> str:
+    """What the run said of its test images, and what the stored weights do on them."""
+    summary = json.loads((options.run / "summary.json").read_text())
+    if "test_error_percent" in summary:
+        of_run = f"{summary['test_error_percent']:.2f} % after the last epoch"
+        return f"{of_run}; {measured(classifier, packed, test)}"
+    task = classifier.task
+    lines = task.examine(packed.network, packed.prepared(test)).lines
+    of_run = f"{task.main.name} {summary[f'test_{task.main.name}']:.4g}"
+    return f"{of_run} after the last epoch; as stored {', '.join(lines)}"
 
 
 def measured(classifier: Classifier, packed: Classifier, test: Examples) -> str:
@@ -283,10 +303,6 @@ def write_card(
     }
     if options.note:
         rows["data"] += f"; {options.note}"
-    rows["test error"] = (
-        f"{summary['test_error_percent']:.2f} % after the last epoch; "
-        f"{tested['test error']}"
-    )
     meanings = network.extra.get("meanings")
     if meanings is not None:
         classes = [f"{name}: {text}" for name, text in meanings.items()]

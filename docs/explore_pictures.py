@@ -3,9 +3,9 @@ from the root of the repository.
 
 ``pose.gif``, a digit that changes as numbers of its pose move, is made with a trained
 network of the package and a test image of MNIST (if it is not there, of scikit-learn's
-digits). ``--page`` makes ``explore.png``, ``explore-scenes.png`` and
-``explore-words.png`` too, the page as a browser shows it with networks of single
-images, of scenes and of texts; ``--page trec/text_pooled`` makes the one that this
+digits). ``--page`` makes ``explore.png``, ``explore-scenes.png``,
+``explore-objects.png`` and ``explore-words.png`` too, the page as a browser shows it
+with networks of single images, of scenes, of objects and of texts; ``--page trec/text_pooled`` makes the one that this
 network belongs to. ``--moves 100`` prints how long the way from a slider to the picture
 is. Both need playwright and Chromium.
 """
@@ -36,7 +36,12 @@ from torchcaps_lab.report.pictures import ClassPose
 
 PICTURES = Path(__file__).parent / "pictures"
 NETWORK = "mnist/efficient_capsnet"
-SHOWN = ("mnist/capsnet_small", "scenes/scene_capsnet", "trec/text_pooled")
+SHOWN = (
+    "mnist/capsnet_small",
+    "scenes/scene_capsnet",
+    "shapes/slot_autoencoder",
+    "trec/text_pooled",
+)
 """The networks that the page is shown with, if no others are named."""
 
 INK, GREY, PALE, RED, BLUE = "#1d2530", "#667080", "#dfe3e8", "#b5382c", "#2b5c8a"
@@ -282,6 +287,20 @@ def point_at_a_class(page: Any) -> None:
     settle(page)
 
 
+def draw_figures(page: Any) -> None:
+    """Four, of which two overlap."""
+    for brush, figure, place in (
+        ("red", "disc", (0.3, 0.3)),
+        ("blue", "square", (0.45, 0.4)),
+        ("yellow", "triangle", (0.7, 0.7)),
+        ("cyan", "disc", (0.25, 0.75)),
+    ):
+        page.click(f"#brushes button[title={brush}]")
+        page.click(f"#figures button[title={figure}]")
+        stroke(page, [place])
+    page.locator("#apart-step").fill("5")
+
+
 def ask_a_question(page: Any) -> None:
     """One that speaks for several classes."""
     page.fill(
@@ -307,6 +326,7 @@ class View(NamedTuple):
 VIEWS = {
     "explore": View(draw_a_digit, 800),
     "explore-scenes": View(point_at_a_class, 800),
+    "explore-objects": View(draw_figures, 600),
     "explore-words": View(ask_a_question, 500),
 }
 
@@ -315,6 +335,8 @@ def view_of(classifier: Classifier) -> str:
     """The picture that a network belongs to."""
     if classifier.reader.written:
         return "explore-words"
+    if classifier.task.explores:
+        return "explore-objects"
     if isinstance(classifier.network, SceneCapsNet):
         return "explore-scenes"
     return "explore"

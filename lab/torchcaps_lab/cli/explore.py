@@ -79,9 +79,8 @@ def _shows(classifier: Classifier) -> tuple[bool, bool]:
     networks by what they show.
     """
     network: Any = classifier.network
-    return getattr(network, "decoder", None) is not None, hasattr(
-        network.routing, "steps"
-    )
+    routing = getattr(network, "routing", None)
+    return getattr(network, "decoder", None) is not None, hasattr(routing, "steps")
 
 
 def _samples(

@@ -57,6 +57,7 @@ def local_samples(
     options: dict[str, dict[str, Any]] = {
         "mnist": {"download": False},
         "fashion_mnist": {"download": False},
+        "shapes": {},
     }
     if not _SMALLNORB % classifier.image_shape[1]:
         options["smallnorb"] = {"size": classifier.image_shape[1]}
