@@ -251,11 +251,10 @@ class Classifier:
             self.network.save_pretrained(folder, **self.card.saved())
             # Of the pictures of a report, one that shows no image: those of the data
             # may be private.
-            picture = (
-                None
-                if self.run is None
-                else owned(self.run, "report", "confusion_matrix.png")
-            )
+            if self.run is None:
+                picture = None
+            else:
+                picture = owned(self.run, "report", "confusion_matrix.png")
             drawn = picture is not None and picture.is_file()
             if picture is not None and drawn:
                 shutil.copy(picture, folder)
@@ -506,11 +505,9 @@ class Classifier:
             self._predict(self.reader.numbers(part)).activation.float().cpu()
             for part in parts
         ]
-        return (
-            torch.cat(batches_of_activations)
-            if batches_of_activations
-            else torch.empty(0, len(self.classes))
-        )
+        if batches_of_activations:
+            return torch.cat(batches_of_activations)
+        return torch.empty(0, len(self.classes))
 
     def examine(
         self, images: Examples, batch_size: int = 128, crops: int | None = None

@@ -48,22 +48,19 @@ def command(
     """
     data, split = other_data(folder, data, split)
     classifier, images = open_run(run, data, split, imported)
-    figures = (
-        []
-        if false_alarms is None
-        else [fit_again(classifier, run, data, false_alarms, imported)]
-    )
-    apart = (
-        {}
-        if strange is None
-        else examine_strange(classifier, images, strange, batch_size)
-    )
+    if false_alarms is None:
+        figures = []
+    else:
+        figures = [fit_again(classifier, run, data, false_alarms, imported)]
+    if strange is None:
+        apart = {}
+    else:
+        apart = examine_strange(classifier, images, strange, batch_size)
     findings = classifier.examine(images, batch_size, crops)
-    details = (
-        findings.details
-        if positive is None
-        else with_positive(findings.details, positive, images.classes)
-    )
+    if positive is None:
+        details = findings.details
+    else:
+        details = with_positive(findings.details, positive, images.classes)
     if json:
         result = {
             "split": split,

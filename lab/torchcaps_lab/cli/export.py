@@ -196,11 +196,9 @@ def export(classifier: Classifier, path: Path, form: str) -> float:
                 expected,
             )
             model.float()
-            more = (
-                f"the network's own rounding errors are {rounding_error:g}: was it trained?"
-                if rounding_error > CLOSE
-                else ""
-            )
+            more = ""
+            if rounding_error > CLOSE:
+                more = f"the network's own rounding errors are {rounding_error:g}: was it trained?"
             raise ValueError(
                 (
                     f"the answers of {KINDS[form]} differ by {off:g}, and {CLOSE:g} "

@@ -23,8 +23,6 @@ def advice(error: ModuleNotFoundError) -> str | None:
     name = (error.name or "").partition(".")[0]
     if "pip install" in str(error):
         return str(error)
-    return (
-        f"{name} is not installed: pip install 'torchcaps-lab[{EXTRAS[name]}]'"
-        if name in EXTRAS
-        else None
-    )
+    if name in EXTRAS:
+        return f"{name} is not installed: pip install 'torchcaps-lab[{EXTRAS[name]}]'"
+    return None

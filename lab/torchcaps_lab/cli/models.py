@@ -28,11 +28,10 @@ def command(
     if pretrained:
         _show_pretrained(pattern, json)
         return
-    description = (
-        described()
-        if "torchcaps.models" in sys.modules
-        else jsons.loads(KNOWN.read_text(encoding="utf-8"))
-    )
+    if "torchcaps.models" in sys.modules:
+        description = described()
+    else:
+        description = jsons.loads(KNOWN.read_text(encoding="utf-8"))
     rows = [row for row in description["networks"] if fnmatch(row["name"], pattern)]
     if not rows:
         names = ", ".join(row["name"] for row in description["networks"])

@@ -104,11 +104,14 @@ class OptionParser(ArgumentParser):
             if not sketch.exact:
                 self.homes[sketch.name] = module, name
             self.takes_empty |= not sketch.by_name and get_origin(sketch.hint) is list
-            how = (
-                {"type": sketch.hint, "default": sketch.default, "help": sketch.told}
-                if partly
-                else _how(sketch)
-            )
+            if partly:
+                how = {
+                    "type": sketch.hint,
+                    "default": sketch.default,
+                    "help": sketch.told,
+                }
+            else:
+                how = _how(sketch)
             self.add_argument(
                 f"--{sketch.name}" if sketch.by_name else sketch.name, **how
             )
@@ -119,13 +122,13 @@ class OptionParser(ArgumentParser):
         """
         hint = how.pop("type", None)
         default = how.pop("default", None)
-        remark = (
-            f" (default: {default})"
-            if isinstance(default, str | int | float)
+        remark = ""
+        if (
+            isinstance(default, str | int | float)
             and default not in ("", SUPPRESS)
             and default is not False
-            else ""
-        )
+        ):
+            remark = f" (default: {default})"
         how = {
             **how,
             "default": SUPPRESS,
@@ -182,11 +185,9 @@ class OptionParser(ArgumentParser):
         hint = self._hint(name)
         try:
             value = data_at(value) if name == "data" else value
-            return (
-                [fit(hint, element, name) for element in value]
-                if action.nargs in ("+", "*")
-                else fit(hint, value, name)
-            )
+            if action.nargs in ("+", "*"):
+                return [fit(hint, element, name) for element in value]
+            return fit(hint, value, name)
         except ValueError as error:
             self.error(
                 f"--{error}"
@@ -376,11 +377,9 @@ def _how(sketch: Sketch) -> dict[str, Any]:
 
 
 def _typed(value: Any) -> Any:
-    return (
-        [_typed(element) for element in value]
-        if isinstance(value, list)
-        else typed(value)
-    )
+    if isinstance(value, list):
+        return [_typed(element) for element in value]
+    return typed(value)
 
 
 def _class_in(hint: Any) -> Any:

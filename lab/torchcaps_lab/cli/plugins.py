@@ -77,9 +77,9 @@ def import_named(name: str) -> ModuleType:
             the name of the file.
     """
     try:
-        return (
-            _import_file(Path(name)) if name.endswith(".py") else _import_module(name)
-        )
+        if name.endswith(".py"):
+            return _import_file(Path(name))
+        return _import_module(name)
     except Exception as error:  # the user's code may raise anything
         if (
             isinstance(error, ModuleNotFoundError)

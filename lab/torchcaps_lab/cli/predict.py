@@ -112,11 +112,9 @@ def said_plainly() -> Iterator[None]:
 
 def _check_folder(option: str, path: Path) -> None:
     if path.exists() and (path.is_file() or any(path.iterdir())):
-        state = (
-            "exists already and is not empty"
-            if path.is_dir()
-            else "exists already, and is a file"
-        )
+        state = "exists already, and is a file"
+        if path.is_dir():
+            state = "exists already and is not empty"
         raise ValueError(f"--{option} {path} {state}: choose another folder")
 
 
@@ -243,11 +241,9 @@ def _text(classifier: Classifier, top: int | None) -> Show:
         line = readable(
             f"{_short(file)}: {answer.doubted(', '.join(names) or 'nothing')}"
         )
-        strange = (
-            f"stranger than {answer.strangeness:.1%} of the validation images"
-            if answer.known is False
-            else ""
-        )
+        strange = ""
+        if answer.known is False:
+            strange = f"stranger than {answer.strangeness:.1%} of the validation images"
         notes = "; ".join(filter(None, [strange, answer.seen]))
         print(line + (f"  # {notes}" if notes else ""))
 
@@ -255,9 +251,9 @@ def _text(classifier: Classifier, top: int | None) -> Show:
 
 
 def _csv(classifier: Classifier, top: int | None) -> Show:
-    probability = (
-        "probability" if classifier.calibration is None else "calibrated_probability"
-    )
+    probability = "calibrated_probability"
+    if classifier.calibration is None:
+        probability = "probability"
     table = writer(sys.stdout, lineterminator="\n")
     texts = classifier.reader.written
     more = ["known", "strangeness"] if classifier.strangers is not None else []
@@ -276,9 +272,11 @@ def _csv(classifier: Classifier, top: int | None) -> Show:
     def show(file: str, answer: Answer) -> None:
         shares = _probabilities(answer)
         names = _said(answer, top)
-        content, place = (
-            (" ".join(file.split()), [_place(file)]) if texts else (file, [])
-        )
+        if texts:
+            content = " ".join(file.split())
+            place = [_place(file)]
+        else:
+            content, place = (file, [])
         if more and answer.known is not None:
             place = [str(int(answer.known)), f"{answer.strangeness:.6g}"]
         for rank, name in enumerate(names, 1):

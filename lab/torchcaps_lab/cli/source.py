@@ -120,9 +120,10 @@ def _declared(node: Any) -> Iterator[tuple[str, ast.expr, ast.expr | None, bool]
                     for key in getattr(field.value, "keywords", ())
                     if key.arg == "alias"
                 ]
-                name = (
-                    ast.literal_eval(names[0]) if names else ast.unparse(field.target)
-                )
+                if names:
+                    name = ast.literal_eval(names[0])
+                else:
+                    name = ast.unparse(field.target)
                 yield name, field.annotation, field.value, True
         return
     arguments = node.args

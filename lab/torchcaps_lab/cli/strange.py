@@ -76,11 +76,9 @@ def examine_strange(
     """
     if classifier.strangers is None:
         decodes = getattr(classifier.network, "decoder", None) is not None
-        advice = (
-            "try --false_alarms 0.05"
-            if decodes
-            else "this network has no decoder: train one that has"
-        )
+        advice = "this network has no decoder: train one that has"
+        if decodes:
+            advice = "try --false_alarms 0.05"
         raise ValueError(
             f"--strange: nothing was fitted that an image of no class {NOTHING}; {advice}"
         )

@@ -33,11 +33,9 @@ def command(arguments: list[str]) -> None:
     """Trains as the options say, or goes on with a run."""
     parser = train_parser()
     imports = named_imports(arguments)
-    place = (
-        arguments[0]
-        if arguments and arguments[0] and not arguments[0].startswith("-")
-        else None
-    )
+    place = None
+    if arguments and arguments[0] and not arguments[0].startswith("-"):
+        place = arguments[0]
     tree = parser.tree(arguments if place is None else arguments[1:])
     parser.check_simple(tree)
     if place is None and not tree.keys() & {"data", "config", "resume"}:

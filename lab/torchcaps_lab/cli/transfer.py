@@ -118,11 +118,9 @@ def _check(classifier: Classifier) -> None:
     reader_of_pose = network.told if isinstance(network, CapsuleClassifier) else None
     if reader_of_pose is None:
         takes = "decoder_hidden" in inspect.signature(type(network)).parameters
-        advice = (
-            ": train one with --model_args.decoder_hidden"
-            if takes
-            else ", and never has"
-        )
+        advice = ", and never has"
+        if takes:
+            advice = ": train one with --model_args.decoder_hidden"
         raise ValueError(f"this {type(network).__name__} has no decoder{advice}")
     if reader_of_pose == "pose":
         raise ValueError(

@@ -44,11 +44,10 @@ class Arrays(Sequence[tuple[Tensor, "int | str"]]):
     def __init__(
         self, images: Any, labels: Any, axes: Axes | None = None, name: str = "data"
     ) -> None:
-        self.images = (
-            images.detach().cpu()
-            if isinstance(images, Tensor)
-            else torch.from_numpy(_array(images, name))
-        )
+        if isinstance(images, Tensor):
+            self.images = images.detach().cpu()
+        else:
+            self.images = torch.from_numpy(_array(images, name))
         if self.images.ndim not in (3, 4) or 0 in self.images.shape:
             raise ValueError(
                 f"the images of {name} must be (N, H, W), (N, H, W, C) or (N, C, H, "
@@ -162,11 +161,9 @@ def _array(images: Any, name: str) -> np.ndarray:
     if array.dtype.kind not in "buif":
         raise ValueError(f"the images of {name} must be numbers, got {array.dtype}")
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
-    return (
-        array
-        if array.flags.writeable and min(array.strides, default=0) >= 0
-        else array.copy()
-    )
+    if array.flags.writeable and min(array.strides, default=0) >= 0:
+        return array
+    return array.copy()
 
 
 def _labels(labels: Any, name: str) -> list[int | str]:

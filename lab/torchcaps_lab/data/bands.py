@@ -162,13 +162,9 @@ def channels_of(image: Any) -> int:
     """How many channels a picture has: of a PIL image 1 for grey, 3 for colour."""
     from PIL import Image
 
-    return (
-        image.channels
-        if isinstance(image, Bands)
-        else 1
-        if Image.getmodebase(image.mode) == "L"
-        else 3
-    )
+    if isinstance(image, Bands):
+        return image.channels
+    return 1 if Image.getmodebase(image.mode) == "L" else 3
 
 
 def read_array(source: Path | BytesIO, most_pixels: int) -> Bands:
@@ -192,11 +188,10 @@ def _check_header(file: Any, most_pixels: int) -> None:
     more is read.
     """
     major, _ = np.lib.format.read_magic(file)
-    read = (
-        np.lib.format.read_array_header_1_0
-        if major == 1
-        else np.lib.format.read_array_header_2_0
-    )
+    if major == 1:
+        read = np.lib.format.read_array_header_1_0
+    else:
+        read = np.lib.format.read_array_header_2_0
     shape, _, kind = read(file)
     file.seek(0)
     if kind.kind not in "buif":

@@ -273,9 +273,9 @@ class Examples(Dataset[Batch]):
         """Return channels, height and width of every image before it is prepared."""
         _, channels, height, width = self.inputs.shape
         shape = channels, height, width
-        return (
-            shape if self.composition is None else self.composition.image_shape(shape)
-        )
+        if self.composition is None:
+            return shape
+        return self.composition.image_shape(shape)
 
     @property
     def several(self) -> bool:
@@ -413,11 +413,10 @@ class Examples(Dataset[Batch]):
             )
         if indices.dtype != torch.int64 or indices.ndim != 1:
             raise ValueError(f"indices must be int64 (M,), got {_describe(indices)}")
-        files = (
-            None
-            if self.files is None
-            else tuple(self.files[i] for i in indices.tolist())
-        )
+        if self.files is None:
+            files = None
+        else:
+            files = tuple(self.files[i] for i in indices.tolist())
         return {
             "inputs": self.inputs[indices],
             "labels": self.labels[indices],
@@ -445,11 +444,9 @@ class Examples(Dataset[Batch]):
         )
         pixels = self.inputs[rows].to(torch.float32) / 255
         batch = Batch(pixels, self.labels[rows], rows, pixels)
-        return (
-            batch
-            if self.composition is None
-            else self.composition(batch, epoch=0, seed=0)
-        )
+        if self.composition is None:
+            return batch
+        return self.composition(batch, epoch=0, seed=0)
 
 
 def _describe(tensor: Tensor) -> str:

@@ -240,11 +240,8 @@ def _centred(sign: np.ndarray, size: tuple[int, int]) -> np.ndarray:
         (width, height), Image.Resampling.BICUBIC
     )
     small = np.asarray(picture).clip(0, None)
-    small = (
-        (small / max(np.quantile(small[small > 0.1], 0.9), 0.1)).clip(0, 1)
-        if (small > 0.1).any()
-        else small
-    )
+    if (small > 0.1).any():
+        small = (small / max(np.quantile(small[small > 0.1], 0.9), 0.1)).clip(0, 1)
     out = np.zeros(size)
     place = []
     for axis, extent in enumerate(size):

@@ -212,11 +212,10 @@ class Hub(ListedImages):
                     f"{split}/{index} has the label {value}, and there are "
                     f"{len(classes)} classes"
                 )
-            category = (
-                classes[value]
-                if isinstance(feature, datasets.ClassLabel) and value is not None
-                else str(value)
-            )
+            if isinstance(feature, datasets.ClassLabel) and value is not None:
+                category = classes[value]
+            else:
+                category = str(value)
             if value is None or value == -1:
                 left_out[f"{split}/{index}"] = "it has no label"
             else:

@@ -285,17 +285,15 @@ class ListedData(DataSet):
         place of its own.
         """
         train, validation = (self._read.sets[part] for part in ("train", "validation"))
-        return (
-            train
-            if "validation" in self.listed.parts or not len(validation)
-            else train._joined(validation)
-        )
+        if "validation" in self.listed.parts or not len(validation):
+            return train
+        return train._joined(validation)
 
     def load_validation(self) -> Examples | None:
         """Read the images in `val`, if that folder is there."""
-        return (
-            self._read.sets["validation"] if "validation" in self.listed.parts else None
-        )
+        if "validation" in self.listed.parts:
+            return self._read.sets["validation"]
+        return None
 
     def load_test(self) -> Examples:
         """Read the test images."""
@@ -332,11 +330,9 @@ class ListedData(DataSet):
         """What was left out and why, where test images are from, what changed, copies
         in several splits, lookalikes.
         """
-        unknown = (
-            ("the run kept no record of its split: it is made anew",)
-            if self._unrecorded
-            else ()
-        )
+        unknown: tuple[str, ...] = ()
+        if self._unrecorded:
+            unknown = ("the run kept no record of its split: it is made anew",)
         manifest = self.manifest().merged(self._read.same)
         tested = self._labels_in(manifest.parts["test"])
         return (
@@ -559,12 +555,9 @@ class ListedImages(ListedData):
         for part in PARTS:
             rows = manifest.parts[part]
             items = [self._items[entry.name] for entry in rows]
-            decoded_rows = [decoded[entry.name] for entry in rows] if decoded else []
-            picture = (
-                decoded_rows.__getitem__
-                if decoded
-                else partial(self._picture, items, shape, first)
-            )
+            picture: Callable[[int], Any] = partial(self._picture, items, shape, first)
+            if decoded:
+                picture = [decoded[entry.name] for entry in rows].__getitem__
             images, broken = store.decode([entry.digest for entry in rows], picture)
             problems |= {rows[index].name: problem for index, problem in broken.items()}
             if not problems:
@@ -663,11 +656,10 @@ def look(source_of: Callable[[], "Source"], title: str) -> Seen:
     digest = "unreadable"
     try:
         source = source_of()
-        digest = (
-            pixels_digest(source)
-            if isinstance(source, Image.Image | Bands)
-            else digest_of(source)
-        )
+        if isinstance(source, Image.Image | Bands):
+            digest = pixels_digest(source)
+        else:
+            digest = digest_of(source)
         with opened(source, title) as image:
             channels = channels_of(image)
     except BrokenImage:

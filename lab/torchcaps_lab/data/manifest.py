@@ -234,11 +234,11 @@ def copies_lines(manifest: Manifest, thing: str = "image") -> list[str]:
 
 def untested_lines(classes: Sequence[str]) -> list[str]:
     """For people: which classes have no test images."""
-    return (
-        [f"classes without a test image, of which nothing is measured: {some(classes)}"]
-        if classes
-        else []
-    )
+    if classes:
+        return [
+            f"classes without a test image, of which nothing is measured: {some(classes)}"
+        ]
+    return []
 
 
 def left_out_lines(left_out: Mapping[str, str], thing: str = "file") -> list[str]:

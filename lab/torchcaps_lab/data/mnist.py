@@ -54,11 +54,9 @@ def read_idx(path: str | Path) -> Tensor:
             f"{path} states the shape {shape}: expected {header + expected} bytes, "
             f"got {header + got} (uncompressed)"
         )
-    return (
-        torch.frombuffer(entries, dtype=torch.uint8).reshape(shape)
-        if expected
-        else torch.empty(shape).byte()
-    )
+    if expected:
+        return torch.frombuffer(entries, dtype=torch.uint8).reshape(shape)
+    return torch.empty(shape).byte()
 
 
 @register_dataset("mnist")

@@ -239,11 +239,10 @@ def opened(
     except UnidentifiedImageError:
         empty = isinstance(source, Path) and not source.stat().st_size
         empty = empty or (isinstance(source, BytesIO) and not source.getbuffer().nbytes)
-        why = (
-            "the file is empty"
-            if empty
-            else f"it is not an image of a kind that is read: {', '.join(formats)}"
-        )
+        if empty:
+            why = "the file is empty"
+        else:
+            why = f"it is not an image of a kind that is read: {', '.join(formats)}"
         raise BrokenImage(name, why) from None
     # Pillow's readers raise many types: OSError, SyntaxError, struct.error, ...
     except Exception as error:
@@ -333,11 +332,9 @@ def in_mode(
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "black"), image)
     image = image.convert("L" if channels == 1 else "RGB")
-    return (
-        image
-        if levels is None
-        else Image.fromarray(to_8_bit(np.asarray(image), levels))
-    )
+    if levels is None:
+        return image
+    return Image.fromarray(to_8_bit(np.asarray(image), levels))
 
 
 def pictured(source: "Image | Bands", levels: Levels | None = None) -> "Image":
@@ -482,9 +479,10 @@ def as_numbers(image: Any, levels: Levels | None = None) -> Tensor:
         image: of bytes, or of floating point in [0, 1].
         levels: the values that become 0 and 1; with them any numbers will do.
     """
-    tensor = (
-        image if isinstance(image, Tensor) and image.ndim == 4 else as_tensor(image)
-    )
+    if isinstance(image, Tensor) and image.ndim == 4:
+        tensor = image
+    else:
+        tensor = as_tensor(image)
     if levels is not None:
         low, high = levels
         return ((tensor.double() - low) / (high - low)).clamp(0, 1).float()

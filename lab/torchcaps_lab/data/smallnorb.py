@@ -75,11 +75,9 @@ def _read_matrix(file: BufferedIOBase, path: Path) -> Tensor:
             f"of entries, got {got}"
             f"{' or more' if got > expected else ''} (uncompressed)"
         )
-    return (
-        torch.frombuffer(entries, dtype=dtype).reshape(shape)
-        if expected
-        else torch.empty(shape, dtype=dtype)
-    )
+    if expected:
+        return torch.frombuffer(entries, dtype=dtype).reshape(shape)
+    return torch.empty(shape, dtype=dtype)
 
 
 def _read_dtype(file: BufferedIOBase, path: Path) -> torch.dtype:
@@ -332,11 +330,9 @@ class SmallNORB(PublishedData):
         return Examples(images, self._per_image(half.labels), self.class_names)
 
     def _per_image(self, values: Tensor) -> Tensor:
-        return (
-            values.repeat_interleave(2, dim=0)
-            if self.cameras == "both_as_images"
-            else values
-        )
+        if self.cameras == "both_as_images":
+            return values.repeat_interleave(2, dim=0)
+        return values
 
 
 def _split_toys(

@@ -95,11 +95,10 @@ class ImageStore:
             problems: dict[int, BrokenImage] = {}
             if images is None:
                 problems = _write(path, shape, _decoded(shape[0], picture))
-                images = (
-                    torch.empty((0, *self.image_shape), dtype=torch.uint8)
-                    if problems
-                    else _mapped(path, shape)
-                )
+                if problems:
+                    images = torch.empty((0, *self.image_shape), dtype=torch.uint8)
+                else:
+                    images = _mapped(path, shape)
         if images is None:
             raise OSError(f"the decoded images in {path} cannot be read")
         return images, problems

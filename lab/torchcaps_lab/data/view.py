@@ -213,11 +213,10 @@ class Preprocess:
             )
         if self.crop is None:
             return channels, height, width
-        margin, why = (
-            (0, "")
-            if self.crops == 1
-            else (6, ", 3 pixels less on every side for 13 crops")
-        )
+        if self.crops == 1:
+            margin, why = (0, "")
+        else:
+            margin, why = (6, ", 3 pixels less on every side for 13 crops")
         if self.crop > min(height, width) - margin:
             raise ValueError(
                 f"crop must be at most {min(height, width) - margin} for images of "

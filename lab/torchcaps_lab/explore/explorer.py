@@ -362,9 +362,9 @@ class Explorer:
                     f"class must be one of {list(opened.places)} with test images, "
                     f"got {label!r}"
                 )
-            places = (
-                range(len(opened.samples)) if label is None else opened.places[label]
-            )
+            places: Sequence[int] = range(len(opened.samples))
+            if label is not None:
+                places = opened.places[label]
             place = places[number % len(places)]
             if opened.reads:
                 text = opened.samples.written(place)
@@ -373,9 +373,9 @@ class Explorer:
             if opened.apart:
                 return self._seen(network, example.inputs[0], None)
             labels = example.labels[0]
-            classes = (
-                tuple(labels.nonzero()[:, 0].tolist()) if labels.ndim else int(labels)
-            )
+            if not labels.ndim:
+                return self._seen(network, example.inputs[0], int(labels))
+            classes = tuple(labels.nonzero()[:, 0].tolist())
             return self._seen(network, example.inputs[0], classes)
 
     def forget(self, look: str) -> None:
@@ -410,11 +410,10 @@ class Explorer:
                 "empty": taken.empty,
             }
         header = {"look": look, "network": taken.network, "label": taken.label}
-        activation = (
-            taken.words.activation
-            if isinstance(taken, _TextLook)
-            else taken.observation.activation[0]
-        )
+        if isinstance(taken, _TextLook):
+            activation = taken.words.activation
+        else:
+            activation = taken.observation.activation[0]
         classes = None if isinstance(taken, _TextLook) else taken.observation.classes
         for description, numbers in (
             ("activations", activation),
@@ -518,9 +517,9 @@ class Explorer:
                     "activations": ClassActivations.of(seen),
                     "assignments": Assignments.of(seen),
                 }
-                drawn = (
-                    pngs(seen.reconstructions[0]) if taken.observation.decodes else None
-                )
+                drawn = None
+                if taken.observation.decodes:
+                    drawn = pngs(seen.reconstructions[0])
             return {
                 name: exhibit and exhibit.to_json() for name, exhibit in shown.items()
             } | {"picture": drawn}

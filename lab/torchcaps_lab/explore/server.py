@@ -155,11 +155,10 @@ class _Calls:
         answer = self.explorer.answer(look)
         if "text" in answer or "apart" in answer:
             return answer
-        target = (
-            answer["activations"]["said"]
-            if "target" not in query
-            else _whole(query, "target")
-        )
+        if "target" not in query:
+            target = answer["activations"]["said"]
+        else:
+            target = _whole(query, "target")
         return {**answer, "pose": self.explorer.pose(look, target)}
 
     def decode(self, body: bytes, query: dict[str, str]) -> Any:
@@ -305,13 +304,10 @@ def serve(
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family) as listening:
         token = None if host in LOOPBACK else secrets.token_urlsafe()
-        name = (
-            socket.gethostname()
-            if host in _ALL
-            else f"[{host}]"
-            if ":" in host
-            else host
-        )
+        if host in _ALL:
+            name = socket.gethostname()
+        else:
+            name = f"[{host}]" if ":" in host else host
         app = application(
             explorer,
             LOOPBACK if token is None else ("*",) if host in _ALL else (name,),

@@ -116,9 +116,10 @@ def _most_changed(first: list[float], middle: list[float], last: list[float]) ->
         share = change if name not in _SHARES else 2 * change / (values[0] + values[2])
         if steady and abs(share) / noticed >= most:
             most = abs(share) / noticed
-            text = (
-                f"{name} {share:+.0f}°" if name == "slant" else f"{name} {share:+.0%}"
-            )
+            if name == "slant":
+                text = f"{name} {share:+.0f}°"
+            else:
+                text = f"{name} {share:+.0%}"
     return text
 
 

@@ -105,11 +105,9 @@ class Calibration:
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | None) -> "Calibration | None":
         """What :meth:`config` was made of; None of None."""
-        return (
-            None
-            if config is None
-            else cls(config["method"], tuple(config["parameters"]), config["images"])
-        )
+        if config is None:
+            return None
+        return cls(config["method"], tuple(config["parameters"]), config["images"])
 
 
 class CalibrationBins(NamedTuple):

@@ -213,11 +213,9 @@ def _recording(model: nn.Module) -> Iterator[dict[str, Layer]]:
             key = f"{name}_{times + 1}" if times else name
             inputs_of_call = (*inputs, *named.values())
             inner_routings = taken(module)
-            children = (
-                _children(module, inputs_of_call[0])
-                if inner_routings and inputs_of_call
-                else None
-            )
+            children = None
+            if inner_routings and inputs_of_call:
+                children = _children(module, inputs_of_call[0])
             layers[key] = Layer(key, module, output, children, inner_routings)
 
         return hook

@@ -213,11 +213,9 @@ def _title(findings: Findings, image_set: Examples, index: int) -> str:
     true = int(findings.labels[index])
     predicted = int(findings.prediction[index])
     name = one_line(image_set.classes[true])
-    return (
-        name
-        if true == predicted
-        else f"{name}\n→ {one_line(image_set.classes[predicted])}"
-    )
+    if true == predicted:
+        return name
+    return f"{name}\n→ {one_line(image_set.classes[predicted])}"
 
 
 def one_line(name: str) -> str:

@@ -141,11 +141,9 @@ def _sides(images: Tensor, pose: Tensor, axis: int) -> tuple[float, float]:
             if first and second and last and second[1] < size and last[0] > 0:
                 step = second[1] - first[1]
                 centre = (first[1] + last[0] - (count - 1) * step) / 2
-    return (
-        (centre - step / 2, centre + (count - 0.5) * step)
-        if step > 0
-        else (0.0, float(size))
-    )
+    if step > 0:
+        return (centre - step / 2, centre + (count - 0.5) * step)
+    return (0.0, float(size))
 
 
 def _above(windows: Windows, children: Extent) -> Extent:

@@ -210,9 +210,10 @@ def stretched(temperatures: Sequence[float], steps: int) -> list[float]:
         steps: n.
     """
     last = len(temperatures) - 1
-    places = (
-        [step * last / (steps - 1) for step in range(steps)] if steps > 1 else [last]
-    )
+    if steps > 1:
+        places = [step * last / (steps - 1) for step in range(steps)]
+    else:
+        places = [last]
     return np.interp(places, range(len(temperatures)), temperatures).tolist()
 
 

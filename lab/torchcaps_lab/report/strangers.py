@@ -128,11 +128,9 @@ class Strangers:
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | None) -> "Strangers | None":
         """What :meth:`config` was made of; None of None."""
-        return (
-            None
-            if config is None
-            else cls(**{**config, "quantiles": tuple(config["quantiles"])})
-        )
+        if config is None:
+            return None
+        return cls(**{**config, "quantiles": tuple(config["quantiles"])})
 
 
 def check_false_alarms(false_alarms: float) -> None:

@@ -95,22 +95,25 @@ class Verdict:
             )
             if self.even and self.changed >= _CHANGED:
                 tried += " Those were close decisions."
-        statement = (
-            "Routing had no effect here: every child is shared almost evenly among "
-            "the classes, so there is no map to show."
-            if self.even
-            else (
-                "Routing had little effect: the assignments are nearly even, but "
-                "some answers depend on them."
+        if self.even:
+            statement = (
+                "Routing had no effect here: every child is shared almost evenly among "
+                "the classes, so there is no map to show."
             )
-            if self.entropy > _EVEN
-            else "Routing had an effect."
-            if self.changed is None or self.changed >= _CHANGED
-            else (
-                "Routing had little effect: the assignments are not even, but the "
-                "answers barely depend on them."
+        else:
+            statement = (
+                (
+                    "Routing had little effect: the assignments are nearly even, but "
+                    "some answers depend on them."
+                )
+                if self.entropy > _EVEN
+                else "Routing had an effect."
+                if self.changed is None or self.changed >= _CHANGED
+                else (
+                    "Routing had little effect: the assignments are not even, but the "
+                    "answers barely depend on them."
+                )
             )
-        )
         return f"{statement} {entropy}. {tried}"
 
     @property

@@ -77,11 +77,10 @@ class Measure:
         low, high = self.bounds
         fits = low < aim <= high if self.higher_is_better else low <= aim < high
         if not fits:
-            allowed = (
-                f"({low:g}, {high:g}]"
-                if self.higher_is_better
-                else f"[{low:g}, {high:g})"
-            )
+            if self.higher_is_better:
+                allowed = f"({low:g}, {high:g}]"
+            else:
+                allowed = f"[{low:g}, {high:g})"
             article = "an" if self.name[0] in "aeiou" else "a"
             raise ValueError(
                 f"stop_at must be {article} {self.name} in {allowed}, got {aim}"
@@ -192,11 +191,10 @@ class Answer:
 
         Numbers that are not finite are None.
         """
-        only = (
-            {"class": self.classes[0], "length": self.lengths[self.classes[0]]}
-            if len(self.classes) == 1
-            else {}
-        )
+        if len(self.classes) == 1:
+            only = {"class": self.classes[0], "length": self.lengths[self.classes[0]]}
+        else:
+            only = {}
         row = {**only, "classes": list(self.classes), "lengths": dict(self.lengths)}
         row["probabilities"] = dict(self.probabilities)
         if self.calibrated is not None:
@@ -235,9 +233,9 @@ class Answer:
         """What is said of an image; of one that is not known, that it is none of
         these.
         """
-        return (
-            f"none of these, at best {statement}" if self.known is False else statement
-        )
+        if self.known is False:
+            return f"none of these, at best {statement}"
+        return statement
 
     def __repr__(self) -> str:
         return f"<Answer: {self}>"

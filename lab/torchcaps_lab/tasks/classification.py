@@ -138,11 +138,11 @@ class Classification(Task):
         self, network: ClassifierNetwork, images: Examples, batch_size: int = 128
     ) -> Calibration | None:
         """Temperature scaling: :func:`~torchcaps_lab.report.fit_temperature`."""
-        return (
-            fit_temperature(ask(network, images, batch_size).activation, images.labels)
-            if len(images)
-            else None
-        )
+        if len(images):
+            return fit_temperature(
+                ask(network, images, batch_size).activation, images.labels
+            )
+        return None
 
     def fit_strangers(
         self,

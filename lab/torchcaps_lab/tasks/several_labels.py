@@ -128,11 +128,9 @@ class SeveralLabels(Task):
         shown = batch.labels if batch.parts is None else batch.parts.labels[:, 0]
         prediction = forward(batch.inputs, shown)
         mask = batch.labels.to(prediction.activation.dtype)
-        target = (
-            mask / mask.sum(1, keepdim=True).clamp_min(1)
-            if criteria.loss.shares
-            else mask
-        )
+        target = mask
+        if criteria.loss.shares:
+            target = mask / mask.sum(1, keepdim=True).clamp_min(1)
         parts = {"class_loss": criteria.loss(prediction.activation, target)}
         if prediction.reconstruction is not None:
             parts["reconstruction_loss"] = self._reconstruction(

@@ -111,11 +111,10 @@ def true_things(batch: Batch) -> tuple[Tensor, Tensor]:
             "task 'detection' takes images that were put together from parts, these "
             "have none"
         )
-    parts = (
-        batch.parts
-        if batch.placed is None
-        else batch.parts._replace(pictures=batch.placed)
-    )
+    if batch.placed is None:
+        parts = batch.parts
+    else:
+        parts = batch.parts._replace(pictures=batch.placed)
     return parts.labels, ink_boxes(parts.pictures) * batch.labels.gather(
         1, parts.labels
     )[..., None]
@@ -251,11 +250,10 @@ def mean_average_precision(found: Things, true: Things) -> dict[str, float]:
         every: list[tuple[int, Thing]] = []
         for image, things_of_image in enumerate(things):
             every += [(image, thing) for thing in things_of_image]
-        boxes = (
-            torch.stack([thing.box for _, thing in every])
-            if every
-            else torch.zeros(0, 4)
-        )
+        if every:
+            boxes = torch.stack([thing.box for _, thing in every])
+        else:
+            boxes = torch.zeros(0, 4)
         sizes = torch.cat(
             [boxes[:, :2], (boxes[:, 2:] - boxes[:, :2]).clamp_min(0)], 1
         ).tolist()

@@ -221,11 +221,9 @@ class StopEarly(EarlyStopping):
         """Continues from there; another patience, which a resumed training may have,
         counts from now on.
         """
-        stopped = (
-            state_dict["stopped_epoch"]
-            if state_dict["patience"] == self.patience
-            else 0
-        )
+        stopped = 0
+        if state_dict["patience"] == self.patience:
+            stopped = state_dict["stopped_epoch"]
         super().load_state_dict(
             {**state_dict, "patience": self.patience, "stopped_epoch": stopped}
         )

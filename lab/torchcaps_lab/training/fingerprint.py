@@ -129,11 +129,10 @@ def _compared(was: Any, now: Any, place: str) -> list[str]:
         if was.get("name") != now.get("name"):
             return [f"{place} was {was.get('name')}, is {now.get('name')}"]
         free = place.rpartition(".")[2] in _OPEN
-        names = (
-            [*was, *(name for name in now if name not in was)]
-            if free
-            else [name for name in was if name in now]
-        )
+        if free:
+            names = [*was, *(name for name in now if name not in was)]
+        else:
+            names = [name for name in was if name in now]
         inner = f"{place}." if place else ""
         rows = []
         for name in names:

@@ -220,11 +220,9 @@ class Fitting:
             )
             more = f", {_extra(options)}" if options.extra else ""
             on_cpu = options.accelerator in ("auto", "cpu")
-            advice = (
-                ""
-                if on_cpu
-                else ("; --trainer.accelerator auto uses the available hardware")
-            )
+            advice = "; --trainer.accelerator auto uses the available hardware"
+            if on_cpu:
+                advice = ""
             raise ValueError(
                 f"this machine cannot train as asked ({asked}{more}): {error}{advice}"
             ) from error
@@ -239,9 +237,10 @@ class Fitting:
             trainer.accumulate_grad_batches, batches
         )
         batches -= batches % group
-        limited = (
-            min(batches, limit) if isinstance(limit, int) else int(batches * limit)
-        )
+        if isinstance(limit, int):
+            limited = min(batches, limit)
+        else:
+            limited = int(batches * limit)
         if 0 < limited < batches:  # Lightning refuses less than one batch
             group = trainer.accumulate_grad_batches = min(group, limited)
             trainer.limit_train_batches = limited - limited % group
@@ -277,11 +276,10 @@ class Fitting:
         Args:
             begin: called once that checkpoint is known to fit.
         """
-        newest = (
-            checkpoint_to_resume(self.checkpoints)
-            if is_first_process()
-            else newest_checkpoint(self.checkpoints)
-        )
+        if is_first_process():
+            newest = checkpoint_to_resume(self.checkpoints)
+        else:
+            newest = newest_checkpoint(self.checkpoints)
         if newest is not None:
             checkpoint = read_checkpoint(newest, self.learner)
             self.fingerprint.check(checkpoint, self.caller.allow_changes)
@@ -318,9 +316,10 @@ class Fitting:
         """The first stage, if there is one; its seconds count to the first epoch."""
         begun = time.perf_counter()
         main = self.learner.task.main
-        progress = (
-            {"on_step": self.progress.on_feature_step} if is_first_process() else {}
-        )
+        if is_first_process():
+            progress = {"on_step": self.progress.on_feature_step}
+        else:
+            progress = {}
         train_head(
             self.learner, self.loaders, self.trainer.strategy.root_device, **progress
         )
@@ -400,11 +399,10 @@ def rehearse(learner: Learner, images: Examples, steps: int, epochs: int) -> Non
     try:
         with torch.random.fork_rng(devices=[]):
             optimizer = how.optimizer(network.parameters())
-            scheduler = (
-                None
-                if how.scheduler is None
-                else how.scheduled(optimizer, steps, epochs)["scheduler"]
-            )
+            if how.scheduler is None:
+                scheduler = None
+            else:
+                scheduler = how.scheduled(optimizer, steps, epochs)["scheduler"]
             if any(group.get("capturable") for group in optimizer.param_groups):
                 loss()  # no step, which such an optimizer can only make on a GPU
             else:
@@ -428,11 +426,10 @@ def _rehearse_scheduler(scheduler: Any) -> None:
     """Makes its first step, in which some divide by their arguments; a `ValueError`
     names it.
     """
-    watched = (
-        [1.0]
-        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-        else []
-    )
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        watched = [1.0]
+    else:
+        watched = []
     try:
         scheduler.step(*watched)
     except Exception as error:  # schedulers of the user may raise anything

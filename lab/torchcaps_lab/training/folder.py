@@ -150,16 +150,12 @@ class RunFolder:
         if self.path.exists() and (
             not self.path.is_dir() or any(map(_counts, self.path.iterdir()))
         ):
-            going_on = (
-                f", or continue it with --resume {self.path}"
-                if self.config.is_file()
-                else ""
-            )
-            state = (
-                "exists already and is not empty"
-                if self.path.is_dir()
-                else "is not a folder"
-            )
+            going_on = ""
+            if self.config.is_file():
+                going_on = f", or continue it with --resume {self.path}"
+            state = "is not a folder"
+            if self.path.is_dir():
+                state = "exists already and is not empty"
             raise FileExistsError(
                 f"{self.path} {state}: choose another {self.option}{going_on}"
             )

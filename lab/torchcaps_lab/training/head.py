@@ -116,11 +116,8 @@ def train_head(
             cast(BalancedSampler, loader.sampler).set_epoch(epoch)
             for batch in loader:
                 batch = learner.transfer_batch_to_device(batch, device, 0)
-                batch = (
-                    batch
-                    if loaders.composition is None
-                    else loaders.composition(batch, view, how.seed)
-                )
+                if loaders.composition is not None:
+                    batch = loaders.composition(batch, view, how.seed)
                 features.keys = [(view, place) for place in batch.indices.tolist()]
                 optimizer.step(
                     partial(

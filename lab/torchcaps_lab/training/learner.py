@@ -282,11 +282,9 @@ class Learner(L.LightningModule):
         """Steps between two checks of the loss: each one waits for the device, and for
         all processes.
         """
-        return (
-            1
-            if self.device.type == "cpu" and self.trainer.world_size == 1
-            else LOOK_EVERY
-        )
+        if self.device.type == "cpu" and self.trainer.world_size == 1:
+            return 1
+        return LOOK_EVERY
 
     def _check_loss(self, batch: Batch | None) -> None:
         """Raises a :class:`TrainingDiverged`, in all processes, if the loss was not

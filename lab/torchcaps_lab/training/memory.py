@@ -125,11 +125,9 @@ def needed(
         weight.nbytes for weight in network.parameters() if weight.requires_grad
     )
     name = max(tensors, key=lambda name: tensors[name].numel(), default="")
-    largest = (
-        f"{name} {tuple(tensors[name].shape)} alone has {_size(tensors[name].nbytes)}"
-        if name
-        else ""
-    )
+    largest = ""
+    if name:
+        largest = f"{name} {tuple(tensors[name].shape)} alone has {_size(tensors[name].nbytes)}"
     weights = sum(tensor.nbytes for tensor in tensors.values())
     activations = (
         _activations(network)
@@ -258,11 +256,10 @@ def _activations(network: ClassifierNetwork) -> int:
         return tensor
 
     shape: tuple[int, ...] | None = getattr(network, "image_shape", None)
-    images = (
-        network.examples(_SAMPLES)
-        if shape is None
-        else torch.zeros(_SAMPLES, *shape, device="meta")
-    )
+    if shape is None:
+        images = network.examples(_SAMPLES)
+    else:
+        images = torch.zeros(_SAMPLES, *shape, device="meta")
     target = torch.zeros(_SAMPLES, dtype=torch.int64, device="meta")
     try:
         with (
@@ -369,11 +366,9 @@ def _of_process() -> int | None:
 
         limit, _ = resource.getrlimit(resource.RLIMIT_AS)
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        return (
-            None
-            if limit == resource.RLIM_INFINITY
-            else limit - pages * resource.getpagesize()
-        )
+        if limit == resource.RLIM_INFINITY:
+            return None
+        return limit - pages * resource.getpagesize()
     return None
 
 

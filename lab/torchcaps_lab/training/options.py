@@ -347,11 +347,10 @@ class Optimisation:
                 "interval": "step",
             }
         scheduler = cast(SchedulerFactory, self.scheduler)(optimizer)
-        each, wanted = (
-            ("", steps)
-            if self.scheduler_interval == "step"
-            else (", one an epoch", epochs)
-        )
+        if self.scheduler_interval == "step":
+            each, wanted = ("", steps)
+        else:
+            each, wanted = (", one an epoch", epochs)
         total = _last_step(scheduler)
         if total is not None and total < wanted:
             more = (

@@ -94,11 +94,9 @@ class Progress(Callback):
             and self.show is not None
             and trainer.is_global_zero
         ):
-            where = (
-                f"; votes: {', '.join(sorted(self._backends))}"
-                if self._backends
-                else ""
-            )
+            where = ""
+            if self._backends:
+                where = f"; votes: {', '.join(sorted(self._backends))}"
             self._write("")
             self.show(f"{each:.2g} s a step, about {left} for all of them{where}")
         if self.in_place and trainer.is_global_zero and now - self._told > OFTEN:

@@ -99,11 +99,9 @@ class _Reader(yaml.SafeLoader):
                 None, None, f"{node.value[:40]!r} is {why}", node.start_mark
             )
         is_integer = node.tag.endswith(":int")
-        return (
-            self.construct_yaml_int(node)
-            if is_integer
-            else self.construct_yaml_float(node)
-        )
+        if is_integer:
+            return self.construct_yaml_int(node)
+        return self.construct_yaml_float(node)
 
     def construct_mapping(
         self, node: yaml.MappingNode, deep: bool = False

@@ -79,11 +79,12 @@ def train(
     changes = follow_record(folder, subject.data)
     task = subject.purpose()
     data = subject.data
-    untested = (
-        []
-        if len(data.test)
-        else ["there are no test images: nothing is tested, and no report is written"]
-    )
+    if len(data.test):
+        untested = []
+    else:
+        untested = [
+            "there are no test images: nothing is tested, and no report is written"
+        ]
     resumed = folder.config.exists()
     trained = resumed and newest_checkpoint(folder.path / "checkpoints") is not None
     need = check_memory(subject, optimisation.optimizer, schedule, running)
@@ -157,11 +158,9 @@ def _header(
         f"{len(getattr(data, part)):,} {part}"
         for part in ("train", "validation", "test")
     )
-    shape = (
-        f" of {' x '.join(map(str, data.image_shape))} (C x H x W)"
-        if data.train.pictured
-        else ""
-    )
+    shape = ""
+    if data.train.pictured:
+        shape = f" of {' x '.join(map(str, data.image_shape))} (C x H x W)"
     parameters = sum(parameter.numel() for parameter in network.parameters())
     return [
         f"{type(data).__name__}: {sizes} {data.train.what}{shape}, "

@@ -177,11 +177,9 @@ def _with_labels(images: Any, labels: Any) -> Any:
 
 def _kind_of(data: Any) -> str:
     """The name of a kind of data in Python."""
-    return (
-        "arrays"
-        if isinstance(data, tuple) and is_two_arrays(data[:2])
-        else type(data).__name__
-    )
+    if isinstance(data, tuple) and is_two_arrays(data[:2]):
+        return "arrays"
+    return type(data).__name__
 
 
 def _by_text(value: Any) -> Any:
@@ -198,9 +196,9 @@ def _by_text(value: Any) -> Any:
 
 def _given(name: str, value: Any) -> Any:
     """An argument of the data set for the options."""
-    return (
-        Given(value) if name in ("test_data", "validation_data") else plain(value, name)
-    )
+    if name in ("test_data", "validation_data"):
+        return Given(value)
+    return plain(value, name)
 
 
 def _call(data: str, run: str | Path | None, options: dict[str, Any]) -> str:

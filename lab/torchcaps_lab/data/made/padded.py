@@ -41,11 +41,9 @@ class Padded(MadeOf):
     def made(self, images: Examples, part: Part) -> Examples:
         """The images on their canvases."""
         canvas = on_canvas(images, self.pad)
-        return (
-            canvas
-            if part == "train"
-            else placed(canvas, self.pad, draw=int(part == "validation"))
-        )
+        if part == "train":
+            return canvas
+        return placed(canvas, self.pad, draw=int(part == "validation"))
 
     def centred_test(self) -> Examples:
         """Read the test images, each in the middle of its canvas."""

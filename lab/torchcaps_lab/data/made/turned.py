@@ -40,11 +40,10 @@ class TurnedDigits(Digits):
 
     def load_test(self) -> Examples:
         """Read the digits to test on, seen from the viewpoints to test on."""
-        digits = (
-            self.load_train()
-            if self.test_viewpoints == "novel_of_same_toys"
-            else super().load_test()
-        )
+        if self.test_viewpoints == "novel_of_same_toys":
+            digits = self.load_train()
+        else:
+            digits = super().load_test()
         if self.test_viewpoints == "familiar":
             return digits
         return replace(

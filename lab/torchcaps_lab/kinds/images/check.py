@@ -96,11 +96,10 @@ class FolderReport:
         in several splits or classes.
         """
         broken = [f"{name} ({why})" for name, why in self.broken.items()]
-        lines = (
-            [f"{count_of(broken, 'file')} cannot be read: {some(broken)}"]
-            if broken
-            else []
-        )
+        if broken:
+            lines = [f"{count_of(broken, 'file')} cannot be read: {some(broken)}"]
+        else:
+            lines = []
         return (*self.folders, *lines, *self.contradictions)
 
     def json(self) -> dict[str, Any]:
@@ -364,14 +363,12 @@ def _too_few(counts: dict[str, dict[str, int]]) -> list[str]:
     few = [
         f"{name} ({count})" for name, count in shared.items() if 0 < count <= len(aside)
     ]
-    return (
-        [
+    if few:
+        return [
             f"too few images of a class to put some aside for {' and '.join(aside)}: "
             f"{some(few)}"
         ]
-        if few
-        else []
-    )
+    return []
 
 
 def _uneven(counts: dict[str, dict[str, int]]) -> list[str]:
@@ -382,14 +379,13 @@ def _uneven(counts: dict[str, dict[str, int]]) -> list[str]:
         if count
     }
     few = [f"{name} ({count})" for name, count in shared.items() if count < _FEW]
-    lines = (
-        [
+    if few:
+        lines = [
             f"classes with fewer than {_FEW} images, barely enough to learn from: "
             f"{some(few)}"
         ]
-        if few
-        else []
-    )
+    else:
+        lines = []
     if shared and max(shared.values()) >= _UNEVEN * min(shared.values()):
         most, least = (pick(shared, key=shared.__getitem__) for pick in (max, min))
         lines.append(
@@ -427,11 +423,9 @@ def _copies(looks: dict[ImageFile, _Look]) -> list[str]:
     for file, look in looks.items():
         groups.setdefault(look.pixels, []).append(file.name)
     several = [" = ".join(names) for names in groups.values() if len(names) > 1]
-    return (
-        [f"{count_of(several)} there more than once: {some(several)}"]
-        if several
-        else []
-    )
+    if several:
+        return [f"{count_of(several)} there more than once: {some(several)}"]
+    return []
 
 
 def _near_copies(looks: dict[ImageFile, _Look]) -> list[str]:
@@ -454,8 +448,6 @@ def _near_copies(looks: dict[ImageFile, _Look]) -> list[str]:
         for name, place in zip(names, first, strict=True)
         if place >= 0
     ]
-    return (
-        [f"{count_of(near)} nearly the same as another one: {some(near)}"]
-        if near
-        else []
-    )
+    if near:
+        return [f"{count_of(near)} nearly the same as another one: {some(near)}"]
+    return []

@@ -211,11 +211,9 @@ class ImageReader(Reader):
                     Path(given), self.image_shape, levels=self.levels
                 )
             else:
-                source = (
-                    as_shown(given)
-                    if self.levels is None
-                    else as_source(given, self.levels)
-                )
+                source: Any = as_shown(given)
+                if self.levels is not None:
+                    source = as_source(given, self.levels)
                 sign = fit_handwriting(source, self.image_shape, self.levels)
             return sign._replace(values=sign.values.float() / 255)
         if fit != "keep":
@@ -227,24 +225,19 @@ class ImageReader(Reader):
         if isinstance(image, str | Path):
             picture = open_image(Path(image), channels, levels=self.levels)
         else:
-            source = (
-                as_picture(image)
-                if channels in (1, 3) or not hasattr(image, "shape")
-                else None
-            )
+            source = None
+            if channels in (1, 3) or not hasattr(image, "shape"):
+                source = as_picture(image)
             if source is None:
                 numbers = _with_channels(as_numbers(image, self.levels), channels)
-                return (
-                    numbers
-                    if fit == "keep"
-                    else _fit_numbers(numbers, self.image_shape, fit)
-                )
+                if fit == "keep":
+                    return numbers
+                return _fit_numbers(numbers, self.image_shape, fit)
             picture = in_mode(source, channels, self.levels)
-        shape = (
-            (channels, picture.height, picture.width)
-            if fit == "keep"
-            else self.image_shape
-        )
+        if fit == "keep":
+            shape = (channels, picture.height, picture.width)
+        else:
+            shape = self.image_shape
         return to_tensor(picture, shape, "pad" if fit == "keep" else fit).float() / 255
 
     def numbers(self, values: Tensor) -> Tensor:
@@ -322,11 +315,9 @@ class ImageReader(Reader):
             "pixels": "float32 in [0, 1]",
             "resize": self.resize,
         }
-        return (
-            settings_of_reader
-            if self.levels is None
-            else {**settings_of_reader, "range": list(self.levels)}
-        )
+        if self.levels is None:
+            return settings_of_reader
+        return {**settings_of_reader, "range": list(self.levels)}
 
     def __str__(self) -> str:
         return (

@@ -225,7 +225,8 @@ class Objects(Task):
         text = sentence("; ".join(examination.lines))
         some = images.subset(torch.arange(min(_SHOWN, len(images))))
         yield SlotPictures.of(network, some, title, text)
-        measure, worst_first = f"fg_ari{_ASSIGNED}_of_images", False
+        measure = f"fg_ari{_ASSIGNED}_of_images"
+        worst_first = False
         if measure not in examination.details:
             measure, worst_first = "error_of_images", True
         each = torch.tensor(examination.details[measure])

@@ -127,11 +127,9 @@ def _smooth(masks: Sequence[Mask], counts: Tensor) -> list[Mask]:
         if counts[value] and value not in _with_interior(looked_at)
     ]
     share = between_share(looked_at)
-    return (
-        list(looked_at)
-        if len(added) > 1 and all(share[value] > _BETWEEN for value in added)
-        else []
-    )
+    if len(added) > 1 and all(share[value] > _BETWEEN for value in added):
+        return list(looked_at)
+    return []
 
 
 def _with_interior(masks: Sequence[Mask]) -> set[int]:

@@ -481,9 +481,9 @@ class Masks(DataSet):
 
     @cached_property
     def _coco(self) -> Coco | None:
-        return (
-            Coco(Path(self.root) / self.masks) if self.masks.endswith(".json") else None
-        )
+        if self.masks.endswith(".json"):
+            return Coco(Path(self.root) / self.masks)
+        return None
 
 
 def _mask(pair: _Pair, size: tuple[int, int], turn: int) -> Mask:

@@ -271,11 +271,12 @@ class AnnotatedImages(DataSet):
                 mine * inside[:, None],
             )
             mask[row, labels[inside]] = True
-        pixels = (
-            torch.stack(images)
-            if images
-            else torch.zeros(0, self.channels, *(sides or (1, 1)), dtype=torch.uint8)
-        )
+        if images:
+            pixels = torch.stack(images)
+        else:
+            pixels = torch.zeros(
+                0, self.channels, *(sides or (1, 1)), dtype=torch.uint8
+            )
         files = tuple(str(noted_image.file) for noted_image in noted)
         return AnnotatedSet(
             pixels, mask, self.classes, files, things=things, boxes=placed

@@ -219,11 +219,10 @@ class Coco:
             raise ValueError(
                 f"it has the size {marks['size']}, the image has {[high, wide]}"
             )
-        runs = (
-            marks["counts"]
-            if isinstance(marks["counts"], list)
-            else _runs(marks["counts"])
-        )
+        if isinstance(marks["counts"], list):
+            runs = marks["counts"]
+        else:
+            runs = _runs(marks["counts"])
         if (
             not all(isinstance(run, int) and run >= 0 for run in runs)
             or sum(runs) != high * wide

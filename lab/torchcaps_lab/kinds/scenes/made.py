@@ -110,11 +110,10 @@ class Scenery(Composition):
 
     def __post_init__(self) -> None:
         check_single(self.digits)
-        classes = (
-            len(self.digits.labels.unique())
-            if len(self.digits)
-            else len(self.digits.classes)
-        )
+        if len(self.digits):
+            classes = len(self.digits.labels.unique())
+        else:
+            classes = len(self.digits.classes)
         if not self.least <= self.most <= classes:
             raise ValueError(
                 f"least and most must be 0 <= least <= most <= {classes}, the number "

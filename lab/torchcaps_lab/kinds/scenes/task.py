@@ -223,11 +223,9 @@ class Detection(SeveralLabels):
             image,
             mine[image, thing].unflatten(1, prediction.places.maps.shape[2:]),
         )
-        target = (
-            mask / mask.sum(1, keepdim=True).clamp_min(1)
-            if criteria.loss.shares
-            else mask
-        )
+        target = mask
+        if criteria.loss.shares:
+            target = mask / mask.sum(1, keepdim=True).clamp_min(1)
         parts["thing_loss"] = criteria.loss(digits_alone.activation, target)
         return prediction, parts
 

@@ -145,11 +145,10 @@ def table(path: Path, columns: Columns, labelled: bool = False) -> Iterator[Seri
             f"{path} must be a {', '.join(TABLES)} file, or a folder of sounds "
             f"({', '.join(SOUNDS)})"
         )
-    read = (
-        _long_table(path, columns, labelled)
-        if path.suffix.lower() == ".csv"
-        else _archive(path)
-    )
+    if path.suffix.lower() == ".csv":
+        read = _long_table(path, columns, labelled)
+    else:
+        read = _archive(path)
     some = False
     for name, label, group, values in read:
         some = True
@@ -245,11 +244,9 @@ def _tables(root: Path) -> dict[str, Path]:
 
 
 def _place(path: Path) -> int:
-    return (
-        TABLES.index(path.suffix.lower())
-        if path.suffix.lower() in TABLES
-        else len(TABLES)
-    )
+    if path.suffix.lower() in TABLES:
+        return TABLES.index(path.suffix.lower())
+    return len(TABLES)
 
 
 def _named(path: Path, sound: Sound) -> SeriesItem:
@@ -356,11 +353,9 @@ def _count_in(values: Sequence[str] | None) -> int | None:
     """The count that a header states, None for none and for 0, which stands for an
     unknown one.
     """
-    return (
-        int(values[0]) or None
-        if values and values[0].isdecimal() and len(values[0]) < 20
-        else None
-    )
+    if values and values[0].isdecimal() and len(values[0]) < 20:
+        return int(values[0]) or None
+    return None
 
 
 def _long_table(

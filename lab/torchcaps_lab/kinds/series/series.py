@@ -207,11 +207,10 @@ class Series(ListedData):
                 "any more"
             )
         read: Any = {"sound": self.sound, "columns": self.columns}
-        scale = (
-            Scale.of(train_values, **read)
-            if self.standardise == "data"
-            else Scale(**read)
-        )
+        if self.standardise == "data":
+            scale = Scale.of(train_values, **read)
+        else:
+            scale = Scale(**read)
         sets: dict[str, Examples] = {}
         for part, items_of_part in items.items():
             places = [manifest.classes.index(item.category) for item in items_of_part]

@@ -120,13 +120,11 @@ class ColouredTexts(Exhibit):
             for title, text, reading in zip(titles, texts, readings, strict=True)
         ]
         text = (
-            MEANING
-            if isinstance(model, ROUTED)
-            else (
-                "This network cannot show which word spoke for which class, so there "
-                "are no colours."
-            )
+            "This network cannot show which word spoke for which class, so there "
+            "are no colours."
         )
+        if isinstance(model, ROUTED):
+            text = MEANING
         return cls(
             title="What each word spoke for",
             text=text,
@@ -257,11 +255,10 @@ def _title(findings: Findings, texts: TextSet, index: int) -> str:
     predicted = int(findings.prediction[index])
     activation = findings.activation[index]
     name = texts.files[index] if texts.files else str(index)
-    wrong = (
-        ""
-        if true == predicted
-        else f", but it is {texts.classes[true]} ({float(activation[true]):.2f})"
-    )
+    if true == predicted:
+        wrong = ""
+    else:
+        wrong = f", but it is {texts.classes[true]} ({float(activation[true]):.2f})"
     return f"{name}: answer {texts.classes[predicted]} ({float(activation[predicted]):.2f}){wrong}"
 
 

@@ -160,15 +160,16 @@ class Advice(Exhibit):
         first = tuple(hints)[:_MOST]
         use = commands.about("predict", images.nameable(), *draw.split())
         examples = images.what
-        text = (
-            "Each row shows a measurement, a remedy and the text to type, most "
-            f"important first. Add the options to this command: `{commands.training()}`. "
-            "Try one change at a time, and compare results on validation "
-            f"{examples}. Keep test {examples} for the end. Use the network as it is with "
-            f"`{use}`."
-            if first
-            else f"No problems found: {good}. Use the network with `{use}`."
-        )
+        if first:
+            text = (
+                "Each row shows a measurement, a remedy and the text to type, most "
+                f"important first. Add the options to this command: `{commands.training()}`. "
+                "Try one change at a time, and compare results on validation "
+                f"{examples}. Keep test {examples} for the end. Use the network as it is with "
+                f"`{use}`."
+            )
+        else:
+            text = f"No problems found: {good}. Use the network with `{use}`."
         return cls(title="What to do next", text=text, hints=first)
 
     @classmethod
@@ -202,11 +203,10 @@ def _majority(findings: Findings, images: Examples) -> Iterator[Hint]:
 
 def _remedies(images: Examples, summary: Mapping[str, Any]) -> Remedies:
     """Options for a classifier of such images."""
-    options = (
-        _augmentation(summary.get("preprocess", {}))
-        if images.pictured
-        else images.forgetting
-    )
+    if images.pictured:
+        options = _augmentation(summary.get("preprocess", {}))
+    else:
+        options = images.forgetting
     needs_kornia = any(f".{name} " in options for name in _KORNIA)
     extra = "pip install 'torchcaps-lab[augment]'" if needs_kornia else ""
     return Remedies(options, _larger(images, summary), extra)
@@ -269,11 +269,9 @@ def _pretrained(
         return
     each = sum(counts) / len(counts)
     if each < _PHOTOS:
-        size = (
-            "--data.size 128 "
-            if images.files is not None and min(images.image_shape[1:]) < 96
-            else ""
-        )
+        size = ""
+        if images.files is not None and min(images.image_shape[1:]) < 96:
+            size = "--data.size 128 "
         yield Hint(
             f"{each:.0f} training photos in each class on average, and a network "
             "without pretraining",

@@ -172,13 +172,10 @@ def _number(axes: "Axes", counts: Tensor, share: Tensor) -> None:
     """The count in each cell, legible on its colour."""
     for row in range(len(counts)):
         for column in range(len(counts)):
-            colour = (
-                "white"
-                if share[row, column] > 0.4
-                else "black"
-                if counts[row, column]
-                else "0.75"
-            )
+            if share[row, column] > 0.4:
+                colour = "white"
+            else:
+                colour = "black" if counts[row, column] else "0.75"
             text = str(int(counts[row, column]))
             axes.text(
                 column,

@@ -113,9 +113,10 @@ class Perturbations(Exhibit):
         value.
         """
         labels = self.targets.tolist()
-        numbers = (
-            labels if len(set(labels)) == len(labels) else list(range(len(labels)))
-        )
+        if len(set(labels)) == len(labels):
+            numbers = labels
+        else:
+            numbers = list(range(len(labels)))
         for grid, changes, number, name in zip(
             self.grids, self.changes, numbers, self.classes, strict=True
         ):

@@ -124,11 +124,9 @@ class RoutingSteps(Exhibit):
 def _routing_step(step: Step, activation: Tensor, order: Tensor) -> RoutingStep:
     assignment = kept(step.assignment)
     sites = activation[None]
-    maps = (
-        class_maps(assignment.unflatten(1, sites.shape[1:]), sites)[0]
-        if on_a_grid(sites)
-        else None
-    )
+    maps = None
+    if on_a_grid(sites):
+        maps = class_maps(assignment.unflatten(1, sites.shape[1:]), sites)[0]
     agreement = kept(step.agreement)[0, order]
     return RoutingStep(
         assignment[0, order], agreement, kept(step.parents.activation)[0], maps

@@ -82,13 +82,9 @@ def _words(value: Any) -> str:
         )
     if isinstance(value, list):
         return "; ".join(map(_words, value))
-    return (
-        f"{value:.4g}"
-        if isinstance(value, float)
-        else f"{value:,}"
-        if type(value) is int
-        else str(value)
-    )
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if type(value) is int else str(value)
 
 
 def measures(findings: Findings) -> list[Quantity]:
