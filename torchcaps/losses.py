@@ -148,7 +148,12 @@ class ActivationLoss(nn.Module, ABC):
         """
         return activation / activation.sum(1, keepdim=True).clamp_min(1e-12)
 
-    def advance(self, epoch: int, epochs: int, step: int) -> None:
+    def advance(
+        self,
+        epoch: int,
+        epochs: int,
+        step: int,
+    ) -> None:
         """Tells the loss how far training has come, before each step; most losses
         ignore it.
 
@@ -445,7 +450,12 @@ class SpreadLoss(ActivationLoss):
         self.margin = self.end
         self.advance(0, 1, 0)
 
-    def advance(self, epoch: int, epochs: int, step: int) -> None:
+    def advance(
+        self,
+        epoch: int,
+        epochs: int,
+        step: int,
+    ) -> None:
         """Set the margin for the next step."""
         if self.schedule == "linear":
             self.margin = Ramp(self.start, self.end).at(Advance(epoch, epochs, step))

@@ -472,7 +472,10 @@ something was learned, are as they were.
 
 
 def standardised(
-    cost: Tensor, terms: Tensor, floor: float = 0.0, before: Rounding | None = None
+    cost: Tensor,
+    terms: Tensor,
+    floor: float = 0.0,
+    before: Rounding | None = None,
 ) -> tuple[Tensor, Rounding]:
     r"""Standardises costs over the parents, as far as they differ by more than
     rounding.

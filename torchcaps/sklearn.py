@@ -93,7 +93,10 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
     class_weight: dict[Any, float] | str | None = None
 
     def fit(
-        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
     ) -> "CapsNetClassifier":
         """Trains on rows X, (n, F), with labels y, (n,).
 
@@ -142,11 +145,23 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
     def _network(self) -> nn.Sequential:
         """Features (B, F) to class capsules."""
         routing = create_routing(self.routing, **(self.routing_arguments or {}))
-        sizes = {"types": self.types, "dim": self.dim, "pose_dim": self.pose_dim}
+        sizes = {
+            "types": self.types,
+            "dim": self.dim,
+            "pose_dim": self.pose_dim,
+        }
         head = CapsHead(len(self.classes_), **sizes, routing=routing)
         if self.image_shape is None:
             return nn.Sequential(nn.LazyLinear(self.hidden), nn.ReLU(), head)
-        stem = [nn.Conv2d(self.image_shape[0], self.hidden, 3, padding=1), nn.ReLU()]
+        stem = [
+            nn.Conv2d(
+                self.image_shape[0],
+                self.hidden,
+                3,
+                padding=1,
+            ),
+            nn.ReLU(),
+        ]
         stem += [
             nn.Conv2d(self.hidden, self.hidden, 3, padding=1),
             nn.ReLU(),
@@ -155,7 +170,12 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         ]
         return nn.Sequential(nn.Unflatten(1, self.image_shape), *stem, head)
 
-    def _train(self, rows: Tensor, target: Tensor, weights: Tensor) -> None:
+    def _train(
+        self,
+        rows: Tensor,
+        target: Tensor,
+        weights: Tensor,
+    ) -> None:
         self.network_ = self._network().double()
         self.network_(rows[:2])  # lazy layers learn their sizes
         self.network_.to(self.device)

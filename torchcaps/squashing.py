@@ -188,7 +188,12 @@ class _Squash(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, pose: Tensor, kind: Kind, dim: Dims) -> Tensor:
+    def forward(
+        ctx: Any,
+        pose: Tensor,
+        kind: Kind,
+        dim: Dims,
+    ) -> Tensor:
         squashed, n, factor = _squashed(pose, kind, dim)
         ctx.kind = kind
         ctx.dim = dim

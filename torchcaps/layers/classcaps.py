@@ -81,7 +81,10 @@ def coordinate_addition(
 
 
 def _places(
-    sizes: tuple[int, ...], scale: float, dtype: torch.dtype, device: torch.device
+    sizes: tuple[int, ...],
+    scale: float,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Tensor:
     """The coordinates of all children of a map, (I, H), from (*grid, types, H)."""
     *grid, types, size = sizes
@@ -91,7 +94,10 @@ def _places(
 
 @lru_cache(maxsize=64)
 def _kept_places(
-    sizes: tuple[int, ...], scale: float, dtype: torch.dtype, device: torch.device
+    sizes: tuple[int, ...],
+    scale: float,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Tensor:
     with torch.inference_mode(False):  # a later call may need gradients
         return _places(sizes, scale, dtype, device)
@@ -186,7 +192,12 @@ class ClassCaps(CapsuleLayer):
                 *[1] * axes, math.prod(self.out_pose)
             )  # raises if votes are too small for it
         self.weight = nn.Parameter(
-            torch.empty(in_types, classes, self.in_pose[-1], self.out_pose[-1])
+            torch.empty(
+                in_types,
+                classes,
+                self.in_pose[-1],
+                self.out_pose[-1],
+            )
         )
         shape = LayerShape(None, classes, self.in_pose, self.out_pose, types=in_types)
         self.routing = routing_of(shape, routing, EMRouting())

@@ -260,7 +260,10 @@ class CapsConvNd(CapsuleLayer):
         )
 
     def parents(
-        self, groups: list[Routed], children: Capsules, mask: Tensor | None = None
+        self,
+        groups: list[Routed],
+        children: Capsules,
+        mask: Tensor | None = None,
     ) -> Capsules:
         """What :meth:`route` returned for these children, as :meth:`forward` returns
         it.

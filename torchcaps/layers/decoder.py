@@ -157,7 +157,11 @@ class PoseInput(nn.Module):
     updates: Tensor
 
     def __init__(
-        self, classes: int, size: int, kind: DecoderInput = "masked", noise: float = 0.0
+        self,
+        classes: int,
+        size: int,
+        kind: DecoderInput = "masked",
+        noise: float = 0.0,
     ) -> None:
         super().__init__()
         check_size(classes=classes, size=size)
@@ -227,7 +231,12 @@ class PoseInput(nn.Module):
             return (poses - self.mean[source]) / self.deviation[source]
         return poses
 
-    def carried(self, poses: Tensor, source: Tensor, target: Tensor) -> Tensor:
+    def carried(
+        self,
+        poses: Tensor,
+        source: Tensor,
+        target: Tensor,
+    ) -> Tensor:
         """Poses (B, *pose) of the classes ``source`` (B,) as poses of ``target`` (B,)
         with the same :meth:`shared`.
 

@@ -104,7 +104,12 @@ class CapsHead(CapsuleLayer):
         make of them.
         """
         std = math.sqrt(1 / self.dim)
-        nn.init.trunc_normal_(self.class_caps.weight, std=std, a=-2 * std, b=2 * std)
+        nn.init.trunc_normal_(
+            self.class_caps.weight,
+            std=std,
+            a=-2 * std,
+            b=2 * std,
+        )
         start_length(self.class_caps, children)
 
     def route(self, features: Tensor) -> Routed:

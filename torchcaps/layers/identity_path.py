@@ -54,7 +54,12 @@ class IdentityPath(nn.Module):
         torch.Size([2, 6, 6, 16, 4, 4])
     """
 
-    def __init__(self, in_types: int, out_types: int, groups: int = 1) -> None:
+    def __init__(
+        self,
+        in_types: int,
+        out_types: int,
+        groups: int = 1,
+    ) -> None:
         super().__init__()
         check_groups(groups, in_types, out_types)
         self.in_types = in_types
@@ -91,7 +96,12 @@ class IdentityPath(nn.Module):
                 ).flatten(-3, -2)
         return pose.unflatten(-1, children.pose.shape[children.activation.ndim :])
 
-    def _means(self, pose: Tensor, activation: Tensor, windows: Windows) -> Tensor:
+    def _means(
+        self,
+        pose: Tensor,
+        activation: Tensor,
+        windows: Windows,
+    ) -> Tensor:
         """The mean of each window's children of each type, (B, *grid', in_types, H)."""
         weight = activation[..., None]
         both = windows.pad(

@@ -73,7 +73,12 @@ def check_axes(axes: int) -> int:
     return axes
 
 
-def per_axis(argument: str, value: PerAxis, axes: int, least: int) -> tuple[int, ...]:
+def per_axis(
+    argument: str,
+    value: PerAxis,
+    axes: int,
+    least: int,
+) -> tuple[int, ...]:
     """One number for each axis of a grid.
 
     Raises:
@@ -93,7 +98,10 @@ def per_axis(argument: str, value: PerAxis, axes: int, least: int) -> tuple[int,
 
 
 def check_map(
-    children: Capsules, types: int, pose: tuple[int, ...], axes: int
+    children: Capsules,
+    types: int,
+    pose: tuple[int, ...],
+    axes: int,
 ) -> tuple[int, ...]:
     """The size of the grid on which children lie, (B, *grid, types).
 
@@ -131,7 +139,10 @@ def without_own_transforms(layer: nn.Module, routing: Routing) -> None:
 
 
 def vote_bias_of(
-    layer: nn.Module, routing: Routing, vote_bias: bool, pose: tuple[int, ...]
+    layer: nn.Module,
+    routing: Routing,
+    vote_bias: bool,
+    pose: tuple[int, ...],
 ) -> nn.Parameter | None:
     r"""The biases of a layer's votes, :math:`V_{ij} = u_i W_{ij} + b_{ij}`, not yet
     drawn; None without them.

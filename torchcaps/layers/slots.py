@@ -43,7 +43,11 @@ class _Slots(CapsLinear):
     """The slots, whose routing another layer has a say in."""
 
     def forward(  # type: ignore[override]
-        self, words: Tensor, there: Tensor | None = None, *, routed: Routed
+        self,
+        words: Tensor,
+        there: Tensor | None = None,
+        *,
+        routed: Routed,
     ) -> Capsules:
         """The slots that the votes of these words were routed to."""
         return self.parents(routed, words)

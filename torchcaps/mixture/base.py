@@ -71,7 +71,10 @@ def shares_of_points(
 
 
 def plusplus_points(
-    points: Tensor, count: int, weights: Tensor | None, random_state: Any
+    points: Tensor,
+    count: int,
+    weights: Tensor | None,
+    random_state: Any,
 ) -> Tensor:
     """The places of the points that k-means++ chooses as first centres, int64 (J,).
 
@@ -126,13 +129,20 @@ class Clustering(BaseEstimator, ABC):
 
     @abstractmethod
     def _step(
-        self, points: Tensor, weights: Tensor | None, state: Any
+        self,
+        points: Tensor,
+        weights: Tensor | None,
+        state: Any,
     ) -> tuple[Any, float]:
         """The next state, and the objective of the given one."""
 
     @abstractmethod
     def _settled(
-        self, points: Tensor, old: Any, new: Any, objectives: list[float]
+        self,
+        points: Tensor,
+        old: Any,
+        new: Any,
+        objectives: list[float],
     ) -> bool:
         """Whether the last step changed next to nothing."""
 
@@ -153,7 +163,10 @@ class Clustering(BaseEstimator, ABC):
         return state._make(tensor.numpy() for tensor in state)
 
     def fit(
-        self, X: ArrayLike, y: Any = None, sample_weight: ArrayLike | None = None
+        self,
+        X: ArrayLike,
+        y: Any = None,
+        sample_weight: ArrayLike | None = None,
     ) -> Any:
         """Clusters the points.
 
@@ -204,7 +217,10 @@ class Clustering(BaseEstimator, ABC):
         return self
 
     def fit_predict(
-        self, X: ArrayLike, y: Any = None, sample_weight: ArrayLike | None = None
+        self,
+        X: ArrayLike,
+        y: Any = None,
+        sample_weight: ArrayLike | None = None,
     ) -> Array:
         """Clusters the points and returns their clusters, (n_samples,)."""
         return self.fit(X, sample_weight=sample_weight).labels_
@@ -277,7 +293,12 @@ def check_weights(weights: ArrayLike | None, points: Tensor) -> Tensor | None:
 
 
 def check_number(
-    name: str, value: Any, low: float, *, integral: bool = False, open_low: bool = False
+    name: str,
+    value: Any,
+    low: float,
+    *,
+    integral: bool = False,
+    open_low: bool = False,
 ) -> None:
     """Checks that a setting is a number in its range.
 
@@ -298,7 +319,10 @@ def check_number(
 
 
 def check_initial(
-    name: str, value: ArrayLike, shape: tuple[int, ...], points: Tensor
+    name: str,
+    value: ArrayLike,
+    shape: tuple[int, ...],
+    points: Tensor,
 ) -> Tensor:
     """A given start, in the dtype of the points.
 

@@ -42,7 +42,10 @@ class Mixture(DensityMixin, Clustering):
         return int(self.n_components)
 
     def _mean_log_likelihood(
-        self, points: Tensor, weights: Tensor | None, state: Any
+        self,
+        points: Tensor,
+        weights: Tensor | None,
+        state: Any,
     ) -> float:
         return weighted_mean(self._log_likelihood(points, state), weights).item()
 
@@ -50,7 +53,11 @@ class Mixture(DensityMixin, Clustering):
         return self._log_partition(points, state)
 
     def _settled(
-        self, points: Tensor, old: Any, new: Any, objectives: list[float]
+        self,
+        points: Tensor,
+        old: Any,
+        new: Any,
+        objectives: list[float],
     ) -> bool:
         return len(objectives) > 1 and abs(objectives[-1] - objectives[-2]) < self.tol
 

@@ -48,7 +48,10 @@ class Covariance(Protocol):
         """Votes and similarity whose logits are ``log pi_j p_j(x_i)``."""
 
     def m_step(
-        self, points: Tensor, share: Tensor, floor: float
+        self,
+        points: Tensor,
+        share: Tensor,
+        floor: float,
     ) -> tuple[Tensor, Tensor]:
         """Means (J, D) and covariances of the points (I, D) under their shares (I, J),
         whose columns sum to 1.
@@ -100,7 +103,10 @@ class Diagonal:
         return point_votes(points, len(variances)), similarity
 
     def m_step(
-        self, points: Tensor, share: Tensor, floor: float
+        self,
+        points: Tensor,
+        share: Tensor,
+        floor: float,
     ) -> tuple[Tensor, Tensor]:
         """From sum and scatter of the votes."""
         moments = cluster_moments(points, share, scatter=True)
@@ -149,7 +155,10 @@ class Full:
         )
 
     def m_step(
-        self, points: Tensor, share: Tensor, floor: float
+        self,
+        points: Tensor,
+        share: Tensor,
+        floor: float,
     ) -> tuple[Tensor, Tensor]:
         """From the points and their shares."""
         means = share.T @ points
@@ -253,7 +262,10 @@ class GaussianMixture(Mixture):
         return self._from_kmeans(points, weights)._replace(**chosen)
 
     def _given(
-        self, name: str, shape: tuple[int, ...], points: Tensor
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        points: Tensor,
     ) -> Tensor | None:
         value = getattr(self, name)
         return None if value is None else check_initial(name, value, shape, points)
@@ -281,7 +293,10 @@ class GaussianMixture(Mixture):
         return self._covariance.view(points, state)
 
     def _step(
-        self, points: Tensor, weights: Tensor | None, state: Gaussians
+        self,
+        points: Tensor,
+        weights: Tensor | None,
+        state: Gaussians,
     ) -> tuple[Gaussians, float]:
         votes, similarity = self._view(points, state)
         share, log_mass = shares_of_points(votes, similarity, weights)

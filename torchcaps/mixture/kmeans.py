@@ -111,7 +111,10 @@ class CentreClustering(ClusterMixin, Clustering):
         return point_votes(points, len(state.centres), hard=self._hard), similarity
 
     def _step(
-        self, points: Tensor, weights: Tensor | None, state: Centres
+        self,
+        points: Tensor,
+        weights: Tensor | None,
+        state: Centres,
     ) -> tuple[Centres, float]:
         votes, similarity = self._view(points, state)
         if METRICS[self.metric].mean:
@@ -129,11 +132,20 @@ class CentreClustering(ClusterMixin, Clustering):
         ), self._loss(points, weights, state)
 
     @abstractmethod
-    def _loss(self, points: Tensor, weights: Tensor | None, state: Centres) -> float:
+    def _loss(
+        self,
+        points: Tensor,
+        weights: Tensor | None,
+        state: Centres,
+    ) -> float:
         """The objective L of these points."""
 
     def _settled(
-        self, points: Tensor, old: Centres, new: Centres, objectives: list[float]
+        self,
+        points: Tensor,
+        old: Centres,
+        new: Centres,
+        objectives: list[float],
     ) -> bool:
         """Shifts of means are measured by the spread of the points, shifts of sums by
         the length of the sums.
@@ -156,7 +168,10 @@ class CentreClustering(ClusterMixin, Clustering):
         return state.centres.numpy()
 
     def fit(
-        self, X: ArrayLike, y: Any = None, sample_weight: ArrayLike | None = None
+        self,
+        X: ArrayLike,
+        y: Any = None,
+        sample_weight: ArrayLike | None = None,
     ) -> Any:
         """Clusters the points.
 
@@ -177,7 +192,10 @@ class CentreClustering(ClusterMixin, Clustering):
         return self
 
     def score(
-        self, X: ArrayLike, y: Any = None, sample_weight: ArrayLike | None = None
+        self,
+        X: ArrayLike,
+        y: Any = None,
+        sample_weight: ArrayLike | None = None,
     ) -> float:
         """Minus the loss of these points: higher is better."""
         points = self._points(X)
@@ -232,7 +250,12 @@ class KMeans(CentreClustering):
     _metrics = ("euclidean", "inner")
     _hard = True
 
-    def _loss(self, points: Tensor, weights: Tensor | None, state: Centres) -> float:
+    def _loss(
+        self,
+        points: Tensor,
+        weights: Tensor | None,
+        state: Centres,
+    ) -> float:
         centres = state.centres[self._assignment(points, state).argmax(-1)]
         if self.metric == "euclidean":
             distance = (points - centres).square().sum(-1)
@@ -328,7 +351,12 @@ class SoftKMeans(CentreClustering):
         check_number("sharpness", self.sharpness, 0, open_low=True)
         return super()._clusters()
 
-    def _loss(self, points: Tensor, weights: Tensor | None, state: Centres) -> float:
+    def _loss(
+        self,
+        points: Tensor,
+        weights: Tensor | None,
+        state: Centres,
+    ) -> float:
         return (
             -weighted_sum(self._log_partition(points, state), weights).item()
             / self._sharpness

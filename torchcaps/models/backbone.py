@@ -57,7 +57,11 @@ class ResidualBackbone(Backbone):
     """
 
     def __init__(
-        self, in_channels: int, widths: Sequence[int], blocks: int, stride: int
+        self,
+        in_channels: int,
+        widths: Sequence[int],
+        blocks: int,
+        stride: int,
     ) -> None:
         super().__init__()
         self.channels = widths[-1]
@@ -83,7 +87,12 @@ class _Block(nn.Module):
     differ.
     """
 
-    def __init__(self, before: int, width: int, stride: int = 1) -> None:
+    def __init__(
+        self,
+        before: int,
+        width: int,
+        stride: int = 1,
+    ) -> None:
         super().__init__()
         self.first = _convolution(before, width, stride)
         self.second = _convolution(width, width)
@@ -98,7 +107,10 @@ class _Block(nn.Module):
 
 
 def _convolution(
-    before: int, width: int, stride: int = 1, kernel_size: int = 3
+    before: int,
+    width: int,
+    stride: int = 1,
+    kernel_size: int = 3,
 ) -> nn.Sequential:
     convolution = nn.Conv2d(
         before, width, kernel_size, stride, padding=kernel_size // 2, bias=False
@@ -125,7 +137,12 @@ class TimmBackbone(Backbone):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, name: str, in_channels: int, weights: str | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        in_channels: int,
+        weights: str | None = None,
+    ) -> None:
         super().__init__()
         if ":" in name or "/" in name:
             raise ValueError(

@@ -250,7 +250,10 @@ def all_finite(images: Tensor) -> bool:
 
 
 def check_extent(
-    argument: str, shape: Sequence[int], least: int, reason: str = ""
+    argument: str,
+    shape: Sequence[int],
+    least: int,
+    reason: str = "",
 ) -> None:
     """Checks that images of a shape (..., H, W) are large enough.
 

@@ -239,7 +239,10 @@ class ShiftedNorm(nn.Module):
 
 
 def _with_flat_names(
-    norm: nn.Module, state: dict[str, Tensor], prefix: str, metadata: Any
+    norm: nn.Module,
+    state: dict[str, Tensor],
+    prefix: str,
+    metadata: Any,
 ) -> None:
     for name, _ in norm.get_submodule("standard").named_buffers():
         state[prefix + name] = state.pop(f"{prefix}standard.{name}")

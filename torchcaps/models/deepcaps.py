@@ -154,7 +154,11 @@ class Cell(nn.Module):
     """
 
     def __init__(
-        self, in_channels: int, types: int, dim: int, steps: int | None = None
+        self,
+        in_channels: int,
+        types: int,
+        dim: int,
+        steps: int | None = None,
     ) -> None:
         super().__init__()
         width = types * dim
@@ -182,7 +186,13 @@ class CapsMap(nn.Module):
         (B, in_channels, H, W) to (B, types x dim, H / stride, W / stride), rounded up.
     """
 
-    def __init__(self, in_channels: int, types: int, dim: int, stride: int = 1) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        types: int,
+        dim: int,
+        stride: int = 1,
+    ) -> None:
         super().__init__()
         self.types = types
         self.stride = stride
@@ -259,7 +269,11 @@ class CapsConvShared(nn.Module):
 
 
 def field_routing(
-    children: Tensor, transforms: Tensor, positions: int, bias: Tensor, steps: int = 3
+    children: Tensor,
+    transforms: Tensor,
+    positions: int,
+    bias: Tensor,
+    steps: int = 3,
 ) -> Tensor:
     r"""Dynamic routing of types of capsules over maps.
 

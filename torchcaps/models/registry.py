@@ -250,7 +250,11 @@ class _Undrawn(TorchFunctionMode):
     """
 
     def __torch_function__(
-        self, function: Any, types: Any, args: Any = (), named: Any = None
+        self,
+        function: Any,
+        types: Any,
+        args: Any = (),
+        named: Any = None,
     ) -> Any:
         named = named or {}
         if (

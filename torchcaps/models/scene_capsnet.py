@@ -30,7 +30,10 @@ from torchcaps.squashing import length
 
 
 def boxes_of_maps(
-    maps: Tensor, cell: float, cut: float = 0.2, reach: float = 1.0
+    maps: Tensor,
+    cell: float,
+    cut: float = 0.2,
+    reach: float = 1.0,
 ) -> Tensor:
     r"""Return boxes around the content of maps, from their mean and variance.
 
@@ -368,7 +371,12 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
 
         return self.class_caps(children, locate=locate), places_found[0]
 
-    def alone(self, places: Places, image: Tensor, there: Tensor) -> Capsules:
+    def alone(
+        self,
+        places: Places,
+        image: Tensor,
+        there: Tensor,
+    ) -> Capsules:
         """The class capsules of some children alone, such as those of one thing: poses
         (N, E, pose_dim + 4).
 
@@ -465,7 +473,12 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
             mass > 0, weights @ votes / torch.where(mass > 0, mass, 1.0), 0.0
         )
 
-    def _places(self, children: Capsules, maps: Tensor, features: Tensor) -> Places:
+    def _places(
+        self,
+        children: Capsules,
+        maps: Tensor,
+        features: Tensor,
+    ) -> Places:
         rows, columns = (
             self.cell
             * (torch.arange(extent, dtype=maps.dtype, device=maps.device) + 0.5)
@@ -519,13 +532,23 @@ class SceneTwin(_SceneNetwork):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.scores = nn.Conv2d(self.channels[-1], self.classes, 1, bias=False)
+        self.scores = nn.Conv2d(
+            self.channels[-1],
+            self.classes,
+            1,
+            bias=False,
+        )
         self.bias = nn.Parameter(torch.zeros(self.classes))
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
         """The probability of each class, and its box."""
         scores = self._scores(images)
-        boxes = boxes_of_maps(scores.detach().relu(), self.cell, self.cut, self.reach)
+        boxes = boxes_of_maps(
+            scores.detach().relu(),
+            self.cell,
+            self.cut,
+            self.reach,
+        )
         return Prediction(
             (scores.mean((2, 3)) + self.bias).sigmoid(), None, None, boxes
         )

@@ -61,7 +61,10 @@ class SetClassifier(Network):
         self.drop = nn.Dropout(self.dropout)
 
     def features(
-        self, elements: Tensor, there: Tensor | None, edges: Tensor | None
+        self,
+        elements: Tensor,
+        there: Tensor | None,
+        edges: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Return features (B, sum of the channels, N), 0 for absent elements, and the
         mask of present ones, bool (B, N).
@@ -102,7 +105,10 @@ class SetClassifier(Network):
         return features.mT, there
 
     def _check(
-        self, elements: Tensor, there: Tensor | None, edges: Tensor | None
+        self,
+        elements: Tensor,
+        there: Tensor | None,
+        edges: Tensor | None,
     ) -> Tensor:
         if (
             elements.ndim != 3
@@ -215,7 +221,10 @@ class SetCapsNet(SetClassifier):
         )
 
     def children_of(
-        self, elements: Tensor, there: Tensor | None = None, edges: Tensor | None = None
+        self,
+        elements: Tensor,
+        there: Tensor | None = None,
+        edges: Tensor | None = None,
     ) -> Capsules:
         """Return the capsules of all elements, poses (B, N, types, dim); arguments as
         in :meth:`forward`.
@@ -223,14 +232,20 @@ class SetCapsNet(SetClassifier):
         return self._children(elements, there, edges)[0]
 
     def _children(
-        self, elements: Tensor, there: Tensor | None, edges: Tensor | None
+        self,
+        elements: Tensor,
+        there: Tensor | None,
+        edges: Tensor | None,
     ) -> tuple[Capsules, Tensor]:
         features, there = self.features(elements, there, edges)
         capsules = self.primary_caps(features)
         return capsules, there[..., None].expand(capsules.activation.shape)
 
     def route(
-        self, elements: Tensor, there: Tensor | None = None, edges: Tensor | None = None
+        self,
+        elements: Tensor,
+        there: Tensor | None = None,
+        edges: Tensor | None = None,
     ) -> Routed:
         """Return the routing of the class capsules; the assignment is (B, N * types,
         classes).
@@ -238,7 +253,10 @@ class SetCapsNet(SetClassifier):
         return self.class_caps.route(*self._children(elements, there, edges))
 
     def forward(
-        self, elements: Tensor, there: Tensor | None = None, edges: Tensor | None = None
+        self,
+        elements: Tensor,
+        there: Tensor | None = None,
+        edges: Tensor | None = None,
     ) -> Prediction:
         """Return the class capsules of sets."""
         capsules = self.class_caps(*self._children(elements, there, edges))
@@ -278,7 +296,10 @@ class PooledSet(SetClassifier):
         self.head = nn.Linear(self.hidden, self.classes)
 
     def forward(
-        self, elements: Tensor, there: Tensor | None = None, edges: Tensor | None = None
+        self,
+        elements: Tensor,
+        there: Tensor | None = None,
+        edges: Tensor | None = None,
     ) -> Prediction:
         """Return the activations of the classes."""
         features, there = self.features(elements, there, edges)

@@ -68,7 +68,12 @@ class SpatialBroadcastDecoder(nn.Module):
         (torch.Size([2, 5, 3, 30, 32]), True)
     """
 
-    def __init__(self, dim: int, channels: int, colours: int) -> None:
+    def __init__(
+        self,
+        dim: int,
+        channels: int,
+        colours: int,
+    ) -> None:
         super().__init__()
         self.place = PositionCode(dim)
         self.draw = nn.Sequential(
@@ -80,12 +85,22 @@ class SpatialBroadcastDecoder(nn.Module):
             nn.PixelShuffle(2),
         )
 
-    def forward(self, pose: Tensor, height: int, width: int) -> Drawing:
+    def forward(
+        self,
+        pose: Tensor,
+        height: int,
+        width: int,
+    ) -> Drawing:
         """Colours and masks of an image of that size."""
         colours, claims = self.claimed(pose, height, width)
         return Drawing(colours, claims.softmax(1))
 
-    def claimed(self, pose: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+    def claimed(
+        self,
+        pose: Tensor,
+        height: int,
+        width: int,
+    ) -> tuple[Tensor, Tensor]:
         """Colours, and how strongly each slot claims each pixel: the logits of the
         masks.
         """

@@ -183,7 +183,12 @@ class Gaussians(NamedTuple):
     @classmethod
     def of(cls, mean: Tensor, variance: Tensor) -> "Gaussians":
         """With these means and variances."""
-        return cls(mean, variance, variance.reciprocal(), variance.log().sum(-1))
+        return cls(
+            mean,
+            variance,
+            variance.reciprocal(),
+            variance.log().sum(-1),
+        )
 
 
 class Agreement(NamedTuple):

@@ -11,7 +11,10 @@ from torchcaps.ops.derivatives import Tensors, gradients
 
 
 def uniform_moments(
-    children: Tensor, transforms: Tensor, weights: Tensor | None, rule: Rule
+    children: Tensor,
+    transforms: Tensor,
+    weights: Tensor | None,
+    rule: Rule,
 ) -> Moments:
     """Mass and sum of the first step: R is 1/J (or what the given normaliser says), the
     same for all parents.
@@ -87,7 +90,10 @@ def offset_moments(
 
 
 def given_moments(
-    children: Tensor, transforms: Tensor, coordinates: Tensor | None, shares: Tensor
+    children: Tensor,
+    transforms: Tensor,
+    coordinates: Tensor | None,
+    shares: Tensor,
 ) -> Moments:
     """Mass and sum with shares ``r_ij`` (B, I, J) that are known: children are weighted
     before they are transformed.
@@ -110,7 +116,10 @@ class _GivenSum(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, children: Tensor, transforms: Tensor, shares: Tensor
+        ctx: Any,
+        children: Tensor,
+        transforms: Tensor,
+        shares: Tensor,
     ) -> Tensor:
         """The sums, (B, J, M * D)."""
         ctx.save_for_backward(children, transforms, shares)

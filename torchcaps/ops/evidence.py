@@ -74,7 +74,11 @@ class EvidentVotes(Votes):
     fields = (*Votes.fields, *__slots__)
 
     def __init__(
-        self, votes: Votes, weight: Tensor, bias: Tensor, gaussian: bool = False
+        self,
+        votes: Votes,
+        weight: Tensor,
+        bias: Tensor,
+        gaussian: bool = False,
     ) -> None:
         super().__init__(
             votes.children,

@@ -56,7 +56,10 @@ def pair_shares(assignment: Tensor, rule: Rule) -> Tensor:
 
 
 def weighted_moments(
-    votes: Tensor, assignment: Tensor, weights: Tensor | None, scatter: bool
+    votes: Tensor,
+    assignment: Tensor,
+    weights: Tensor | None,
+    scatter: bool,
 ) -> Moments:
     """The moments of the votes (B, I, J, H) under assignments, or shares, (B, I, J) and
     child activations (B, I).
@@ -98,7 +101,10 @@ class NaiveVotes(VoteSource):
     """Votes formed once and kept: B x I x J x H numbers."""
 
     def __init__(
-        self, children: Tensor, transforms: Tensor, coordinates: Tensor | None = None
+        self,
+        children: Tensor,
+        transforms: Tensor,
+        coordinates: Tensor | None = None,
     ) -> None:
         super().__init__(children, transforms, coordinates)
         self.votes = dense_votes(children, transforms, coordinates)

@@ -208,7 +208,12 @@ def plan(facts: Facts) -> Plan:
     return _kept_plan(facts, small, is_open, trouble)
 
 
-def _plan(facts: Facts, small: bool, is_open: bool, trouble: str) -> Plan:
+def _plan(
+    facts: Facts,
+    small: bool,
+    is_open: bool,
+    trouble: str,
+) -> Plan:
     """The backend for votes of these facts.
 
     Args:
@@ -240,10 +245,22 @@ def _plan(facts: Facts, small: bool, is_open: bool, trouble: str) -> Plan:
     fused = FUSED.get(device)
     if fused is None:
         choice = Choice(fallbacks[0], f"there are no fused kernels for {device}")
-        return Plan(choice, choice, fallbacks[1:], fallbacks[1:], facts.stored)
+        return Plan(
+            choice,
+            choice,
+            fallbacks[1:],
+            fallbacks[1:],
+            facts.stored,
+        )
     if trouble:
         choice = Choice(fallbacks[0], f"the {fused} kernels cannot run: {trouble}")
-        return Plan(choice, choice, fallbacks[1:], fallbacks[1:], facts.stored)
+        return Plan(
+            choice,
+            choice,
+            fallbacks[1:],
+            fallbacks[1:],
+            facts.stored,
+        )
     reason = f"votes of more than {few:,} numbers are not stored on {device}"
     choice = of_gaussians = Choice(fused, reason)
     if fused == FUSED["cpu"] and facts.vectors and not is_open:

@@ -307,7 +307,12 @@ class Votes:
             step = step._replace(choice=choice, source=self.source_on(choice.backend))
         return self._under_rule(step, rule, source)
 
-    def _under_rule(self, step: Step, rule: Rule, source: VoteSource) -> Step:
+    def _under_rule(
+        self,
+        step: Step,
+        rule: Rule,
+        source: VoteSource,
+    ) -> Step:
         """The step under a rule whose tensors fit the votes; ``source`` is where the
         normaliser found them.
         """
@@ -330,7 +335,11 @@ class Votes:
         return step._replace(similarity=similarity, rule=rule)
 
     def _choice(
-        self, similarity: Similarity | None, rule: Rule, scatter: bool, reads: bool
+        self,
+        similarity: Similarity | None,
+        rule: Rule,
+        scatter: bool,
+        reads: bool,
     ) -> Choice:
         """The backend of the plan for a call, or the first other one that can do this
         similarity under this rule.
@@ -577,7 +586,10 @@ class Votes:
             return any_similarity.gram(tile, tile_numbers(children.device))
 
     def _with_offset(
-        self, moments: Moments, weights: Tensor | None, offset: Tensor
+        self,
+        moments: Moments,
+        weights: Tensor | None,
+        offset: Tensor,
     ) -> Moments:
         """The moments plus what an offset of each pair, (I, J), adds to them, found
         without forming votes.
@@ -715,7 +727,11 @@ def check_normaliser(normaliser: Any) -> None:
 
 
 def check_votes(
-    children: Any, transforms: Any, coordinates: Any, sites: Any, mask: Any
+    children: Any,
+    transforms: Any,
+    coordinates: Any,
+    sites: Any,
+    mask: Any,
 ) -> tuple[Tensor, tuple[int, int, int, int]]:
     """The children as (N, G, M, P), and the shape (B, I, J, H) of their votes, checked.
 
@@ -779,7 +795,10 @@ def check_votes(
 
 
 def check_field(
-    name: str, field: Tensor, children: Tensor, parents: int | None = None
+    name: str,
+    field: Tensor,
+    children: Tensor,
+    parents: int | None = None,
 ) -> None:
     """Checks that a field has a number for each child, (N, G), or, if ``parents`` are
     given, for each pair.

@@ -88,7 +88,10 @@ class AttentionRouting(Routing):
             self.score = nn.Linear(shape.size, 1)
 
     def route(
-        self, votes: Votes, activation: Tensor | None, initial: Routed | None = None
+        self,
+        votes: Votes,
+        activation: Tensor | None,
+        initial: Routed | None = None,
     ) -> Routed:
         """Route the votes; the activations of the children are not used. With
         ``initial``, the first assignment is to those parents.

@@ -413,7 +413,10 @@ def gradient_context(
 
 
 def check_parents(
-    routing: Routing, parameter: Tensor | None, votes: Votes, axis: int = 0
+    routing: Routing,
+    parameter: Tensor | None,
+    votes: Votes,
+    axis: int = 0,
 ) -> None:
     """Checks that a routing has a parameter for each parent of the votes, along that
     axis of it.
@@ -487,7 +490,11 @@ class BatchStandard(nn.BatchNorm1d):
     running_var: Tensor
 
     def __init__(
-        self, features: int, axis: int = 1, epsilon: float = 1e-5, momentum: float = 0.1
+        self,
+        features: int,
+        axis: int = 1,
+        epsilon: float = 1e-5,
+        momentum: float = 0.1,
     ) -> None:
         check_share(momentum=momentum)
         check_floor(epsilon=epsilon)

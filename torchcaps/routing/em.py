@@ -180,7 +180,10 @@ def em_m_step(
 
 
 def _costs(
-    beta_u: Tensor, beta_a: Tensor, size: int, settings: "EMSettings | EMRouting"
+    beta_u: Tensor,
+    beta_a: Tensor,
+    size: int,
+    settings: "EMSettings | EMRouting",
 ) -> Costs:
     """The costs of parents with poses of so many numbers, for all steps."""
     return Costs.of(

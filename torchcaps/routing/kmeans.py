@@ -219,7 +219,10 @@ class InnerProductKMeansRouting(AgreementRouting):
         self.within_window = not soft or self.softmax == "children"
 
     def route(
-        self, votes: Votes, activation: Tensor | None, initial: Routed | None = None
+        self,
+        votes: Votes,
+        activation: Tensor | None,
+        initial: Routed | None = None,
     ) -> Routed:
         """Route the votes; the child activations are the lengths of their poses, and
         are not used again.
@@ -296,7 +299,10 @@ class EuclideanKMeansRouting(AgreementRouting):
         self.within_window = not soft
 
     def route(
-        self, votes: Votes, activation: Tensor | None, initial: Routed | None = None
+        self,
+        votes: Votes,
+        activation: Tensor | None,
+        initial: Routed | None = None,
     ) -> Routed:
         """Route the votes; a mean forgets how long the votes were, so their activations
         weight them. With ``initial``, it goes on from the means of those parents.

@@ -110,7 +110,10 @@ class SlotAttentionRouting(Routing):
         self.update = SlotUpdate(size, self.gru, hidden)
 
     def route(
-        self, votes: Votes, activation: Tensor | None, initial: Routed | None = None
+        self,
+        votes: Votes,
+        activation: Tensor | None,
+        initial: Routed | None = None,
     ) -> Routed:
         """Routes the children of the votes; their transforms and coordinates are not
         used.

@@ -43,7 +43,12 @@ class SlotStart(nn.Module):
         torch.Size([2, 7, 32])
     """
 
-    def __init__(self, kind: Start, slots: int, size: int) -> None:
+    def __init__(
+        self,
+        kind: Start,
+        slots: int,
+        size: int,
+    ) -> None:
         super().__init__()
         self.kind = kind
         if kind == "queries":
@@ -57,7 +62,12 @@ class SlotStart(nn.Module):
         self.noise: Tensor
         self.register_buffer("noise", _noise(slots, size))
 
-    def forward(self, examples: int, slots: int, dtype: torch.dtype) -> Tensor:
+    def forward(
+        self,
+        examples: int,
+        slots: int,
+        dtype: torch.dtype,
+    ) -> Tensor:
         """The slots to start from.
 
         Raises:
@@ -116,7 +126,12 @@ class SlotUpdate(nn.Module):
         torch.Size([2, 5, 32])
     """
 
-    def __init__(self, size: int, gru: bool = True, hidden: int = 128) -> None:
+    def __init__(
+        self,
+        size: int,
+        gru: bool = True,
+        hidden: int = 128,
+    ) -> None:
         super().__init__()
         self.cell = nn.GRUCell(size, size) if gru else None
         self.mlp: nn.Sequential | None = None

@@ -255,7 +255,10 @@ def check_backend(
 
 
 def _check_gaussians(
-    backend: type[VoteSource], dtype: torch.dtype, device: torch.device, allowed: float
+    backend: type[VoteSource],
+    dtype: torch.dtype,
+    device: torch.device,
+    allowed: float,
 ) -> None:
     """Asserts that the Gaussians of the first moments agree with those of ``naive``."""
     for problem in PROBLEMS:
@@ -283,7 +286,10 @@ def _gaussians(votes: VoteSource) -> dict[str, Tensor]:
 
 
 def _check_agreement(
-    backend: type[VoteSource], dtype: torch.dtype, device: torch.device, allowed: float
+    backend: type[VoteSource],
+    dtype: torch.dtype,
+    device: torch.device,
+    allowed: float,
 ) -> None:
     """Asserts that routing by agreement, if a backend runs it in one call, agrees with
     ``naive`` step by step.

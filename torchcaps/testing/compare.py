@@ -112,7 +112,10 @@ def with_gradients(
 
 
 def attempt(
-    check: Callable[[Subject], None], subject: Subject, owner: object, name: str
+    check: Callable[[Subject], None],
+    subject: Subject,
+    owner: object,
+    name: str,
 ) -> None:
     """Runs a check.
 

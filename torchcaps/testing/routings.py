@@ -69,7 +69,12 @@ class Problem:
         number of children.
         """
         I = None if len(self.transforms) == 1 else len(self.transforms)
-        return LayerShape(I, self.transforms.shape[1], (M, P), (M, D))
+        return LayerShape(
+            I,
+            self.transforms.shape[1],
+            (M, P),
+            (M, D),
+        )
 
     def of_children(self, index: Tensor) -> "Problem":
         """The problem with these children only, in this order; for shared

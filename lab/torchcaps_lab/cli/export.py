@@ -237,7 +237,10 @@ def _notes(classifier: Classifier, outputs: list[str]) -> dict[str, Any]:
 
 
 def _write_onnx(
-    model: Exported, images: Tensor, path: Path, notes: dict[str, Any]
+    model: Exported,
+    images: Tensor,
+    path: Path,
+    notes: dict[str, Any],
 ) -> list[Tensor]:
     import onnxruntime
 
@@ -315,7 +318,10 @@ def _digamma(x: Any) -> Any:
 
 
 def _write_program(
-    model: Exported, images: Tensor, path: Path, notes: dict[str, Any]
+    model: Exported,
+    images: Tensor,
+    path: Path,
+    notes: dict[str, Any],
 ) -> list[Tensor]:
     program = torch.export.export(model, (images[:2],), dynamic_shapes=model.free)
     with path.open("wb") as file:

@@ -85,7 +85,12 @@ class OptionParser(ArgumentParser):
         for module in named_imports(arguments):
             import_named(module)
 
-    def take(self, module: str, name: str, partly: bool = False) -> None:
+    def take(
+        self,
+        module: str,
+        name: str,
+        partly: bool = False,
+    ) -> None:
         """Adds the arguments of a function, or the fields of a dataclass, as the source
         of its module declares them.
 
@@ -280,7 +285,12 @@ class OptionParser(ArgumentParser):
                     name, dest=name[2:], default=SUPPRESS, help=SUPPRESS
                 )
 
-    def _describe(self, option: str, registry: Any, name: str) -> None:
+    def _describe(
+        self,
+        option: str,
+        registry: Any,
+        name: str,
+    ) -> None:
         """Adds the arguments of a thing to the help."""
         try:
             cls = registry.find(name)
@@ -396,6 +406,12 @@ def _metavar(hint: Any) -> str:
     for part in parts:
         if get_origin(part) is Literal:
             choices += map(str, get_args(part))
-    words = {int: "N", float: "X", bool: "true|false", str: "", type(None): ""}
+    words = {
+        int: "N",
+        float: "X",
+        bool: "true|false",
+        str: "",
+        type(None): "",
+    }
     named = [words.get(part, part.__name__) for part in parts if inspect.isclass(part)]
     return "|".join([*[*filter(None, named)][:1], *choices]) or "VALUE"

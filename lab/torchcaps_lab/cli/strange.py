@@ -60,7 +60,10 @@ def fit_again(
 
 
 def examine_strange(
-    classifier: Classifier, images: Examples, strange: str, batch_size: int
+    classifier: Classifier,
+    images: Examples,
+    strange: str,
+    batch_size: int,
 ) -> dict[str, float]:
     """How well the network tells strangers from its own images.
 
@@ -103,7 +106,10 @@ def _each(images: Examples) -> Iterable[Tensor]:
 
 
 def _errors(
-    classifier: Classifier, images: Iterable[Any], resize: Any, batch_size: int
+    classifier: Classifier,
+    images: Iterable[Any],
+    resize: Any,
+    batch_size: int,
 ) -> Tensor:
     """Of each image, (N,)."""
     answers = (answer for _, answer in classifier.stream(images, resize, batch_size))

@@ -42,7 +42,11 @@ class Arrays(Sequence[tuple[Tensor, "int | str"]]):
     """
 
     def __init__(
-        self, images: Any, labels: Any, axes: Axes | None = None, name: str = "data"
+        self,
+        images: Any,
+        labels: Any,
+        axes: Axes | None = None,
+        name: str = "data",
     ) -> None:
         if isinstance(images, Tensor):
             self.images = images.detach().cpu()

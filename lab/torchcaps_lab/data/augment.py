@@ -47,7 +47,12 @@ class RandomShift:
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
+    def __call__(
+        self,
+        images: Tensor,
+        indices: Tensor,
+        epoch: int,
+    ) -> Tensor:
         """Shift the images (B, C, H, W), whose places in their data set are `indices`,
         int64 (B,).
         """

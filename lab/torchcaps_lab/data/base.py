@@ -288,7 +288,10 @@ def stratified_split(labels: Tensor, share: float, seed: int) -> tuple[Tensor, T
 
 
 def stable_split(
-    labels: Tensor, digests: Sequence[str], share: float, seed: int
+    labels: Tensor,
+    digests: Sequence[str],
+    share: float,
+    seed: int,
 ) -> tuple[Tensor, Tensor]:
     """Put aside the same share of every class: the images whose digests, mixed with the
     seed, are the smallest.

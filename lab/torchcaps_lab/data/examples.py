@@ -114,7 +114,12 @@ class Composition(ABC):
         """The shape of the results, from images of the shape `raw`, (C, H, W)."""
 
     @abstractmethod
-    def __call__(self, batch: Batch, epoch: int, seed: int) -> Batch:
+    def __call__(
+        self,
+        batch: Batch,
+        epoch: int,
+        seed: int,
+    ) -> Batch:
         """Puts images together, on the device of the batch.
 
         Args:

@@ -184,7 +184,11 @@ class Hub(ListedImages):
         return tuple(forms)
 
     def _rows(
-        self, split: str, image: str, label: str, left_out: dict[str, str]
+        self,
+        split: str,
+        image: str,
+        label: str,
+        left_out: dict[str, str],
     ) -> tuple[list[_Row], tuple[str, ...]]:
         import datasets
 
@@ -224,7 +228,10 @@ class Hub(ListedImages):
 
 
 def _column(
-    option: str, chosen: str | None, names: list[str], features: Mapping[str, Any]
+    option: str,
+    chosen: str | None,
+    names: list[str],
+    features: Mapping[str, Any],
 ) -> str:
     """The name of a column: the chosen one, or the only one that was found."""
     if chosen is not None:

@@ -171,7 +171,12 @@ class Manifest:
                     changed.append(entry.name)
         taken = names | self.left_out.keys() | {new for _, new in renamed}
         added = [entry.name for entry in present if entry.name not in taken]
-        changes = Changes(tuple(added), tuple(removed), tuple(changed), tuple(renamed))
+        changes = Changes(
+            tuple(added),
+            tuple(removed),
+            tuple(changed),
+            tuple(renamed),
+        )
         return Manifest(self.classes, parts, self.left_out), changes
 
     def merged(self, same: Mapping[str, str]) -> "Manifest":

@@ -188,7 +188,12 @@ class MapStyle(ListedImages):
         items = chain.from_iterable(self.listed.parts.values())
         return {item.name: item.seen for item in items}
 
-    def _image(self, pairs: Any, index: int, name: str) -> "Source":
+    def _image(
+        self,
+        pairs: Any,
+        index: int,
+        name: str,
+    ) -> "Source":
         with self._asked:
             image = _pair(pairs, index, name)[0]
         return self._source(image, name)

@@ -282,7 +282,10 @@ def _check_pixels(image: "Image", most: int) -> None:
 
 
 def open_image(
-    source: "Source", channels: int, name: str | Path = "", levels: Levels | None = None
+    source: "Source",
+    channels: int,
+    name: str | Path = "",
+    levels: Levels | None = None,
 ) -> "Image | Bands":
     """Decode an image file, its bytes, or a PIL image, as :func:`in_mode` returns it.
 

@@ -199,7 +199,12 @@ class RandomCrop:
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
+    def __call__(
+        self,
+        images: Tensor,
+        indices: Tensor,
+        epoch: int,
+    ) -> Tensor:
         """Crop the images, float (B, C, H, W), whose places in their data set are
         `indices`, int64 (B,).
         """
@@ -230,7 +235,12 @@ class RandomFlip:
 
     seed: int = 0
 
-    def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
+    def __call__(
+        self,
+        images: Tensor,
+        indices: Tensor,
+        epoch: int,
+    ) -> Tensor:
         """Flip the images, float (B, C, H, W), whose places in their data set are
         `indices`, int64 (B,).
         """
@@ -269,7 +279,12 @@ class RandomBrightness:
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
+    def __call__(
+        self,
+        images: Tensor,
+        indices: Tensor,
+        epoch: int,
+    ) -> Tensor:
         """Change the images, float (B, C, H, W), whose places in their data set are
         `indices`, int64 (B,).
         """
@@ -316,7 +331,12 @@ class RandomContrast:
                 f"low and high must be 0 <= low <= high, got {self.low} and {self.high}"
             )
 
-    def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
+    def __call__(
+        self,
+        images: Tensor,
+        indices: Tensor,
+        epoch: int,
+    ) -> Tensor:
         """Change the images, float (B, C, H, W), whose places in their data set are
         `indices`, int64 (B,).
         """
@@ -326,7 +346,11 @@ class RandomContrast:
 
 
 def _draw(
-    seed: int, stream: int, images: Tensor, indices: Tensor, epoch: int
+    seed: int,
+    stream: int,
+    images: Tensor,
+    indices: Tensor,
+    epoch: int,
 ) -> Tensor:
     """One integer in [0, 2^63) for each image, on its device."""
     _check_images(images)

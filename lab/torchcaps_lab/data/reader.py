@@ -251,7 +251,12 @@ class Reader(ABC):
         """
         raise ValueError(f"the network takes {self.takes}, not texts")
 
-    def samples(self, name: str, classes: Sequence[str], tell: Any) -> Any:
+    def samples(
+        self,
+        name: str,
+        classes: Sequence[str],
+        tell: Any,
+    ) -> Any:
         """Return examples to try a network on; None if there are none for it.
 
         Args:

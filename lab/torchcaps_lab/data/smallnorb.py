@@ -336,7 +336,10 @@ class SmallNORB(PublishedData):
 
 
 def _split_toys(
-    labels: Tensor, toys: Tensor, share: float, seed: int
+    labels: Tensor,
+    toys: Tensor,
+    share: float,
+    seed: int,
 ) -> tuple[Tensor, Tensor]:
     """The rows of the toys that are kept and of those held out, the same number of toys
     in every class.
@@ -361,7 +364,12 @@ def _is_familiar(info: Tensor, viewpoints: Viewpoints) -> Tensor:
     return torch.isin(info[:, 2], torch.tensor([30, 32, 34, 0, 2, 4]))
 
 
-def _shrink(pairs: Tensor, rows: Tensor, size: int, cameras: int) -> Tensor:
+def _shrink(
+    pairs: Tensor,
+    rows: Tensor,
+    size: int,
+    cameras: int,
+) -> Tensor:
     """The first `cameras` images of the pairs at `rows`, uint8 (M, cameras, size,
     size).
     """

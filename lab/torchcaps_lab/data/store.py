@@ -45,7 +45,10 @@ class ImageStore:
     """
 
     def __init__(
-        self, image_shape: tuple[int, int, int], mapped: bool, how: str
+        self,
+        image_shape: tuple[int, int, int],
+        mapped: bool,
+        how: str,
     ) -> None:
         self.image_shape = image_shape
         self.mapped = mapped
@@ -79,7 +82,10 @@ class ImageStore:
         return images, problems
 
     def _decode_to_file(
-        self, digests: Sequence[str], shape: tuple[int, ...], picture: Picture
+        self,
+        digests: Sequence[str],
+        shape: tuple[int, ...],
+        picture: Picture,
     ) -> tuple[Tensor, dict[int, BrokenImage]]:
         from filelock import FileLock
         from PIL import __version__ as pillow

@@ -68,7 +68,12 @@ class RandomRotation:
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
+    def __call__(
+        self,
+        images: Tensor,
+        indices: Tensor,
+        epoch: int,
+    ) -> Tensor:
         """Turn the images, float (B, C, H, W), whose places in their data set are
         `indices`, int64 (B,).
         """
@@ -104,7 +109,12 @@ class RandomZoom:
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
+    def __call__(
+        self,
+        images: Tensor,
+        indices: Tensor,
+        epoch: int,
+    ) -> Tensor:
         """Stretch the images, float (B, C, H, W), whose places in their data set are
         `indices`, int64 (B,).
         """
@@ -148,7 +158,12 @@ class RandomErasing:
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
+    def __call__(
+        self,
+        images: Tensor,
+        indices: Tensor,
+        epoch: int,
+    ) -> Tensor:
         """Erase in the images, float (B, C, H, W), whose places in their data set are
         `indices`, int64 (B,).
         """
@@ -221,7 +236,12 @@ class RandAugment:
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
+    def __call__(
+        self,
+        images: Tensor,
+        indices: Tensor,
+        epoch: int,
+    ) -> Tensor:
         """Change the images, float (B, C, H, W) in [0, 1], whose places in their data
         set are `indices`, int64 (B,).
         """
@@ -325,7 +345,11 @@ OPERATIONS: dict[str, Operation] = {
 
 
 def _share(
-    seed: int, stream: int, images: Tensor, indices: Tensor, epoch: int
+    seed: int,
+    stream: int,
+    images: Tensor,
+    indices: Tensor,
+    epoch: int,
 ) -> Tensor:
     """A number in [0, 1) for each image, (B,) of the images' type."""
     return _to_share(_draw(seed, stream, images, indices, epoch), images).flatten()

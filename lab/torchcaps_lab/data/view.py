@@ -225,7 +225,13 @@ class Preprocess:
             )
         return channels, self.crop, self.crop
 
-    def train(self, images: Tensor, indices: Tensor, epoch: int, seed: int = 0) -> View:
+    def train(
+        self,
+        images: Tensor,
+        indices: Tensor,
+        epoch: int,
+        seed: int = 0,
+    ) -> View:
         """Training images (B, C, H, W) in [0, 1], whose places in their set are
         `indices`, int64 (B,), for one epoch.
 

@@ -2,7 +2,7 @@
 
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -296,7 +296,12 @@ class Explorer:
         with self._lock:
             return self._described(name, self._opened(name))
 
-    def look(self, network: str, file: bytes, name: str = "the picture") -> str:
+    def look(
+        self,
+        network: str,
+        file: bytes,
+        name: str = "the picture",
+    ) -> str:
         """Show a network the picture in a file, and return the number of the look.
 
         Raises:
@@ -317,7 +322,12 @@ class Explorer:
                 None,
             )
 
-    def read(self, network: str, text: str, label: int | None = None) -> str:
+    def read(
+        self,
+        network: str,
+        text: str,
+        label: int | None = None,
+    ) -> str:
         """Show a network a text, and return the number of the look.
 
         Args:
@@ -341,7 +351,12 @@ class Explorer:
             shown = opened.classifier.reader.followed(opened.network, text)
             return self._kept(_TextLook(network, text, label, shown))
 
-    def sample(self, network: str, label: str | None = None, number: int = 0) -> str:
+    def sample(
+        self,
+        network: str,
+        label: str | None = None,
+        number: int = 0,
+    ) -> str:
         """Show a network one of its test images, or texts, and return the number of the
         look.
 
@@ -469,7 +484,10 @@ class Explorer:
         return self._exhibit(look, "routing", None, RoutingSteps.of)
 
     def decode(
-        self, look: str, pose: list[float], target: int | None = None
+        self,
+        look: str,
+        pose: list[float],
+        target: int | None = None,
     ) -> list[str]:
         """Draw a pose in the capsule of a class, or of each class, as ``data:``
         addresses.
@@ -491,7 +509,11 @@ class Explorer:
             )
 
     def compare(
-        self, look: str, target: int, routing: str | None, steps: int | None
+        self,
+        look: str,
+        target: int,
+        routing: str | None,
+        steps: int | None,
     ) -> dict[str, Any]:
         """Route the same image and transforms to the classes with another routing:
         activations, assignments, pose.
@@ -527,7 +549,11 @@ class Explorer:
         return self._once((look, "compare", target, routing, steps), made)
 
     def swap(
-        self, one: str, target: int, other: str, other_target: int
+        self,
+        one: str,
+        target: int,
+        other: str,
+        other_target: int,
     ) -> dict[str, Any] | None:
         """:class:`~torchcaps_lab.report.pictures.PoseSwap` of two looks; None without a
         decoder.
@@ -606,7 +632,10 @@ class Explorer:
         return taken
 
     def _seen(
-        self, network: str, pixels: Tensor, label: int | tuple[int, ...] | None
+        self,
+        network: str,
+        pixels: Tensor,
+        label: int | tuple[int, ...] | None,
     ) -> str:
         """Takes a look at unprepared pixels (C, H, W)."""
         opened = self._networks[network]

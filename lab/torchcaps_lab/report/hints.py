@@ -148,7 +148,11 @@ class Progress(NamedTuple):
 
     @classmethod
     def of(
-        cls, measure: str, metrics: Metrics, tested: float, examples: str
+        cls,
+        measure: str,
+        metrics: Metrics,
+        tested: float,
+        examples: str,
     ) -> "Progress":
         """Of a row an epoch, with ``train_<measure>`` and ``val_<measure>``."""
         train = _column(metrics, f"train_{measure}")

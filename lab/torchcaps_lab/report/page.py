@@ -194,7 +194,10 @@ class _Drawn(NamedTuple):
 
 
 def _draw(
-    exhibit: Exhibit, report: Path, drawn: set[str], marks: dict[str, str]
+    exhibit: Exhibit,
+    report: Path,
+    drawn: set[str],
+    marks: dict[str, str],
 ) -> Iterator[_Drawn]:
     """Saves the pictures of an exhibit, beside those drawn before; ``marks`` are those
     of the page so far, by word.

@@ -80,7 +80,10 @@ class Classification(Task):
         return {"accuracy": prediction.activation.argmax(1) == batch.labels}
 
     def examine(
-        self, network: ClassifierNetwork, images: Examples, batch_size: int = 128
+        self,
+        network: ClassifierNetwork,
+        images: Examples,
+        batch_size: int = 128,
     ) -> Examination:
         """Accuracy, balanced accuracy, error, confusion matrix, and precision and
         recall of each class.
@@ -135,7 +138,10 @@ class Classification(Task):
         return answers_of(prediction, predicted, shares, classes)
 
     def calibrate(
-        self, network: ClassifierNetwork, images: Examples, batch_size: int = 128
+        self,
+        network: ClassifierNetwork,
+        images: Examples,
+        batch_size: int = 128,
     ) -> Calibration | None:
         """Temperature scaling: :func:`~torchcaps_lab.report.fit_temperature`."""
         if len(images):

@@ -140,7 +140,10 @@ class SeveralLabels(Task):
 
     @staticmethod
     def _reconstruction(
-        network: Any, prediction: Prediction, batch: Batch, criteria: Criteria
+        network: Any,
+        prediction: Prediction,
+        batch: Batch,
+        criteria: Criteria,
     ) -> Tensor:
         if batch.parts is None:
             return criteria.reconstruction(prediction.reconstruction, batch.pictures)
@@ -156,7 +159,10 @@ class SeveralLabels(Task):
         return {"accuracy": (self.said(prediction.activation) == batch.labels).all(1)}
 
     def examine(
-        self, network: ClassifierNetwork, images: Examples, batch_size: int = 128
+        self,
+        network: ClassifierNetwork,
+        images: Examples,
+        batch_size: int = 128,
     ) -> Examination:
         """Exact accuracy, and for each class the number of images that have it,
         precision, recall and F1.
@@ -178,7 +184,10 @@ class SeveralLabels(Task):
         )
 
     def _examination(
-        self, activation: Tensor, labels: Tensor, images: Examples
+        self,
+        activation: Tensor,
+        labels: Tensor,
+        images: Examples,
     ) -> Examination:
         predicted = self.said(activation)
         accuracy = (predicted == labels).all(1).double().mean().item()
@@ -212,7 +221,10 @@ class SeveralLabels(Task):
         )
 
     def calibrate(
-        self, network: ClassifierNetwork, images: Examples, batch_size: int = 128
+        self,
+        network: ClassifierNetwork,
+        images: Examples,
+        batch_size: int = 128,
     ) -> Calibration | None:
         """Platt scaling, one slope and one intercept for all classes:
         :func:`~torchcaps_lab.report.fit_platt`.

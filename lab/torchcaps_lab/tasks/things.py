@@ -296,7 +296,11 @@ def mean_average_precision(found: Things, true: Things) -> dict[str, float]:
     precision = torch.from_numpy(judge.eval["precision"])[
         ..., 0, -1
     ]  # [overlaps, recalls, classes], all sizes
-    each = {"map": precision, "map_50": precision[:1], "map_75": precision[5:6]}
+    each = {
+        "map": precision,
+        "map_50": precision[:1],
+        "map_75": precision[5:6],
+    }
     return {
         name: scores[scores >= 0].mean().item() for name, scores in each.items()
     }  # -1: a class that never occurs

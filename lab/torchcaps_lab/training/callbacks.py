@@ -175,7 +175,10 @@ class StopAt(Callback):
     """
 
     def __init__(
-        self, aim: float, history: History, measure: Measure | None = None
+        self,
+        aim: float,
+        history: History,
+        measure: Measure | None = None,
     ) -> None:
         self.measure = measure or Measure()
         self.measure.check_aim(aim)
@@ -361,7 +364,10 @@ class RoutingHealth(Callback):
     """
 
     def __init__(
-        self, images: Examples, count: int = 64, threshold: float = 0.01
+        self,
+        images: Examples,
+        count: int = 64,
+        threshold: float = 0.01,
     ) -> None:
         if count < 1 or not len(images):
             raise ValueError(

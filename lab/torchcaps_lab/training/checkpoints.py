@@ -62,7 +62,10 @@ class SealedCheckpoints(TorchCheckpointIO):
         self._owned(path).unlink(missing_ok=True)
 
     def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
+        self,
+        checkpoint: dict[str, Any],
+        path: Any,
+        storage_options: Any = None,
     ) -> None:
         """Writes the file whole, or not at all.
 

@@ -41,7 +41,10 @@ class Fingerprint(Callback):
     """
 
     def __init__(
-        self, options: Mapping[str, Any], train: Examples, validation: Examples
+        self,
+        options: Mapping[str, Any],
+        train: Examples,
+        validation: Examples,
     ) -> None:
         self.started = {
             "options": _canonical(options),

@@ -369,7 +369,12 @@ class Fitting:
         }
 
 
-def rehearse(learner: Learner, images: Examples, steps: int, epochs: int) -> None:
+def rehearse(
+    learner: Learner,
+    images: Examples,
+    steps: int,
+    epochs: int,
+) -> None:
     """Makes one step with two images on a copy, to see whether network, task, loss,
     optimizer and scheduler fit.
 

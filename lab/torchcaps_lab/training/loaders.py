@@ -50,7 +50,11 @@ class BalancedSampler(DistributedSampler[int]):
     """
 
     def __init__(
-        self, images: Examples, processes: int = 1, rank: int = 0, seed: int = 0
+        self,
+        images: Examples,
+        processes: int = 1,
+        rank: int = 0,
+        seed: int = 0,
     ) -> None:
         super().__init__(images, processes, rank, seed=seed, drop_last=True)
         self.labels = one_class_each(images, "sampler").cpu()

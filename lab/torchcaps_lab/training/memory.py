@@ -57,7 +57,10 @@ class Need(NamedTuple):
 
 
 def check_memory(
-    subject: Subject, optimizer: OptimizerFactory, schedule: Schedule, running: Running
+    subject: Subject,
+    optimizer: OptimizerFactory,
+    schedule: Schedule,
+    running: Running,
 ) -> Need | None:
     """Counts the memory of a training before its network is made.
 
@@ -86,7 +89,10 @@ def check_memory(
 
 
 def check_device(
-    need: Need | None, trainer: Trainer, subject: Subject, schedule: Schedule
+    need: Need | None,
+    trainer: Trainer,
+    subject: Subject,
+    schedule: Schedule,
 ) -> None:
     """Compares what a training needs with the free memory of the accelerator that it
     will run on.
@@ -166,7 +172,12 @@ def _on_the_machine(need: Need, running: Running) -> int:
 
 
 def _too_large(
-    model: str, need: Need, schedule: Schedule, have: int, whose: str, advice: str
+    model: str,
+    need: Need,
+    schedule: Schedule,
+    have: int,
+    whose: str,
+    advice: str,
 ) -> str:
     """The message."""
     parts = (

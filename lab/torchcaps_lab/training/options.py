@@ -326,7 +326,10 @@ class Optimisation:
         )
 
     def scheduled(
-        self, optimizer: torch.optim.Optimizer, steps: float, epochs: int
+        self,
+        optimizer: torch.optim.Optimizer,
+        steps: float,
+        epochs: int,
     ) -> dict[str, Any]:
         """The scheduler of a training, and whether it steps each epoch or each step, as
         Lightning takes them.

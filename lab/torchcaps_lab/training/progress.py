@@ -74,7 +74,12 @@ class Progress(Callback):
             parts = [part for part in pl_module.modules() if isinstance(part, Routing)]
             self._hooks = [part.register_forward_hook(self._watch) for part in parts]
 
-    def _watch(self, routing: Any, inputs: Any, routed: Routed) -> None:
+    def _watch(
+        self,
+        routing: Any,
+        inputs: Any,
+        routed: Routed,
+    ) -> None:
         with torch.no_grad():
             self._backends.add(routed.votes.choose(routed.similarity).backend)
 
@@ -118,7 +123,10 @@ class Progress(Callback):
         self._forget()
 
     def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        exception: BaseException,
     ) -> None:
         """Makes room for what is said of it."""
         self._write("")

@@ -198,7 +198,12 @@ def parsed(text: str, source: str) -> Any:
     return value
 
 
-def _count(value: Any, source: str, values: int, depth: int) -> int:
+def _count(
+    value: Any,
+    source: str,
+    values: int,
+    depth: int,
+) -> int:
     """How many values there are, with those before; aliases let a small text hold a
     great many, or itself.
     """

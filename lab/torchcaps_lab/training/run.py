@@ -242,7 +242,10 @@ def _verdict(network: ClassifierNetwork, test: Examples) -> dict[str, Any]:
 
 
 def save(
-    network: ClassifierNetwork, folder: RunFolder, subject: Subject, task: Task
+    network: ClassifierNetwork,
+    folder: RunFolder,
+    subject: Subject,
+    task: Task,
 ) -> None:
     """Saves a network with everything needed to use it: the names of the classes, the
     preprocessing, the task.

@@ -115,7 +115,12 @@ def _form(file: Path, first: Stored, primary: Stored) -> str:
     return _FORMS[kernels]
 
 
-def _network(name: str, channels: int, classes: int, decoder: bool) -> EfficientCapsNet:
+def _network(
+    name: str,
+    channels: int,
+    classes: int,
+    decoder: bool,
+) -> EfficientCapsNet:
     """A form with that number of channels and classes."""
     height, width = create_model(name).image_shape[1:]
     parts = {} if decoder else {"decoder_hidden": None, "decoder_channels": None}

@@ -122,7 +122,10 @@ class _Call(NamedTuple):
 
 
 def _by_tile(
-    work: Work, tile: Tile, layouts: tuple[str, ...], budget: int
+    work: Work,
+    tile: Tile,
+    layouts: tuple[str, ...],
+    budget: int,
 ) -> tuple[Tensor, ...]:
     """What the work gives for each tile, at its place in tensors with these axes, added
     up where tiles share one.
@@ -143,7 +146,12 @@ class _ByTile(torch.autograd.Function):
         work, all_votes, layouts, budget = call
         B, I, M, _ = all_votes.children.shape
         _, J, _, D = all_votes.transforms.shape
-        sizes = {"B": B, "I": I, "J": J, "H": M * D}
+        sizes = {
+            "B": B,
+            "I": I,
+            "J": J,
+            "H": M * D,
+        }
         outputs = tuple(
             all_votes.children.new_zeros([sizes[letter] for letter in layout])
             for layout in layouts
@@ -173,7 +181,10 @@ class _ByTile(torch.autograd.Function):
 
 
 def _backward(
-    call: _Call, tensors: Any, upstream: Any, wanted: Sequence[bool]
+    call: _Call,
+    tensors: Any,
+    upstream: Any,
+    wanted: Sequence[bool],
 ) -> Tensors:
     """The gradients of the tensors that are wanted, tile by tile."""
     tile = call.whole.with_tensors(tensors)
@@ -224,7 +235,12 @@ def _add_gradients(
             grad.add_(piece)
 
 
-def _view(tensor: Tensor, layout: str, rows: slice, columns: slice) -> Tensor:
+def _view(
+    tensor: Tensor,
+    layout: str,
+    rows: slice,
+    columns: slice,
+) -> Tensor:
     """The view of a tensor that belongs to a tile; transforms that all children share
     stay whole.
     """
@@ -238,7 +254,10 @@ def _part(tile: Tile, rows: slice, columns: slice) -> Tile:
 
 
 def _placed(
-    tile: Tile, grads: Sequence[Tensor | None], rows: slice, columns: slice
+    tile: Tile,
+    grads: Sequence[Tensor | None],
+    rows: slice,
+    columns: slice,
 ) -> list[Tensor | None]:
     """The views of the gradients that belong to a tile."""
     return [

@@ -132,7 +132,10 @@ class Tile:
         return assignment if weights is None else assignment * weights.T[:, None]
 
     def logits_backward(
-        self, grad_logits: Tensor, grad_votes: Tensor, grads: Inputs
+        self,
+        grad_logits: Tensor,
+        grad_votes: Tensor,
+        grads: Inputs,
     ) -> None:
         """Adds what the logits pass on to the gradients of the similarity, and to that
         of the votes.
@@ -210,7 +213,10 @@ class ChunkedMoments(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: Any, grad_mass: Tensor, grad_sum: Tensor, grad_scatter: Tensor | None
+        ctx: Any,
+        grad_mass: Tensor,
+        grad_sum: Tensor,
+        grad_scatter: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
         """The gradients of the tensors."""
         (*tensors, mean, remainder), options = ctx.saved_tensors, ctx.options
@@ -328,7 +334,10 @@ def _moments_backward(tensors: Tensors, upstream: Any, options: Options) -> Tens
 
 
 def _scores_backward(
-    tensors: Tensors, grad: Any, options: Options, reduced: bool
+    tensors: Tensors,
+    grad: Any,
+    options: Options,
+    reduced: bool,
 ) -> Tensors:
     """The gradients of the tensors, from that of the logits, or of their normaliser."""
     inputs, grads, flat = _empty_gradients(tensors)

@@ -18,7 +18,12 @@ def tile_numbers(device: torch.device) -> int:
     return CPU_TILE if device.type == "cpu" else DEVICE_TILE
 
 
-def tile_shape(batch: int, children: int, numbers: int, budget: int) -> tuple[int, int]:
+def tile_shape(
+    batch: int,
+    children: int,
+    numbers: int,
+    budget: int,
+) -> tuple[int, int]:
     """How many (batch rows, children) to take at once, at ``numbers`` numbers a pair,
     to stay within ``budget``.
 

@@ -138,14 +138,20 @@ class ChunkedVotes(VoteSource):
         return self._scores(similarity, reduced=False)
 
     def _scores(
-        self, similarity: Similarity, reduced: bool, orphan: bool = False
+        self,
+        similarity: Similarity,
+        reduced: bool,
+        orphan: bool = False,
     ) -> Tensor:
         options = Options(type(similarity), orphan, hard=False, budget=self.budget)
         fields = (self.children, self.transforms, self.coordinates, None, None)
         return ChunkedScores.apply(options, reduced, *fields, *similarity.tensors)
 
     def _given_shares(
-        self, similarity: Given, weights: Tensor | None, rule: Rule
+        self,
+        similarity: Given,
+        weights: Tensor | None,
+        rule: Rule,
     ) -> Tensor:
         shares = naive.pair_shares(
             naive.logits_assignment(self.logits(similarity), rule), rule
@@ -153,7 +159,10 @@ class ChunkedVotes(VoteSource):
         return shares if weights is None else shares * weights[..., None]
 
     def _tile(
-        self, similarity: Similarity | None, weights: Tensor | None, rule: Rule
+        self,
+        similarity: Similarity | None,
+        weights: Tensor | None,
+        rule: Rule,
     ) -> any_similarity.Tile:
         return any_similarity.Tile(
             similarity, rule, self.children, self.transforms, self.coordinates, weights

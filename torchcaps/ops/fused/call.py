@@ -155,7 +155,12 @@ def misfit(
     )
 
 
-def readable(name: str, tensor: Tensor, shape: Sequence[int], like: Tensor) -> Tensor:
+def readable(
+    name: str,
+    tensor: Tensor,
+    shape: Sequence[int],
+    like: Tensor,
+) -> Tensor:
     """The tensor, contiguous.
 
     Raises:
@@ -171,7 +176,12 @@ def readable(name: str, tensor: Tensor, shape: Sequence[int], like: Tensor) -> T
     return tensor.contiguous()
 
 
-def stored_moments(call: Call, orphan: bool, hard: bool, scatter: bool) -> Tensors:
+def stored_moments(
+    call: Call,
+    orphan: bool,
+    hard: bool,
+    scatter: bool,
+) -> Tensors:
     """Mass, sum and scatter (or None) of a call, from stored votes: differentiable to
     any order.
     """
@@ -232,7 +242,12 @@ class Mixed(NamedTuple):
     partitions: Tensor
 
     @classmethod
-    def empty(cls, call: Call, seen: Tensor | None, steps: int) -> "Mixed":
+    def empty(
+        cls,
+        call: Call,
+        seen: Tensor | None,
+        steps: int,
+    ) -> "Mixed":
         """Memory for it."""
         B, _, J, M, _, D = sizes_of(call)
         pair = (B, J)
@@ -398,13 +413,24 @@ class FusedVotes(VoteSource):
             tensors,
         )
 
-    def _moments(self, call: Call, orphan: bool, hard: bool, scatter: bool) -> Moments:
+    def _moments(
+        self,
+        call: Call,
+        orphan: bool,
+        hard: bool,
+        scatter: bool,
+    ) -> Moments:
         """Those of a call, by the kernels."""
         operator = torch.ops.torchcaps.moments.default
         mass, total, second, _ = operator(*call, self.backend, orphan, hard, scatter)
         return Moments(mass, total, second if scatter else None)
 
-    def _scores(self, call: Call, orphan: bool, reduced: bool) -> Tensor:
+    def _scores(
+        self,
+        call: Call,
+        orphan: bool,
+        reduced: bool,
+    ) -> Tensor:
         """The logits of a call, (B, I, J), or reduced, their normaliser, (B, I), by the
         kernels.
         """

@@ -104,7 +104,13 @@ class NativeVotes(FusedVotes):
         """
         return self.children.shape[2] == 1 and self.transforms.shape[0] > 1
 
-    def _moments(self, call: Call, orphan: bool, hard: bool, scatter: bool) -> Moments:
+    def _moments(
+        self,
+        call: Call,
+        orphan: bool,
+        hard: bool,
+        scatter: bool,
+    ) -> Moments:
         tensors = [*call[:5], *call.similarity]
         differentiated = _eager(tensors)
         if differentiated is None:
@@ -113,7 +119,12 @@ class NativeVotes(FusedVotes):
             call, tensors, (orphan, hard, scatter), differentiated
         )
 
-    def _scores(self, call: Call, orphan: bool, reduced: bool) -> Tensor:
+    def _scores(
+        self,
+        call: Call,
+        orphan: bool,
+        reduced: bool,
+    ) -> Tensor:
         tensors = listed(call)
         differentiated = _eager(tensors)
         if differentiated is None:
@@ -485,7 +496,11 @@ class _Fitted(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, mass: Tensor, total: Tensor, scatter: Tensor, floor: float
+        ctx: Any,
+        mass: Tensor,
+        total: Tensor,
+        scatter: Tensor,
+        floor: float,
     ) -> Gaussians:
         fitted = passes.gaussians(mass, total, scatter, floor)
         ctx.floor = floor

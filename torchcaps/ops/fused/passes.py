@@ -494,7 +494,10 @@ def pass_on(
 
 
 def agreement_forward(
-    call: Call, bias: Tensor | None, settings: Agreement, kept: Kept | None = None
+    call: Call,
+    bias: Tensor | None,
+    settings: Agreement,
+    kept: Kept | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """All steps of :func:`~torchcaps.routing.dynamic_routing`.
 
@@ -599,7 +602,12 @@ def agreement_backward(
     return gradients
 
 
-def gaussians(mass: Tensor, total: Tensor, scatter: Tensor, floor: float) -> Gaussians:
+def gaussians(
+    mass: Tensor,
+    total: Tensor,
+    scatter: Tensor,
+    floor: float,
+) -> Gaussians:
     """The Gaussians of moments, tensors in one piece, with this floor of the variances:
     one pass over what all parents have.
     """
@@ -614,7 +622,10 @@ def gaussians(mass: Tensor, total: Tensor, scatter: Tensor, floor: float) -> Gau
 
 
 def gaussians_backward(
-    moments: Sequence[Tensor], mean: Tensor, precision: Tensor, upstream: Tensors
+    moments: Sequence[Tensor],
+    mean: Tensor,
+    precision: Tensor,
+    upstream: Tensors,
 ) -> Gradients:
     """The gradients of mass, sum and scatter.
 
@@ -664,7 +675,12 @@ def moments_backward(
 
 
 def scores_backward(
-    call: Call, scores: Tensor, grad: Tensor, *, orphan: bool, reduced: bool
+    call: Call,
+    scores: Tensor,
+    grad: Tensor,
+    *,
+    orphan: bool,
+    reduced: bool,
 ) -> Call:
     """The gradients of every tensor of the call."""
     if 0 in sizes_of(call):

@@ -43,7 +43,11 @@ class Affine(NamedTuple):
 
     @classmethod
     def of_factor(
-        cls, name: str, value: float, count: int, seed: int = TEST_SEED
+        cls,
+        name: str,
+        value: float,
+        count: int,
+        seed: int = TEST_SEED,
     ) -> "Affine":
         """Return transforms that change one factor and leave the others.
 
@@ -59,7 +63,12 @@ class Affine(NamedTuple):
         """
         check_choice("name", name, cls._fields)
         zero = torch.zeros(count)
-        still = cls(zero, zero, torch.ones(count, 2), torch.zeros(count, 2))
+        still = cls(
+            zero,
+            zero,
+            torch.ones(count, 2),
+            torch.zeros(count, 2),
+        )
         if name == "scale":
             return still._replace(scale=still.scale * value)
         if name == "shift":

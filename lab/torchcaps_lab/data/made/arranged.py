@@ -39,7 +39,10 @@ class Scenes(NamedTuple):
 
 
 def arrange(
-    digits: Examples, layout: tuple[int, int], count: int, seed: int = 0
+    digits: Examples,
+    layout: tuple[int, int],
+    count: int,
+    seed: int = 0,
 ) -> Scenes:
     """Place digits side by side; those of one image have different classes.
 

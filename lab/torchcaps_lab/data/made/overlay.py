@@ -80,7 +80,12 @@ class Overlay(Composition):
         """As many channels, of the full size."""
         return raw[0], self.size, self.size
 
-    def __call__(self, batch: Batch, epoch: int, seed: int) -> Batch:
+    def __call__(
+        self,
+        batch: Batch,
+        epoch: int,
+        seed: int,
+    ) -> Batch:
         """Pairs (B, C, H, W) with masks of their two classes; their parts are the
         digits, that of the set first.
         """
@@ -105,7 +110,10 @@ class Overlay(Composition):
         )
 
     def draw(
-        self, images: Tensor, labels: Tensor, generator: torch.Generator
+        self,
+        images: Tensor,
+        labels: Tensor,
+        generator: torch.Generator,
     ) -> Overlaid:
         """Overlays digits (B, C, h, w) in [0, 1]; the generator, on the CPU, draws the
         other digits and the shifts.
@@ -121,7 +129,11 @@ class Overlay(Composition):
         )
 
     def _pairs(
-        self, images: Tensor, labels: Tensor, share: Tensor, draws: Tensor
+        self,
+        images: Tensor,
+        labels: Tensor,
+        share: Tensor,
+        draws: Tensor,
     ) -> Overlaid:
         """Overlays digits; ``share`` in [0, 1), (B,), chooses the others, ``draws``,
         int64 (2, 2 B), the shifts.
@@ -196,7 +208,12 @@ class Pairs(MadeOf):
 
     task: ClassVar[Mapping[str, Any]] = {"name": "several_labels", "count": 2}
 
-    def __init__(self, data: DataSet, size: int = 36, shift: int = 4) -> None:
+    def __init__(
+        self,
+        data: DataSet,
+        size: int = 36,
+        shift: int = 4,
+    ) -> None:
         super().__init__(data)
         self.size = size
         self.shift = shift

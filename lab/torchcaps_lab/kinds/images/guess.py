@@ -265,7 +265,12 @@ def looked_at(files: Sequence[Path]) -> Looks:
     deep = len(extents) == len(
         sizes
     )  # of pictures of 8 bit beside them, the range would be another one
-    return Looks(len(sizes), {*sizes}, colours, range_for(extents) if deep else None)
+    return Looks(
+        len(sizes),
+        {*sizes},
+        colours,
+        range_for(extents) if deep else None,
+    )
 
 
 def range_line(looks: Looks) -> str:

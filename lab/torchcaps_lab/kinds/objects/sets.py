@@ -145,7 +145,12 @@ class Shapes(DataSet):
         return ObjectSet(images, labels, slot_names(self.slots or self.most + 1))
 
 
-def _colours(count: int, most: int, alike: bool, generator: torch.Generator) -> Tensor:
+def _colours(
+    count: int,
+    most: int,
+    alike: bool,
+    generator: torch.Generator,
+) -> Tensor:
     """Of each figure, (N, most): all different, unless they may be alike."""
     if alike:
         return torch.randint(len(_COLOURS), (count, most), generator=generator)
@@ -169,7 +174,10 @@ def _figures(count: int, size: int, generator: torch.Generator) -> Tensor:
 
 
 def _grounds(
-    count: int, size: int, ground: Ground, generator: torch.Generator
+    count: int,
+    size: int,
+    ground: Ground,
+    generator: torch.Generator,
 ) -> Tensor:
     """Black, or waves between two dark colours, uint8 (N, 3, H, W)."""
     if ground == "plain":

@@ -51,7 +51,10 @@ class SlotSteps(Exhibit):
 
     @classmethod
     def of(
-        cls, network: ClassifierNetwork, image: Tensor, picture: Tensor
+        cls,
+        network: ClassifierNetwork,
+        image: Tensor,
+        picture: Tensor,
     ) -> "SlotSteps":
         """Of an image, (1, C, H, W), routed anew with each number of steps.
 

@@ -128,7 +128,10 @@ class Objects(Task):
         return figures
 
     def examine(
-        self, network: ClassifierNetwork, images: Examples, batch_size: int = 128
+        self,
+        network: ClassifierNetwork,
+        images: Examples,
+        batch_size: int = 128,
     ) -> Examination:
         """Error of the reconstruction, objects of an image, and where they are known
         FG-ARI, ARI and mean best overlap.
@@ -172,13 +175,19 @@ class Objects(Task):
         return figures
 
     def explored(
-        self, network: ClassifierNetwork, image: Tensor, picture: Tensor
+        self,
+        network: ClassifierNetwork,
+        image: Tensor,
+        picture: Tensor,
     ) -> SlotSteps:
         """The slots of an image, step by step."""
         return SlotSteps.of(network, image, picture)
 
     def drawings(
-        self, answer: Answer, picture: Tensor, classes: Sequence[str]
+        self,
+        answer: Answer,
+        picture: Tensor,
+        classes: Sequence[str],
     ) -> dict[str, bytes]:
         """The slot of each pixel, and the slots laid over the picture."""
         return drawings_of(answer.mask, picture, len(classes))

@@ -191,7 +191,10 @@ def check_colours(masks: Sequence[Mask]) -> None:
 
 
 def mask_lines(
-    masks: Sequence[Mask], counts: Tensor, values: Sequence[int], ignore: int | None
+    masks: Sequence[Mask],
+    counts: Tensor,
+    values: Sequence[int],
+    ignore: int | None,
 ) -> Iterator[str]:
     """For people: which values were taken for classes, and what speaks against it."""
     shares = [

@@ -71,7 +71,12 @@ class Cuts(Composition):
         """The same channels, the side of a square."""
         return raw[0], self.size, self.size
 
-    def __call__(self, batch: Batch, epoch: int, seed: int) -> Batch:
+    def __call__(
+        self,
+        batch: Batch,
+        epoch: int,
+        seed: int,
+    ) -> Batch:
         """``count`` squares of each image, one after the other."""
         rows = torch.arange(
             len(batch.inputs), device=batch.inputs.device
@@ -545,7 +550,12 @@ class _Pixels(Scenery):
     none.
     """
 
-    def __call__(self, batch: Batch, epoch: int, seed: int) -> Batch:
+    def __call__(
+        self,
+        batch: Batch,
+        epoch: int,
+        seed: int,
+    ) -> Batch:
         scenes = super().__call__(batch, epoch, seed)
         assert scenes.parts is not None
         ink, topmost = scenes.parts.pictures.amax(2).max(1)  # [B, H, W]

@@ -142,7 +142,12 @@ def drawings_of(mask: Tensor | None, picture: Tensor, count: int) -> dict[str, b
     return {".png": file.getvalue(), ".overlay.png": png(laid_over)}
 
 
-def overlay(image: Tensor, mask: Tensor, count: int, strength: float = 0.5) -> Tensor:
+def overlay(
+    image: Tensor,
+    mask: Tensor,
+    count: int,
+    strength: float = 0.5,
+) -> Tensor:
     """An image (C, H, W) with the colours of its classes but the first over it: (3, H,
     W) in [0, 1].
     """

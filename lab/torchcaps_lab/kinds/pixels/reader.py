@@ -108,7 +108,11 @@ def _of_masks(root: Path, images: str, arguments: Mapping[str, Any]) -> Guess:
     if looks.levels is not None:
         data["range"] = list(looks.levels)
         why["data.range"] = range_line(looks)
-    options = {**MASKS, "data": data, "epochs": epochs_for(steps, 400, (6, 200))}
+    options = {
+        **MASKS,
+        "data": data,
+        "epochs": epochs_for(steps, 400, (6, 200)),
+    }
     for name in ("batch_size", "epochs"):
         why[name] = f"{options[name]}"
     return Guess(options, why)

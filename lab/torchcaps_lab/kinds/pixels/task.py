@@ -176,7 +176,10 @@ class Segmentation(Task):
         }
 
     def examine(
-        self, network: ClassifierNetwork, images: Examples, batch_size: int = 128
+        self,
+        network: ClassifierNetwork,
+        images: Examples,
+        batch_size: int = 128,
     ) -> Examination:
         """IoU and Dice coefficient of each class over the pixels of all images
         together, and their means.
@@ -228,7 +231,10 @@ class Segmentation(Task):
                 yield _confusion(mask, labels, len(images.classes)), mask
 
     def drawings(
-        self, answer: Answer, picture: Tensor, classes: Sequence[str]
+        self,
+        answer: Answer,
+        picture: Tensor,
+        classes: Sequence[str],
     ) -> dict[str, bytes]:
         """The class of each pixel, as an image with indexed colours, and laid over the
         picture.

@@ -258,7 +258,12 @@ class AnnotatedImages(DataSet):
             )
         most = max((len(noted_image) for noted_image in boxes), default=0)
         things = torch.zeros(len(noted), max(most, 1), dtype=torch.int64)
-        placed = torch.zeros(len(noted), max(most, 1), 4, dtype=torch.int64)
+        placed = torch.zeros(
+            len(noted),
+            max(most, 1),
+            4,
+            dtype=torch.int64,
+        )
         mask = torch.zeros(len(noted), len(self.classes), dtype=torch.bool)
         for row, (noted_image, mine) in enumerate(zip(noted, boxes, strict=True)):
             labels = torch.tensor(
@@ -313,7 +318,10 @@ def _checked(noted_image: Noted, size: tuple[int, int]) -> Tensor:
 
 
 def _moved(
-    boxes: Tensor, size: tuple[int, int], to: tuple[int, int], resize: str
+    boxes: Tensor,
+    size: tuple[int, int],
+    to: tuple[int, int],
+    resize: str,
 ) -> Tensor:
     """Boxes in an image that was resized, whole pixels of at least 1; empty if they
     were cropped away.

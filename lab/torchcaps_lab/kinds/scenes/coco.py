@@ -126,7 +126,12 @@ class Coco:
             noted.append(Noted(file, labels, corners, self.path, size=size))
         return noted
 
-    def mask(self, picture: Path, size: tuple[int, int], turn: int = 1) -> Tensor:
+    def mask(
+        self,
+        picture: Path,
+        size: tuple[int, int],
+        turn: int = 1,
+    ) -> Tensor:
         """The place of the class of each pixel among the names, from 1; 0 for the
         background; uint8 (H, W).
 
@@ -264,7 +269,10 @@ def _runs(text: str) -> list[int]:
 
 
 def check_same_size(
-    mask: Path, size: Sequence[int], picture: Path, expected: Sequence[int]
+    mask: Path,
+    size: Sequence[int],
+    picture: Path,
+    expected: Sequence[int],
 ) -> None:
     """Raises a `ValueError` unless mask and picture have the same width and height."""
     if tuple(size) != tuple(expected):

@@ -30,7 +30,13 @@ class _Draws:
     and index of the image.
     """
 
-    def __init__(self, seed: int, epoch: int, indices: Tensor, most: int) -> None:
+    def __init__(
+        self,
+        seed: int,
+        epoch: int,
+        indices: Tensor,
+        most: int,
+    ) -> None:
         places = indices[:, None] * most + torch.arange(most, device=indices.device)
         self.numbers = (random_integers(seed, epoch, places) % 2**24).float() / 2**24
         self.used = 0
@@ -131,7 +137,12 @@ class Scenery(Composition):
         """The same channels, on the canvas."""
         return raw[0], *self.canvas
 
-    def __call__(self, batch: Batch, epoch: int, seed: int) -> Batch:
+    def __call__(
+        self,
+        batch: Batch,
+        epoch: int,
+        seed: int,
+    ) -> Batch:
         """Scenes (B, C, H, W) with masks of their classes; their parts are the digits,
         that of the batch first.
         """
@@ -195,7 +206,12 @@ class Scenery(Composition):
     def _by_class(self) -> tuple[Tensor, Tensor]:
         return by_class(self.digits)
 
-    def _placed(self, pictures: Tensor, present: Tensor, draws: _Draws) -> _Place:
+    def _placed(
+        self,
+        pictures: Tensor,
+        present: Tensor,
+        draws: _Draws,
+    ) -> _Place:
         """Sizes and places of the digits (B, K, C, h, w), chosen one after the other so
         that they overlap least.
         """
@@ -296,7 +312,12 @@ def _check_numbers(scenes: "Scenery | DigitScenes") -> None:
         )
 
 
-def _weights(size: int, before: int, place: _Place, axis: int) -> Tensor:
+def _weights(
+    size: int,
+    before: int,
+    place: _Place,
+    axis: int,
+) -> Tensor:
     """Weights of the pixels of a picture for those of the canvas, along one axis: (B,
     K, size, before).
 

@@ -88,7 +88,12 @@ def _voted(places: Places) -> Tensor:
     return places.boxes.float()
 
 
-def vote_loss(places: Places, owner: Tensor, labels: Tensor, true: Tensor) -> Tensor:
+def vote_loss(
+    places: Places,
+    owner: Tensor,
+    labels: Tensor,
+    true: Tensor,
+) -> Tensor:
     """:func:`box_loss` of the votes, by how much of each place belongs to the class of
     the thing that it is a part of.
 
@@ -165,7 +170,10 @@ class Detection(SeveralLabels):
     measures = (Measure(), Measure("box_iou"))
 
     def __init__(
-        self, threshold: float = 0.5, weight: float = 1.0, each: bool = True
+        self,
+        threshold: float = 0.5,
+        weight: float = 1.0,
+        each: bool = True,
     ) -> None:
         super().__init__(None, threshold)
         check_finite(0, weight=weight)
@@ -249,7 +257,10 @@ class Detection(SeveralLabels):
         return {**super().measure(prediction, batch), "box_iou": overlap}
 
     def examine(
-        self, network: ClassifierNetwork, images: Examples, batch_size: int = 128
+        self,
+        network: ClassifierNetwork,
+        images: Examples,
+        batch_size: int = 128,
     ) -> Examination:
         """The results of :class:`SeveralLabels`, the mean IoU of the boxes, and their
         mean average precision.
@@ -293,7 +304,10 @@ class Detection(SeveralLabels):
         )
 
     def _of_things(
-        self, network: ClassifierNetwork, images: Examples, batch_size: int
+        self,
+        network: ClassifierNetwork,
+        images: Examples,
+        batch_size: int,
     ) -> Examination:
         self.check(images)
         if not isinstance(network, SceneCapsNet):

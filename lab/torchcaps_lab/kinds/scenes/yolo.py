@@ -123,7 +123,10 @@ def names_in(options: Mapping[str, Any]) -> list[str]:
 
 
 def _folders(
-    options: Mapping[str, Any], key: str, path: Path, root: Path
+    options: Mapping[str, Any],
+    key: str,
+    path: Path,
+    root: Path,
 ) -> list[Path]:
     """The folders of images of a split."""
     values = options[key] if isinstance(options[key], list) else [options[key]]
@@ -133,7 +136,12 @@ def _folders(
     return [_folder(str(value), base, path, root) for value in values]
 
 
-def _folder(value: str, base: Path, path: Path, root: Path) -> Path:
+def _folder(
+    value: str,
+    base: Path,
+    path: Path,
+    root: Path,
+) -> Path:
     """One folder; files of Roboflow name ``../train/images`` for ``train/images``."""
     tried = [base / value, base / value.lstrip("./")]
     folder = next((place for place in tried if place.is_dir()), None)

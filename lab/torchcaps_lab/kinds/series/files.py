@@ -87,7 +87,10 @@ class SeriesItem(Item):
 
 
 def list_series(
-    root: Path, columns: Columns, sound: Sound, classes: tuple[str, ...] = ()
+    root: Path,
+    columns: Columns,
+    sound: Sound,
+    classes: tuple[str, ...] = (),
 ) -> Listed:
     """The series in a folder or a file, whatever its form; of known ``classes``,
     folders may hold some.
@@ -258,7 +261,13 @@ def _named(path: Path, sound: Sound) -> SeriesItem:
             "folder of its class beside folders "
             "of other classes"
         )
-    return SeriesItem(path.name, parts[0], read_sound(path, sound), str(path), parts[1])
+    return SeriesItem(
+        path.name,
+        parts[0],
+        read_sound(path, sound),
+        str(path),
+        parts[1],
+    )
 
 
 class _SoundFiles(Listing):
@@ -330,7 +339,12 @@ class _Stated(NamedTuple):
             frozenset(header["@classlabel"][1:]) if labelled else None,
         )
 
-    def check(self, series: Tensor, label: str, title: str) -> None:
+    def check(
+        self,
+        series: Tensor,
+        label: str,
+        title: str,
+    ) -> None:
         """Raise a `ValueError` that names a series if it is not what the header
         states.
         """

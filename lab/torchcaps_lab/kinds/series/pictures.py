@@ -197,7 +197,12 @@ def moment_shares(model: nn.Module, series: Tensor) -> Tensor | None:
     )
 
 
-def _shown(model: nn.Module, series: SeriesSet, place: int, title: str) -> ShownSeries:
+def _shown(
+    model: nn.Module,
+    series: SeriesSet,
+    place: int,
+    title: str,
+) -> ShownSeries:
     values = series.scale(series.row(place))
     shares = moment_shares(model, values[None])
     strip = torch.zeros(0) if shares is None else shares[0]
@@ -240,7 +245,12 @@ def series_figure(
         2 * len(series), 1, squeeze=False, height_ratios=[6, 1] * len(series)
     )[:, 0]
     used: set[int] = set()
-    for above, strip, shown in zip(rows[::2], rows[1::2], series, strict=True):
+    for above, strip, shown in zip(
+        rows[::2],
+        rows[1::2],
+        series,
+        strict=True,
+    ):
         set_title(above, shown.title)
         if len(shown.values) > _LINES:
             above.imshow(

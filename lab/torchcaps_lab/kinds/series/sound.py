@@ -170,7 +170,12 @@ def _triangles(sound: Sound, rate: int, size: int) -> Tensor:
         (700 * (10 ** (mels / 2595) - 1))[place : place + sound.bands, None]
         for place in range(3)
     )
-    frequency = torch.linspace(0, rate / 2, size // 2 + 1, dtype=torch.float64)
+    frequency = torch.linspace(
+        0,
+        rate / 2,
+        size // 2 + 1,
+        dtype=torch.float64,
+    )
     rising = (frequency - start) / (middle - start)
     falling = (end - frequency) / (end - middle)
     return torch.minimum(rising, falling).clamp_min(0).float()

@@ -45,7 +45,12 @@ class ClassWords(Exhibit):
     colours: tuple[str, ...]
 
     @classmethod
-    def of(cls, model: TextClassifier, words: Words, text: str) -> "ClassWords | None":
+    def of(
+        cls,
+        model: TextClassifier,
+        words: Words,
+        text: str,
+    ) -> "ClassWords | None":
         """None for a network of which it is not known what its words spoke for, see
         :func:`word_shares`.
 

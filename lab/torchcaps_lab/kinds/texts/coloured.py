@@ -103,7 +103,12 @@ def _lowest(model: nn.Module, words: Tensor) -> Tensor:
     return shares * children.activation[..., None]
 
 
-def _of_words(mass: Tensor, present: Tensor, width: int, stride: int) -> Tensor:
+def _of_words(
+    mass: Tensor,
+    present: Tensor,
+    width: int,
+    stride: int,
+) -> Tensor:
     """What places (B, places, E) gave, shared out over the words that each of them
     sees, (B, L, E).
     """

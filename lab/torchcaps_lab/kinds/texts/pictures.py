@@ -155,7 +155,11 @@ class ColouredTexts(Exhibit):
 
     @classmethod
     def _chosen(
-        cls, tested: Tested, texts: TextSet, chosen: Tensor, why: str
+        cls,
+        tested: Tested,
+        texts: TextSet,
+        chosen: Tensor,
+        why: str,
     ) -> "ColouredTexts":
         assert isinstance(tested.model, TextClassifier)
         places = chosen.tolist()
@@ -221,7 +225,12 @@ class ColouredTexts(Exhibit):
         return f'<p dir="auto"><small>{escape(text.title)}</small><br>{body}</p>'
 
 
-def _span(text: str, label: int, strength: float, name: str = "") -> str:
+def _span(
+    text: str,
+    label: int,
+    strength: float,
+    name: str = "",
+) -> str:
     red, green, blue = (
         int(colour_of(label)[place : place + 2], 16) for place in (1, 3, 5)
     )
@@ -263,7 +272,12 @@ def _title(findings: Findings, texts: TextSet, index: int) -> str:
 
 
 def _word(
-    axes: "Axes", at: int, row: float, piece: str, label: int, strength: float
+    axes: "Axes",
+    at: int,
+    row: float,
+    piece: str,
+    label: int,
+    strength: float,
 ) -> int:
     """Writes a word, one letter in each column, and returns the column after it."""
     word = piece.rstrip()

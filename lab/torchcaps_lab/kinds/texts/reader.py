@@ -162,7 +162,12 @@ class TextReader(Reader):
         assert shown is not None
         return shown
 
-    def samples(self, name: str, classes: Sequence[str], tell: Any) -> TextSet | None:
+    def samples(
+        self,
+        name: str,
+        classes: Sequence[str],
+        tell: Any,
+    ) -> TextSet | None:
         """TREC's test questions, or made-up ones."""
         return questions(name, self, classes, tell)
 

@@ -40,7 +40,10 @@ QUESTIONS = {
 
 
 def questions(
-    name: str, reader: "TextReader", classes: Sequence[str], tell: Any
+    name: str,
+    reader: "TextReader",
+    classes: Sequence[str],
+    tell: Any,
 ) -> TextSet | None:
     """Return TREC's test questions, or else made-up ones.
 

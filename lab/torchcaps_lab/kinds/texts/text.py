@@ -214,5 +214,11 @@ class Text(ListedData):
                 [label_of[entry.category] for entry in entries], dtype=torch.int64
             )
             files = tuple(entry.name for entry in entries)
-            sets[part] = TextSet.of(texts[part], labels, manifest.classes, words, files)
+            sets[part] = TextSet.of(
+                texts[part],
+                labels,
+                manifest.classes,
+                words,
+                files,
+            )
         return sets, {}

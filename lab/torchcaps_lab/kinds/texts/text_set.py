@@ -156,7 +156,12 @@ class TextSet(Examples):
         return Batch(words, self.labels[rows], rows, words)
 
 
-def joined(texts: TextSet, count: int, parts: int = 2, seed: int = 0) -> TextSet:
+def joined(
+    texts: TextSet,
+    count: int,
+    parts: int = 2,
+    seed: int = 0,
+) -> TextSet:
     """Join texts of different classes, which training never shows together, with masks
     as labels.
 

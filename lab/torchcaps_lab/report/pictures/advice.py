@@ -231,7 +231,10 @@ def _augmentation(preprocess: Mapping[str, Any]) -> str:
 
 
 def _more(
-    findings: Findings, images: Examples, summary: Mapping[str, Any], metrics: Metrics
+    findings: Findings,
+    images: Examples,
+    summary: Mapping[str, Any],
+    metrics: Metrics,
 ) -> Iterator[Hint]:
     """Where nothing stands out, but not all is right."""
     if findings.accuracy >= GOOD:
@@ -255,7 +258,10 @@ def _larger(images: Examples, summary: Mapping[str, Any]) -> str:
 
 
 def _pretrained(
-    findings: Findings, images: Examples, summary: Mapping[str, Any], timm: bool
+    findings: Findings,
+    images: Examples,
+    summary: Mapping[str, Any],
+    timm: bool,
 ) -> Iterator[Hint]:
     """Photos that are too few to learn from them alone what photos look like."""
     counts = summary.get("train_per_class", {}).values()
@@ -352,7 +358,10 @@ def _confused(
 
 
 def _showing(
-    findings: Findings, images: Examples, labels: list[int], commands: Commands
+    findings: Findings,
+    images: Examples,
+    labels: list[int],
+    commands: Commands,
 ) -> str:
     """The command that shows what images of some classes were taken for."""
     if not images.pictured:

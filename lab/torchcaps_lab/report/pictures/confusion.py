@@ -49,7 +49,10 @@ class Confusion(Exhibit):
 
     @classmethod
     def of(
-        cls, findings: Findings, classes: Sequence[str], what: str = "images"
+        cls,
+        findings: Findings,
+        classes: Sequence[str],
+        what: str = "images",
     ) -> "Confusion":
         """Of examples of one class each.
 

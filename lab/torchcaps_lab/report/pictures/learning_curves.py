@@ -149,7 +149,10 @@ class LearningCurves(Exhibit):
 
 
 def _panel(
-    metrics: Metrics, quantity: str, unit: str, columns: Mapping[str, str]
+    metrics: Metrics,
+    quantity: str,
+    unit: str,
+    columns: Mapping[str, str],
 ) -> Panel | None:
     """The curves, by name, of these columns of the metrics; None if there are none."""
     curves = {}
@@ -206,7 +209,10 @@ def _health(metrics: Metrics) -> tuple[Panel, ...]:
 
 
 def _draw_curves(
-    axes: "Axes", panel: Panel, colours: Mapping[str, str], widths: Sequence[float]
+    axes: "Axes",
+    panel: Panel,
+    colours: Mapping[str, str],
+    widths: Sequence[float],
 ) -> None:
     for (name, curve), width in zip(panel.curves.items(), widths, strict=True):
         marker = "o" if len(curve.values) <= 40 else ""

@@ -57,7 +57,10 @@ class NoneOfThese(Exhibit):
 
     @classmethod
     def of(
-        cls, observation: Observation, strangers: Strangers, more: str = ""
+        cls,
+        observation: Observation,
+        strangers: Strangers,
+        more: str = "",
     ) -> "NoneOfThese | None":
         """Of images that are asked about their most active classes; None without a
         decoder.
