@@ -195,8 +195,8 @@ class Prediction(NamedTuple):
     """The output of a network for a batch of images.
 
     Args:
-        activation: of the classes, (B, E).
-        capsules: of the classes; None for a network without capsules.
+        activation: the activation of the classes, (B, E).
+        capsules: the capsules of the classes; None for a network without capsules.
         reconstruction: (B, C, H, W); None for a network without a decoder.
         boxes: where each class is, (B, E, 4): left, top, right, bottom in pixels of the
             image; zeros for nowhere. None for a network that does not say.

@@ -80,8 +80,8 @@ def margin_loss(
         absent: :math:`m^-`.
         down_weight: :math:`\lambda` (0.5; Su: 0.25).
         weighting: ``"paper"``, or ``"released"`` for that of the code.
-        weight: of the classes, (E,): each image counts by the mean weight of its
-            classes; default: all 1.
+        weight: the weight of the classes, (E,): each image counts by the mean weight of
+            its classes; default: all 1.
 
     Raises:
         TypeError: if the activation or the target is no tensor.
@@ -124,7 +124,7 @@ class ActivationLoss(nn.Module, ABC):
         """Weights each image by its classes from now on.
 
         Args:
-            weights: of the classes, (E,).
+            weights: the weights of the classes, (E,).
 
         Raises:
             ValueError: if the loss does not support weights.
@@ -339,7 +339,7 @@ class ReconstructionLoss(nn.Module):
     """Module form of :func:`reconstruction_loss`, weighted.
 
     Args:
-        weight: of the sum of squared errors.
+        weight: the weight of the sum of squared errors.
 
     Raises:
         ValueError: if it is not finite.
@@ -419,7 +419,7 @@ class SpreadLoss(ActivationLoss):
         start: first margin.
         end: last margin.
         schedule: a row of the table.
-        period: of the sigmoid, in steps.
+        period: the period of the sigmoid, in steps.
         reduction: over the batch: ``mean``, or ``sum``, beside which other terms of the
             loss weigh B times less.
 

@@ -436,8 +436,8 @@ class Rounding(NamedTuple):
     """An estimate of what the rounding of float32 is in standardised costs.
 
     Args:
-        amount: of the costs as they were, (B, 1).
-        deviation: of these costs, (B, 1).
+        amount: the amount of the costs as they were, (B, 1).
+        deviation: the deviation of these costs, (B, 1).
         divisor: that they were divided by, (B, 1).
         temperature: the inverse one, with which they enter the logits of the
             activations.

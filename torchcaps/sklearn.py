@@ -46,9 +46,9 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         image_shape: (C, H, W), if a row holds the pixels of an image in that order;
             None for plain features.
         hidden: units of the hidden layer, or channels of the convolutions.
-        types: of primary capsules.
-        dim: of their poses.
-        pose_dim: of the poses of the classes.
+        types: the number of types of primary capsules.
+        dim: the numbers of their poses.
+        pose_dim: the size of the poses of the classes.
         routing: the name of a routing.
         routing_arguments: its arguments; None for the defaults.
         epochs: passes over the training rows, in one cycle of the learning rate.
@@ -57,8 +57,9 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         class_weight: how much the loss of each class counts: a dict from label to
             weight, where missing labels have 1, or ``"balanced"``: n / (E n_j), for n_j
             rows of class j. None for 1.
-        random_state: of weights and of the order of rows, as scikit-learn takes it.
-        device: of torch.
+        random_state: the random state of weights and of the order of rows, as
+            scikit-learn takes it.
+        device: the device of torch.
 
     Attributes:
         classes_: the labels, (E,).

@@ -78,7 +78,7 @@ def owned(folder: Path, *names: str) -> Path:
 
     Args:
         folder: the root, which need not exist yet.
-        names: of the path from there; none: the folder itself.
+        names: the names of the path from there; none: the folder itself.
 
     Raises:
         ValueError: the path, or something below it, is a link that leads out of the

@@ -161,7 +161,7 @@ class Classifier:
         Args:
             source: the folder of a run, or of a saved network, or the name of a trained
                 network in the package, or a repository ``owner/name`` on the Hub.
-            device: to compute on.
+            device: the device to compute on.
 
         Raises:
             FileNotFoundError: if there is no network, or the run has not ended.
@@ -236,7 +236,8 @@ class Classifier:
 
         Args:
             repo: ``owner/name``, made if it is missing.
-            licence: of the weights, by its name on the Hub, such as ``apache-2.0``.
+            licence: the licence of the weights, by its name on the Hub, such as
+                ``apache-2.0``.
             private: makes a repository that only its owner sees; one that is there
                 stays as it is.
 
@@ -389,7 +390,7 @@ class Classifier:
 
         Args:
             images: paths, or what else :meth:`predict` takes for one image.
-            resize: as in :meth:`predict`.
+            resize: the way to resize, as in :meth:`predict`.
             batch_size: how many crops of images at a time.
             skip: is called with each image that cannot be read, and the error; None
                 raises the error.
@@ -529,7 +530,7 @@ class Classifier:
         Args:
             images: not prepared yet.
             batch_size: how many at a time.
-            crops: of each image, 1 or 13; default: as saved with the network.
+            crops: the number of crops of each image, 1 or 13; default: as saved with the network.
 
         Raises:
             ValueError: if the images do not fit the network or the task.

@@ -53,11 +53,11 @@ def coordinate_addition(
     names those of the right-hand column.
 
     Args:
-        sizes: of the grid, one for each axis, and last H, the size of a vote, at least
-            the number of axes.
+        sizes: the sizes of the grid, one for each axis, and last H, the size of a vote,
+            at least the number of axes.
         scale: factor of the coordinates.
-        dtype: of the result.
-        device: of the result.
+        dtype: the dtype of the result.
+        device: the device of the result.
 
     Raises:
         ValueError: if a vote has too few elements.
@@ -124,7 +124,7 @@ class ClassCaps(CapsuleLayer):
             False. Unscaled, they drown poses that have faded from layer to layer, and
             are drowned by large ones.
         coordinate_scale: a factor of the positions, scaled or not.
-        axes: of the grid: 1, 2 or 3.
+        axes: the number of axes of the grid: 1, 2 or 3.
         init_std: standard deviation of the transforms' normal initialisation.
         vote_bias: whether to add a learned bias to the votes, :math:`V_{ij} = u_i
             W_{ij} + b_{ij}`. Without it most routings give the children u and -u the
@@ -218,8 +218,8 @@ class ClassCaps(CapsuleLayer):
         assignment.
 
         Args:
-            children: on a grid.
-            mask: as in :meth:`forward`.
+            children: the children, on a grid.
+            mask: the mask, as in :meth:`forward`.
             initial: parents of an earlier call, from which a ``resumable`` routing goes
                 on.
         """
@@ -264,10 +264,10 @@ class ClassCaps(CapsuleLayer):
         """Route the children to the classes.
 
         Args:
-            children: on a grid.
+            children: the children, on a grid.
             mask: bool (B, *grid, in_types), False for children that are not there,
                 whose numbers are then ignored; None if all are there.
-            initial: as in :meth:`route`.
+            initial: the parents of an earlier call, as in :meth:`route`.
         """
         return self.parents(
             self.route(children, **given(mask=mask, initial=initial)), children

@@ -27,7 +27,7 @@ def concurrent_routing(
     Args:
         layers: from the bottom up; for more than one round, their routings must be
             ``resumable``.
-        children: of the lowest layer.
+        children: the children of the lowest layer.
         rounds: number of rounds.
 
     Returns:

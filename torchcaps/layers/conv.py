@@ -52,7 +52,8 @@ class CapsConvNd(CapsuleLayer):
         out_types: types of parents at each position.
         in_pose: child pose: P for vectors, (M, P) for matrices.
         out_pose: parent pose: D for vectors, (M, D) for matrices.
-        kernel_size: of the windows; here and below one number, or one for each axis.
+        kernel_size: the kernel size of the windows; here and below one number, or one
+            for each axis.
         stride: between windows.
         padding: positions added on each side; the children there are absent, as under a
             mask.
@@ -197,8 +198,8 @@ class CapsConvNd(CapsuleLayer):
         Batch and windows share the first axis of what is returned, B = N * windows.
 
         Args:
-            children: on a grid.
-            mask: as in :meth:`forward`.
+            children: the children, on a grid.
+            mask: the mask, as in :meth:`forward`.
             initial: parents of an earlier call, from which a ``resumable`` routing goes
                 on.
         """
@@ -249,11 +250,11 @@ class CapsConvNd(CapsuleLayer):
         """Routes the children of each window to the parents at its position.
 
         Args:
-            children: on a grid.
+            children: the children, on a grid.
             mask: bool (B, *grid, in_types), False for children that are not there,
                 whose numbers are then ignored; None if all are there. For the mask of
                 the parents, see :meth:`out_mask`.
-            initial: as in :meth:`route`.
+            initial: the parents of an earlier call, as in :meth:`route`.
         """
         return self.parents(
             self.route(children, **given(mask=mask, initial=initial)), children, mask

@@ -272,8 +272,8 @@ def told(
     """A decoder of masked poses, behind a :class:`PoseInput` if it needs one.
 
     Args:
-        kind: of :class:`PoseInput`; networks call it ``decoder_input``.
-        noise: of :class:`PoseInput`; networks call it ``pose_noise``.
+        kind: the kind of :class:`PoseInput`; networks call it ``decoder_input``.
+        noise: the noise of :class:`PoseInput`; networks call it ``pose_noise``.
         classes: J.
         size: H, the numbers of one pose.
         make: from ``in_features`` to a decoder.

@@ -30,9 +30,9 @@ class CapsHead(CapsuleLayer):
 
     Args:
         classes: parents, J.
-        types: of primary capsules at each position.
-        dim: of their poses.
-        pose_dim: of the poses of the classes.
+        types: the number of types of primary capsules at each position.
+        dim: the numbers of their poses.
+        pose_dim: the size of the poses of the classes.
         routing: any routing, or the name of one; default: dynamic routing in 3 steps.
 
     Shape:

@@ -79,7 +79,7 @@ class IdentityPath(nn.Module):
 
         Args:
             children: poses (B, *grid, in_types, *pose), 0 for those that are not there.
-            windows: of the convolution.
+            windows: the windows of the convolution.
         """
         children = from_pair(children)
         dtype = compute_dtype(children.pose, self.mix)

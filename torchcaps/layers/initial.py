@@ -140,7 +140,7 @@ def start_length(
     Args:
         layer: with ``weight`` and ``routing``, such as :class:`~torchcaps.CapsLinear`;
             its statistics and the state of its routing stay.
-        children: of a first batch.
+        children: the children of a first batch.
         target: mean of the activations that are lengths. Default:
             :func:`balanced_length` of its parents.
 

@@ -251,7 +251,7 @@ class CapsLinear(CapsuleLayer):
 
         Args:
             children: capsules, or their poses alone.
-            mask: as in :meth:`forward`.
+            mask: the mask, as in :meth:`forward`.
             initial: parents of an earlier call, from which a ``resumable`` routing goes
                 on.
         """
@@ -280,7 +280,7 @@ class CapsLinear(CapsuleLayer):
                 such as :class:`~torchcaps.routing.Heinsen2022Routing`, also bool (B,
                 *sites, J), False where a child has nothing to do with a parent; a child
                 without parents is not there.
-            initial: as in :meth:`route`.
+            initial: the parents of an earlier call, as in :meth:`route`.
         """
         if mask is None and initial is None:
             routed = self.route(children)  # of a layer of yours, it may take no more

@@ -37,14 +37,14 @@ class LocalCaps(CapsuleLayer):
     convolution of kernel 4 and stride 2). A place outside of the grid votes 0.
 
     Args:
-        in_types: of children at each place, I.
-        out_types: of parents, J.
+        in_types: the number of types of children at each place, I.
+        out_types: the number of types of parents, J.
         in_dim: dimension of the children's poses.
-        out_dim: of the parents' poses.
+        out_dim: the size of the parents' poses.
         kernel_size: side of a window, odd; of no effect with ``double``.
         resolution: of the parents' grid: that of the children, half of it (rounded up),
             or the double.
-        axes: of the grid: 1, 2 or 3.
+        axes: the number of axes of the grid: 1, 2 or 3.
         routing: any routing, or the name of one; default: dynamic routing in 3 steps.
         pose_norm: how to normalise the parents' poses, a row of the table in
             :class:`~torchcaps.layers.PoseNorm`; None for not at all.

@@ -158,9 +158,9 @@ def vote_bias_of(
     Args:
         layer: with transforms ``weight``, (..., P, D); the biases have the same axes
             before the pose.
-        routing: of the layer.
+        routing: the routing of the layer.
         vote_bias: whether there are biases.
-        pose: of the parents.
+        pose: the pose of the parents.
 
     Raises:
         ValueError: if there should be biases, and the routing has transforms of its
@@ -188,8 +188,8 @@ def start_vote_bias(bias: Tensor | None, deviation: float) -> None:
     drowned the votes of short poses, and two layers did not learn.
 
     Args:
-        bias: of the votes, or None.
-        deviation: of the transforms.
+        bias: the bias of the votes, or None.
+        deviation: the deviation of the transforms.
     """
     if bias is not None:
         nn.init.normal_(bias, std=deviation / 10)

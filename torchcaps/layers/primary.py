@@ -44,15 +44,15 @@ class _OnePlace(nn.Module):
 
 
 class _Depthwise1d(_OnePlace, nn.Conv1d):
-    """Of a sequence."""
+    """The depthwise convolution of a sequence."""
 
 
 class _Depthwise2d(_OnePlace, nn.Conv2d):
-    """Of an image."""
+    """The depthwise convolution of an image."""
 
 
 class _Depthwise3d(_OnePlace, nn.Conv3d):
-    """Of a volume."""
+    """The depthwise convolution of a volume."""
 
 
 _DEPTHWISE = {1: _Depthwise1d, 2: _Depthwise2d, 3: _Depthwise3d}
@@ -78,10 +78,10 @@ class PrimaryCapsNd(CapsuleLayer):
         in_channels: channels of the feature map.
         types: capsule types at each position.
         dim: pose: D for vectors, (M, D) for matrices.
-        kernel_size: of the convolution; here and below one number, or one for each
-            axis.
-        stride: of the convolution.
-        padding: of the convolution.
+        kernel_size: the kernel size of the convolution; here and below one number, or
+            one for each axis.
+        stride: the stride of the convolution.
+        padding: the padding of the convolution.
         squash: a row of the table in :func:`~torchcaps.squash`.
         batch_norm: whether to batch-normalise the convolution's output, which then has
             no bias of its own.
@@ -90,8 +90,8 @@ class PrimaryCapsNd(CapsuleLayer):
         bias: whether the convolutions have a bias.
         pose_norm: how to normalise the squashed poses, a row of the table in
             :class:`~torchcaps.layers.PoseNorm`; None for not at all.
-        groups: of the channels in the convolution of the poses; ``in_channels`` of them
-            make it depthwise.
+        groups: the groups of the channels in the convolution of the poses;
+            ``in_channels`` of them make it depthwise.
 
     Shape:
         (B, in_channels, *grid) to poses (B, *grid', types, *dim) and activations (B,

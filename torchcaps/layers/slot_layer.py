@@ -26,7 +26,7 @@ class PositionCode(nn.Module):
     places apart. Maps may have any size: the coordinates go from edge to edge.
 
     Args:
-        channels: of the maps.
+        channels: the channels of the maps.
 
     Shape:
         Maps (B, C, H, W) to the same shape.
@@ -182,7 +182,7 @@ class Slots(CapsuleLayer):
         """The slots of these features.
 
         Args:
-            features: of each image; capsules count by their activations.
+            features: the features of each image; capsules count by their activations.
             mask: bool (B, I), or (B, *sites), False for features that are not there;
                 None if all are.
             slots: how many; None for as many as the layer was made for. A routing that

@@ -18,10 +18,10 @@ class SlotAnswer(NamedTuple):
     """The slots and the intent of sentences.
 
     Attributes:
-        logits: of the slots of each word, (B, L, K): the loss is the cross-entropy of
-            their softmax.
-        assignment: of words to slots, (B, L, K): sums to 1 over the slots, and is 0
-            where there is no word.
+        logits: the logits of the slots of each word, (B, L, K): the loss is the
+            cross-entropy of their softmax.
+        assignment: the assignment of words to slots, (B, L, K): sums to 1 over the
+            slots, and is 0 where there is no word.
         slots: capsules of the slots, (B, K, pose_dim).
         intents: capsules of the intents, (B, E, intent_dim).
 
@@ -72,14 +72,15 @@ class SlotCaps(nn.Module):
         features: numbers of a word, P, as from a recurrent network.
         slots: how many, K; those of the scheme BIO count one by one, and "O" is one.
         intents: how many, E.
-        pose_dim: of slots.
-        intent_dim: of intents.
-        steps: of both routings.
+        pose_dim: the size of the poses of slots.
+        intent_dim: the size of the poses of intents.
+        steps: the number of steps of both routings.
         pull: p, weight of the intent in the re-routing; 0 for no re-routing.
         squash: a row of the table in :func:`~torchcaps.squash`. A slot begins with a
             K-th of the words; the paper's ``sabour`` makes its square of that, and
             learns from it late.
-        init_std: of W: words of numbers below 1 must tell K slots apart.
+        init_std: the standard deviation of W: words of numbers below 1 must tell K
+            slots apart.
 
     Shape:
         Features (B, L, P) and which words are there, bool (B, L), to a

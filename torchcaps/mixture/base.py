@@ -51,9 +51,9 @@ def shares_of_points(
     Found from logarithms, and so right even for a cluster that is far from all points.
 
     Args:
-        votes: of the points.
+        votes: the votes of the points.
         similarity: to the clusters.
-        weights: of the points, (I,), or None for ones.
+        weights: the weights of the points, (I,), or None for ones.
 
     Returns:
         Shares (I, J), whose columns sum to 1, and logarithms (J,): 0 and minus infinity
@@ -81,7 +81,7 @@ def plusplus_points(
     Args:
         points: (I, D).
         count: J.
-        weights: of the points, (I,), or None for ones.
+        weights: the weights of the points, (I,), or None for ones.
         random_state: as scikit-learn takes it.
     """
     sample_weights = None if weights is None else weights.numpy()

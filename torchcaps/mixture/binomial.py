@@ -27,7 +27,7 @@ class Coins(NamedTuple):
     """The state of a binomial mixture.
 
     Args:
-        probabilities: of the sides, theta, (J, D), rows sum to 1.
+        probabilities: the probabilities of the sides, theta, (J, D), rows sum to 1.
         weights: pi, (J,).
     """
 
@@ -73,7 +73,7 @@ class BinomialMixture(Mixture):
             where None.
         max_iter: the largest number of steps.
         tol: settled when the mean log-likelihood of a point changes by less.
-        random_state: of the start.
+        random_state: the random state of the start.
 
     Attributes:
         probabilities_: theta, (n_components, n_features).

@@ -108,7 +108,7 @@ class Diagonal:
         share: Tensor,
         floor: float,
     ) -> tuple[Tensor, Tensor]:
-        """From sum and scatter of the votes."""
+        """Compute the Gaussians from sum and scatter of the votes."""
         moments = cluster_moments(points, share, scatter=True)
         return moments.mean[:, 0], moments.variance[:, 0] + floor
 
@@ -160,7 +160,7 @@ class Full:
         share: Tensor,
         floor: float,
     ) -> tuple[Tensor, Tensor]:
-        """From the points and their shares."""
+        """Compute the Gaussians from the points and their shares."""
         means = share.T @ points
         centred = points - means[:, None]  # [J, I, D]
         covariances = torch.einsum("ij,jid,jie->jde", share, centred, centred)
@@ -201,7 +201,7 @@ class GaussianMixture(Mixture):
             falls; a component that has shrunk to a point then is an error.
         max_iter: the largest number of steps.
         tol: settled when the mean log-likelihood of a point changes by less.
-        random_state: of K-Means.
+        random_state: the random state of K-Means.
 
     Attributes:
         means_: (n_components, n_features).

@@ -34,7 +34,8 @@ class Metric(NamedTuple):
     """What "near" means, and the centre that is nearest to its points in that sense.
 
     Args:
-        similarity: of points to centres (B, J, D), times the sharpness K.
+        similarity: the similarity of points to centres (B, J, D), times the sharpness
+            K.
         mean: whether the centre is the mean of the points of a cluster; or else it is
             their sum.
     """
@@ -226,7 +227,7 @@ class KMeans(CentreClustering):
         tol: settled when the squared shift of all centres is at most this times the
             mean variance of the features (``inner``: times the mean square of the
             centres' numbers). At 0, when nothing moves.
-        random_state: of ``"k-means++"``.
+        random_state: the random state of ``"k-means++"``.
 
     Attributes:
         cluster_centers_: (n_clusters, n_features).
@@ -297,7 +298,7 @@ class SoftKMeans(CentreClustering):
         tol: settled when the squared shift of all centres is at most this times the
             mean variance of the features (other metrics: times the mean square of the
             centres' numbers).
-        random_state: of ``"k-means++"``.
+        random_state: the random state of ``"k-means++"``.
 
     Attributes:
         cluster_centers_: (n_clusters, n_features).

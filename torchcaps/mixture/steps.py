@@ -116,8 +116,8 @@ def mixture_step(
     :math:`\pi_j = \frac1n \sum_i R_{ij}`.
 
     Args:
-        votes: of I children for J parents.
-        parents: of the iteration before; None for uniform R.
+        votes: the votes of I children for J parents.
+        parents: the parents of the iteration before; None for uniform R.
         floor: added to the variances, at least 0.
     """
     moments = _moments(votes, parents, None)
@@ -141,9 +141,9 @@ def activation_step(
     A parent is there if its votes agree (:math:`\sigma` is small).
 
     Args:
-        votes: of I children for J parents.
-        parents: of the iteration before; None for uniform R.
-        costs: of the activation.
+        votes: the votes of I children for J parents.
+        parents: the parents of the iteration before; None for uniform R.
+        costs: the costs of the activation.
         floor: added to the variances, at least 0.
     """
     return weighted_step(votes, parents, None, costs, floor=floor)
@@ -161,10 +161,10 @@ def weighted_step(
     a_i R_{ij}`.
 
     Args:
-        votes: of I children for J parents.
-        parents: of the iteration before; None for uniform R.
+        votes: the votes of I children for J parents.
+        parents: the parents of the iteration before; None for uniform R.
         weights: the child activations, (N, G), from 0 to 1, or None for ones.
-        costs: of the activation.
+        costs: the costs of the activation.
         floor: added to the variances, at least 0.
     """
     moments = _moments(votes, parents, weights)
@@ -186,10 +186,10 @@ def em_step(
     .. math:: a_j = \operatorname{sigmoid} \lambda \Big( \beta_a - N_j \sum_h (\beta_u + \log \sigma_{jh}) \Big)
 
     Args:
-        votes: of I children for J parents.
-        parents: of the iteration before; None for uniform R.
+        votes: the votes of I children for J parents.
+        parents: the parents of the iteration before; None for uniform R.
         weights: the child activations, (N, G), from 0 to 1, or None for ones.
-        costs: of the activation.
+        costs: the costs of the activation.
         floor: added to the variances, at least 0.
     """
     moments = _moments(votes, parents, weights)

@@ -52,7 +52,7 @@ class Header(NamedTuple):
     """What a file of weights says about its tensors.
 
     Args:
-        shapes: of the tensors, by name.
+        shapes: the shapes of the tensors, by name.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -91,7 +91,7 @@ class Allowance(TorchDispatchMode):
     first, so that its memory is known before it is taken.
 
     Args:
-        header: of the file of weights.
+        header: the header of the file of weights.
 
     Raises:
         TooLarge: inside, at the operation that is one too many.

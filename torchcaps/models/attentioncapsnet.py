@@ -45,10 +45,10 @@ class AttentionCapsNet(CapsuleClassifier):
         classes: number of classes.
         channels: of the first blocks and of those behind, which halve the size.
         blocks: how many of each.
-        types: of capsules in every layer.
+        types: the number of types of capsules in every layer.
         pose: rows and columns of the poses.
-        rounds: of concurrent routing; 1 routes layer by layer.
-        routing: of all layers; default: attention in one step.
+        rounds: the number of rounds of concurrent routing; 1 routes layer by layer.
+        routing: the routing of all layers; default: attention in one step.
 
     Raises:
         ValueError: if the images are too small, or there are more rounds than one and

@@ -47,10 +47,10 @@ class ResidualBackbone(Backbone):
     but the first halves the grid.
 
     Args:
-        in_channels: of the images.
+        in_channels: the channels of the images.
         widths: channels of the stages.
         blocks: in each stage, of two 3x3 convolutions.
-        stride: of the first convolution: 2 for larger images.
+        stride: the stride of the first convolution: 2 for larger images.
 
     Source: He, Zhang, Ren & Sun 2016, "Deep Residual Learning for Image Recognition",
     sections 3.3 and 4.2.
@@ -123,7 +123,7 @@ class TimmBackbone(Backbone):
 
     Args:
         name: as ``timm.list_models()`` has it, such as ``resnet18``.
-        in_channels: of the images; timm adapts the first convolution.
+        in_channels: the channels of the images; timm adapts the first convolution.
         weights: ``hub`` to fetch the pretrained ones, ``imagenet`` for those of
             ``efficientnet_lite0`` in an installed package (the extra ``photos``), a
             file or folder with such; None for random ones.
@@ -369,7 +369,7 @@ class CapsNetOnBackbone(_OnBackbone, CapsuleClassifier):
         widths: channels of the stages of ``residual``; each but the first halves height
             and width.
         blocks: in each stage of ``residual``.
-        stride: of the first convolution of ``residual``.
+        stride: the stride of the first convolution of ``residual``.
         weights: initial ones of the backbone: for ``residual`` the folder of a run, or
             of a saved network, on such a one, for timm ``hub``, a file, or a folder
             with ``model.safetensors``, for ``timm/efficientnet_lite0`` also
@@ -454,7 +454,7 @@ class BackboneTwin(_OnBackbone):
         backbone: this and the next ones as in :class:`CapsNetOnBackbone`.
         widths: channels of the stages.
         blocks: in each stage.
-        stride: of the first convolution.
+        stride: the stride of the first convolution.
         weights: initial ones of the backbone.
         frozen: train only the linear layer.
         keep_statistics: train all layers with the backbone's statistics as they are.

@@ -210,7 +210,7 @@ def check_batch(
     right shape.
 
     Args:
-        name: of the argument.
+        name: the name of the argument.
         batch: what came.
         fits: whether a shape is right.
         shape: what it must be, in words.
@@ -259,7 +259,7 @@ def check_extent(
 
     Args:
         argument: what the error calls them.
-        shape: of the images.
+        shape: the shape of the images.
         least: pixels on a side.
         reason: why so large, as " for strides (1, 2)"; may be empty.
 
@@ -397,7 +397,7 @@ class CapsuleClassifier(CapsuleNetwork, ImageClassifier):
 
         Args:
             kind: from ``in_features``, ``image_shape`` and the widths to a decoder.
-            widths: of its layers; None for no decoder.
+            widths: the widths of its layers; None for no decoder.
         """
         if widths is None:
             return None

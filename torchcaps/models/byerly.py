@@ -56,7 +56,7 @@ class ByerlyCapsNet(CapsuleClassifier):
     Args:
         image_shape: (C, H, W) of the images.
         classes: number of classes.
-        channels: of the first convolution.
+        channels: the channels of the first convolution.
         growth: how many channels each convolution has more than the one before.
         stages: convolutions in front of each branch, behind the branch before.
         capsules_from: ``"positions"``, a capsule of the channels at each position, or
@@ -66,7 +66,7 @@ class ByerlyCapsNet(CapsuleClassifier):
         momentum: share of a batch in the running means and variances of all
             normalisations. The authors' is 0.0003, for 150,000 steps; after few steps
             these would still be near their initial values.
-        routing: of all branches; default: none.
+        routing: the routing of all branches; default: none.
 
     Raises:
         ValueError: if the images are too small: convolutions are not padded.
@@ -220,7 +220,7 @@ class ShiftedNorm(nn.Module):
     cannot be differentiated on a GPU: kernels there take both or neither.
 
     Args:
-        channels: of the maps (B, C, H, W).
+        channels: the channels of the maps (B, C, H, W).
         momentum: share of a batch in the running mean and variance.
     """
 

@@ -66,22 +66,23 @@ class CapsNet(CapsuleClassifier):
     Args:
         image_shape: (C, H, W) of the images.
         classes: number of classes.
-        channels: of the first convolution.
-        kernel_size: of the first convolution.
-        stride: of the first convolution.
+        channels: the channels of the first convolution.
+        kernel_size: the kernel size of the first convolution.
+        stride: the stride of the first convolution.
         types: types of primary capsules.
         primary_dim: dimension of their poses.
-        primary_kernel_size: of their convolution.
-        primary_stride: of their convolution.
+        primary_kernel_size: the kernel size of their convolution.
+        primary_stride: the stride of their convolution.
         pose_dim: dimension of the class capsules' poses.
         routing: any routing; default: dynamic routing in 3 steps.
-        transforms: of the class capsules: ``full``, ``shared`` or ``factored``.
-        squash: of the primary capsules.
-        batch_norm: in the primary capsules.
+        transforms: the transforms of the class capsules: ``full``, ``shared`` or
+            ``factored``.
+        squash: the squash of the primary capsules.
+        batch_norm: whether to normalise batches in the primary capsules.
         routed_primary: pass the primary capsules through one routing step with a bias,
             as the released code does.
         decoder_hidden: widths of the decoder's hidden layers; None for no decoder.
-        init_std: of the transforms; None for the rule of
+        init_std: the standard deviation of the transforms; None for the rule of
             :class:`~torchcaps.layers.CapsLinear`.
         stem: widths of further convolutions in front of the first one, of its kernel
             size and with stride 1. With a stem, batch normalisation stands behind every
@@ -223,8 +224,8 @@ class CapsNetTwin(ImageClassifier):
     Args:
         image_shape: (C, H, W) of the images.
         classes: number of classes.
-        channels: of the three convolutions, 5 x 5 with padding.
-        stride: of the first convolution.
+        channels: the channels of the three convolutions, 5 x 5 with padding.
+        stride: the stride of the first convolution.
         hidden: widths of the two fully connected layers.
         dropout: share of the second of them that is left out in training.
 

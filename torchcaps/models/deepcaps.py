@@ -43,16 +43,16 @@ class DeepCaps(CapsuleClassifier):
     Args:
         image_shape: (C, H, W) of the images.
         classes: number of classes.
-        channels: of the first convolution.
+        channels: the channels of the first convolution.
         types: types of capsules in each cell.
-        dims: of the poses, one a cell.
+        dims: the dims of the poses, one a cell.
         pose_dim: dimension of the class capsules' poses.
-        steps: of the 3-D routing.
-        routing: of the class capsules, any; default: dynamic routing in 3 steps with a
-            bias.
-        decoder_channels: of the decoder, see :class:`TransposedDecoder`; None for no
-            decoder. The released code has (64, 32, 16, 8) for images of 64 x 64, to
-            which it enlarges CIFAR-10's.
+        steps: the number of steps of the 3-D routing.
+        routing: the routing of the class capsules, any; default: dynamic routing in 3
+            steps with a bias.
+        decoder_channels: the channels of the decoder, see :class:`TransposedDecoder`;
+            None for no decoder. The released code has (64, 32, 16, 8) for images of 64
+            x 64, to which it enlarges CIFAR-10's.
         decoder_input: what the decoder is told of the class that it draws, see
             :class:`~torchcaps.layers.PoseInput`.
         pose_noise: deviation of the noise on the pose that the decoder is given in
@@ -143,11 +143,11 @@ class Cell(nn.Module):
     added a layer beside the two.
 
     Args:
-        in_channels: of the map below.
-        types: of capsules.
-        dim: of their poses.
-        steps: of the 3-D routing of the layer beside; None for a convolution without
-            routing.
+        in_channels: the channels of the map below.
+        types: the number of types of capsules.
+        dim: the numbers of their poses.
+        steps: the number of steps of the 3-D routing of the layer beside; None for a
+            convolution without routing.
 
     Shape:
         (B, in_channels, H, W) to (B, types x dim, H / 2, W / 2), rounded up.
@@ -221,8 +221,8 @@ class CapsConvShared(nn.Module):
         out_types: J.
         in_dim: dimension of the children's poses.
         out_dim: D.
-        kernel_size: of the windows, odd.
-        steps: of the routing.
+        kernel_size: the kernel size of the windows, odd.
+        steps: the number of steps of the routing.
 
     Shape:
         (B, in_types x in_dim, H, W) to (B, out_types x out_dim, H, W).
@@ -290,7 +290,7 @@ def field_routing(
         children: windows of the children, (B positions, I, P), the positions of an
             image behind each other.
         transforms: (1, J, P, D).
-        positions: of a map.
+        positions: the number of positions of a map.
         bias: (J, D).
         steps: how many times the assignment is made, the uniform first one included.
 
@@ -318,8 +318,8 @@ class FieldWide(Normaliser):
     window at each of them.
 
     Args:
-        positions: of a map; the rows of the votes are those of an image behind each
-            other.
+        positions: the number of positions of a map; the rows of the votes are those of
+            an image behind each other.
     """
 
     positions: int = 1
@@ -349,7 +349,7 @@ class TransposedDecoder(nn.Module):
     Args:
         in_features: numbers that it is told.
         image_shape: (C, H, W) of the image.
-        channels: of the transposed convolutions.
+        channels: the channels of the transposed convolutions.
 
     Shape:
         (B, in_features), or (B, J, *pose) of as many numbers, to images (B, C, H, W), 0

@@ -62,22 +62,22 @@ class EfficientCapsNet(CapsuleClassifier):
     Args:
         image_shape: (C, H, W) of the images.
         classes: number of classes.
-        channels: of the convolutions; the last is cut into capsules.
-        kernel_sizes: of the convolutions.
-        strides: of the convolutions.
+        channels: the channels of the convolutions; the last is cut into capsules.
+        kernel_sizes: the kernel sizes of the convolutions.
+        strides: the strides of the convolutions.
         norm: ``batch`` or ``instance`` normalisation.
-        slope: of the ReLU below 0.
+        slope: the slope of the ReLU below 0.
         primary_dim: dimension of the primary capsules' poses, a divisor of the last of
             ``channels``.
-        primary_kernel_size: of their depthwise convolution; None for one as large as
-            its feature map.
-        primary_stride: of that convolution.
+        primary_kernel_size: the kernel size of their depthwise convolution; None for
+            one as large as its feature map.
+        primary_stride: the stride of that convolution.
         pose_dim: dimension of the class capsules' poses.
         routing: any routing; default: self-attention.
         decoder_hidden: widths of the hidden layers of a fully connected decoder, or
             None.
-        decoder_channels: of a convolutional decoder, see :class:`UpsamplingDecoder`, or
-            None.
+        decoder_channels: the channels of a convolutional decoder, see
+            :class:`UpsamplingDecoder`, or None.
         decoder_input: what the decoder is told of the class that it draws: ``masked``,
             ``pose`` or ``pose_and_class``, see :class:`~torchcaps.layers.PoseInput`.
         pose_noise: deviation of the noise on the pose that the decoder is given in
@@ -276,7 +276,7 @@ class UpsamplingDecoder(nn.Module):
     Args:
         in_features: numbers in all class poses together, J x H.
         image_shape: (C, H, W) of the image.
-        channels: of the convolutions.
+        channels: the channels of the convolutions.
 
     Shape:
         Masked poses (B, J, H) to images (B, C, H, W) in [0, 1].

@@ -54,14 +54,14 @@ class HeinsenCapsNet(CapsuleClassifier):
     Args:
         image_shape: (C, H, W) of the images; other heights and widths work too.
         classes: number of classes.
-        channels: of the convolutions, 3 x 3 without padding, each behind batch
-            normalisation and before a Swish.
-        strides: of the convolutions.
+        channels: the channels of the convolutions, 3 x 3 without padding, each behind
+            batch normalisation and before a Swish.
+        strides: the strides of the convolutions.
         parts: types of capsules at each position, and number of parts.
         pose: shape of all poses, (M, D).
-        part_routing: of the parts; default: Heinsen's.
-        routing: of the classes; default: Heinsen's. One with activations in [0, 1]:
-            they become shares by their odds.
+        part_routing: the routing of the parts; default: Heinsen's.
+        routing: the routing of the classes; default: Heinsen's. One with activations in
+            [0, 1]: they become shares by their odds.
 
     Raises:
         ValueError: if images are too small for the convolutions.

@@ -86,12 +86,12 @@ class MatrixCapsNet(CapsuleClassifier):
         types: B, C and D: types of primary capsules and of the two convolutional
             layers.
         pose: rows and columns of the poses.
-        routing: of the convolutional layers, and of the class capsules unless
-            ``class_routing`` says otherwise; default: EM routing in 3 steps with
+        routing: the routing of the convolutional layers, and of the class capsules
+            unless ``class_routing`` says otherwise; default: EM routing in 3 steps with
             standardised costs and soft E-steps (the preset ``soft``), or with scaled
             masses for fewer than three classes, which leave nothing to standardise
             over.
-        class_routing: of the class capsules.
+        class_routing: the routing of the class capsules.
         competition: which parents compete for a child: all that see it in the
             ``image``, those of one type at any ``position``, or those of one
             ``window``.
@@ -214,7 +214,7 @@ class MatrixCapsNetTwin(ImageClassifier):
     Args:
         image_shape: (C, H, W) of the images.
         classes: number of classes.
-        channels: of the two convolutions, 5 x 5 with padding.
+        channels: the channels of the two convolutions, 5 x 5 with padding.
         hidden: width of the hidden layer.
         dropout: share of the hidden layer that is left out in training.
 

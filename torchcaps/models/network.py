@@ -448,7 +448,7 @@ def _read(path: Path, header: Header) -> tuple[_Saved, Network]:
     network can be made from it.
 
     Args:
-        path: of the configuration.
+        path: the path of the configuration.
         header: of the file of weights, which bounds what it may ask for.
     """
     imports: tuple[str, ...] = ()

@@ -38,9 +38,8 @@ def register_model(name: str, source: str, **arguments: Any) -> Callable[[type],
     Args:
         name: what :func:`create_model` and the command line call it.
         source: where it was published, one line.
-        arguments: of the constructor, where they differ from its defaults. A routing
-            goes in as a dict, ``{"name":
-            ..., setting: value}``.
+        arguments: the arguments of the constructor, where they differ from its
+            defaults. A routing goes in as a dict, ``{"name": ..., setting: value}``.
 
     Raises:
         ValueError: when it decorates a class: if another network has that name, or the
@@ -109,7 +108,7 @@ def list_models(pattern: str = "*", takes: str | None = None) -> list[str]:
     Networks over inputs that are no images come with torchcaps-lab, if it is installed.
 
     Args:
-        pattern: of the names.
+        pattern: the pattern of the names.
         takes: ``"images"`` or ``"words"``, for only the networks over these.
     """
     if has_lab():

@@ -12,9 +12,9 @@ class Residual(nn.Module):
     normalisation (B).
 
     Args:
-        in_channels: of the input.
-        channels: of the result.
-        stride: of the first convolution.
+        in_channels: the channels of the input.
+        channels: the channels of the result.
+        stride: the stride of the first convolution.
         projected: which shortcut it is.
 
     Shape:

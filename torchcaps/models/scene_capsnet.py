@@ -103,10 +103,10 @@ class Thing(NamedTuple):
 
     Args:
         label: its class.
-        activation: of its capsule.
+        activation: the activation of its capsule.
         box: left, top, right, bottom in pixels of the image, (4,).
-        pose: of its capsule, whose last four numbers are the box; None where there is
-            no capsule for it alone.
+        pose: the pose of its capsule, whose last four numbers are the box; None where
+            there is no capsule for it alone.
 
     Example:
         >>> network = tc.models.SceneCapsNet(
@@ -284,7 +284,7 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
     Args:
         image_shape: (C, H, W) of the images; other heights and widths work too.
         classes: number of classes.
-        channels: of the stages, each of which halves the grid.
+        channels: the channels of the stages, each of which halves the grid.
         child_dim: dimension of the children's poses.
         pose_dim: dimension of what a class capsule looks like.
         boxes: whether children vote for boxes.
@@ -381,7 +381,7 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
         (N, E, pose_dim + 4).
 
         Args:
-            places: of images.
+            places: the places of images.
             image: whose children, (N,).
             there: which of them, bool (N, H', W').
         """
@@ -514,7 +514,7 @@ class SceneTwin(_SceneNetwork):
     Args:
         image_shape: (C, H, W) of the images; other heights and widths work too.
         classes: number of classes.
-        channels: of the stages, each of which halves the grid.
+        channels: the channels of the stages, each of which halves the grid.
         cut: see :func:`boxes_of_maps`.
         reach: likewise.
 

@@ -73,7 +73,7 @@ class Segmenter(ImageClassifier):
 
     @property
     def axes(self) -> int:
-        """Of the grid: 2 of an image, 3 of a volume."""
+        """The number of axes of the grid: 2 of an image, 3 of a volume."""
         return len(self.image_shape) - 1
 
     @abstractmethod
@@ -125,19 +125,19 @@ class SegCaps(Segmenter):
         image_shape: (C, H, W) of images or (C, D, H, W) of volumes; other extents work
             too.
         classes: number of classes; the first is the background of the reconstruction.
-        channels: of the convolutions before, one after the other.
-        types: of capsules on each grid, from the finest.
-        dim: of all their poses.
-        class_dim: of the poses of the class capsules.
+        channels: the channels of the convolutions before, one after the other.
+        types: the number of types of capsules on each grid, from the finest.
+        dim: the numbers of all their poses.
+        class_dim: the size of the poses of the class capsules.
         class_kernel_size: side of the window of finest capsules that the class capsules
             see, odd.
         decoder: widths of the convolutions that reconstruct; none for no
             reconstruction.
         recompute: whether a training step computes capsules again instead of keeping
             them: slower, less memory.
-        routing: of all layers; default: one step of dynamic routing, which is none,
-            with a bias: without, layers are odd functions. The paper has three steps;
-            with more than one, this network learns less.
+        routing: the routing of all layers; default: one step of dynamic routing, which
+            is none, with a bias: without, layers are odd functions. The paper has three
+            steps; with more than one, this network learns less.
 
     Source: LaLonde & Bagci 2018, "Capsules for Object Segmentation" (1.4 million
     parameters, full poses without normalisation, two classes).
@@ -256,7 +256,7 @@ class SegCaps(Segmenter):
         *grid).
 
         Args:
-            capsules: of :meth:`encode`.
+            capsules: the capsules of :meth:`encode`.
             target: the class of each pixel, (B, *grid); None for the longest capsule.
 
         Raises:

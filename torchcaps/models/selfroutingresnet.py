@@ -37,14 +37,15 @@ class SelfRoutingResNet(CapsuleClassifier):
     Args:
         image_shape: (C, H, W) of the images.
         classes: number of classes.
-        channels: of the first convolution and its blocks; twice and four times as many
-            follow, at half and a quarter of the size.
-        blocks: of two convolutions, at each of the three sizes: 3 is ResNet-20.
-        types: of capsules at each position.
+        channels: the channels of the first convolution and its blocks; twice and four
+            times as many follow, at half and a quarter of the size.
+        blocks: the number of blocks of two convolutions, at each of the three sizes: 3
+            is ResNet-20.
+        types: the number of types of capsules at each position.
         pose_dim: dimension of their poses.
         depth: 1 routes the primary capsules to the classes; each one more is a layer of
             convolutional capsules between.
-        routing: of all layers; default: self-routing.
+        routing: the routing of all layers; default: self-routing.
 
     Source: Hahn, Pyeon & Kim 2019, "Self-Routing Capsule Networks", section 4; the code
     released with it.

@@ -34,7 +34,7 @@ class SetClassifier(Network):
     Args:
         in_features: numbers that describe an element, C.
         classes: number of classes.
-        channels: of the layers.
+        channels: the channels of the layers.
         edges: whether there are edges.
         dropout: share of the features that are left out in training.
 
@@ -173,14 +173,15 @@ class SetCapsNet(SetClassifier):
     Args:
         in_features: numbers that describe an element, C.
         classes: number of classes.
-        channels: of the layers of features.
+        channels: the channels of the layers of features.
         edges: whether there are edges.
         dropout: share of the features that are left out in training.
-        types: of capsules of each element.
-        dim: of their poses.
-        pose_dim: of the class capsules.
-        routing: of the class capsules; default: Euclidean K-Means in 3 steps, whose
-            parents are means of votes: a sum would grow with the number of elements.
+        types: the number of types of capsules of each element.
+        dim: the numbers of their poses.
+        pose_dim: the size of the poses of the class capsules.
+        routing: the routing of the class capsules; default: Euclidean K-Means in 3
+            steps, whose parents are means of votes: a sum would grow with the number of
+            elements.
 
     Source: after Xinyi & Chen 2019, "Capsule Graph Neural Network", whose nodes have
     capsules of the features of all layers; without its attention, its capsules of
@@ -271,7 +272,7 @@ class PooledSet(SetClassifier):
     Args:
         in_features: numbers that describe an element, C.
         classes: number of classes.
-        channels: of the layers of features.
+        channels: the channels of the layers of features.
         edges: whether there are edges.
         dropout: share of the features that are left out in training.
         hidden: width of the hidden layer.

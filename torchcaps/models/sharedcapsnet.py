@@ -76,8 +76,8 @@ class SharedCapsNet(CapsuleClassifier):
     Args:
         image_shape: (C, H, W) of the images; other heights and widths work too.
         classes: number of classes.
-        channels: of the four convolutions; the last is the dimension of the children's
-            poses.
+        channels: the channels of the four convolutions; the last is the dimension of
+            the children's poses.
         pose_dim: dimension of the class capsules' poses.
         batch_norm: whether batch normalisation follows each convolution. The published
             network has none. With it the transforms start small.
@@ -143,7 +143,7 @@ class SharedCapsNetTwin(ImageClassifier):
     Args:
         image_shape: (C, H, W) of the images; other heights and widths work too.
         classes: number of classes.
-        channels: of the four convolutions.
+        channels: the channels of the four convolutions.
         hidden: width of the hidden layer.
         batch_norm: whether batch normalisation follows each convolution. The published
             network has none.
@@ -205,7 +205,7 @@ class SharedCapsNetMaps(ImageClassifier):
     Args:
         image_shape: (C, H, W) of the images; other heights and widths work too.
         classes: number of classes.
-        channels: of the four convolutions.
+        channels: the channels of the four convolutions.
         sharpness: s of the pooling: 0 is the mean over the places, a large value nearly
             their maximum.
         batch_norm: whether batch normalisation follows each convolution.

@@ -50,7 +50,7 @@ class SpatialBroadcastDecoder(nn.Module):
 
     Args:
         dim: numbers of a pose.
-        channels: of the hidden convolutions.
+        channels: the channels of the hidden convolutions.
         colours: channels of the image.
 
     Shape:
@@ -137,11 +137,11 @@ class SlotAutoencoder(ImageClassifier):
     Args:
         image_shape: (C, H, W).
         classes: the number of slots, one more than there are objects, or more.
-        channels: of the convolutions.
+        channels: the channels of the convolutions.
         dim: numbers of the pose of a slot.
-        routing: of the features to the slots; one without transforms of its own gets
-            one for each slot, as in :class:`~torchcaps.CapsLinear`. Default: slot
-            attention in 3 steps, with gradients through the last.
+        routing: the routing of the features to the slots; one without transforms of its
+            own gets one for each slot, as in :class:`~torchcaps.CapsLinear`. Default:
+            slot attention in 3 steps, with gradients through the last.
 
     Source: Locatello et al. 2020, "Object-Centric Learning with Slot Attention".
 
@@ -209,7 +209,7 @@ class SlotAutoencoder(ImageClassifier):
         return self._drawn(pose)[0]
 
     def _drawn(self, pose: Tensor) -> tuple[Prediction, Tensor]:
-        """That, and the colours of each slot, (B, J, C, H, W)."""
+        """Draw that, and the colours of each slot, (B, J, C, H, W)."""
         colours, masks = self.each(pose)
         activation = masks.flatten(2).amax(2)
         reconstruction = (colours * masks[:, :, None]).sum(1)
@@ -290,7 +290,7 @@ class _Rows(nn.Module):
 def _encoder(
     image_shape: tuple[int, int, int], channels: int, dim: int
 ) -> nn.Sequential:
-    """From images to features with the code of their place, (B, I, dim)."""
+    """Make a network from images to features with the code of their place, (B, I, dim)."""
     side = max(image_shape[1:])
     halved = max(1, math.ceil(math.log2(side / _LARGEST_MAP)) + 1)
     layers: list[nn.Module] = []

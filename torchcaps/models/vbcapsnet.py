@@ -42,11 +42,12 @@ class VBCapsNet(CapsuleClassifier):
     Args:
         image_shape: (C, H, W) of the images; other heights and widths work too.
         classes: number of classes.
-        channels: of the convolution, 5 x 5 with stride 2.
-        types: of the primary capsules and of the two convolutional layers.
+        channels: the channels of the convolution, 5 x 5 with stride 2.
+        types: the number of types of the primary capsules and of the two convolutional
+            layers.
         pose: rows and columns of the poses.
-        routing: of the classes, and of the convolutional layers; default: variational
-            Bayes.
+        routing: the routing of the classes, and of the convolutional layers; default:
+            variational Bayes.
         competition: which parents compete for a child, see
             :class:`~torchcaps.layers.CapsConv2d`.
 

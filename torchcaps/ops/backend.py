@@ -182,7 +182,7 @@ class Gaussians(NamedTuple):
 
     @classmethod
     def of(cls, mean: Tensor, variance: Tensor) -> "Gaussians":
-        """With these means and variances."""
+        """Make Gaussians with these means and variances."""
         return cls(
             mean,
             variance,
@@ -223,11 +223,11 @@ class Mixture(NamedTuple):
 
     Args:
         temperatures: the inverse one of each step, lambda.
-        sharpness: of each E-step, one fewer.
+        sharpness: the sharpness of each E-step, one fewer.
         floor: added to the variances.
         scale: factor of the cost.
         activation_scale: factor of ``beta_a``.
-        mass_factor: of the masses in the cost.
+        mass_factor: the mass factor of the masses in the cost.
         standardise: whether costs are standardised over the parents.
         cost_floor: under their deviation, as a share of their mean size.
 
@@ -318,8 +318,8 @@ class VoteSource(ABC):
         """Compute one E-step and the sums of the M-step that follows.
 
         Args:
-            similarity: of votes and parents; None before the first step, when all
-                logits are 0.
+            similarity: the similarity of votes and parents; None before the first step,
+                when all logits are 0.
             weights: the child activations ``a``, (N, G), or None for ones.
             rule: from similarities to assignment probabilities.
             scatter: whether the second moment is wanted too.

@@ -29,11 +29,11 @@ class Normaliser:
             for each parent, (J,).
         prior: added to the sharpened similarity, inside the softmax: (I, J) or (B, I,
             J).
-        scale: of each pair behind the softmax, with ``offset``: the parent takes
-            :math:`a_i (s_{ij} R_{ij} + o_{ij})` of the child; (I, J) or (B, I, J).
-            Scale 1 and offset b: a prior behind the softmax (Mazzia et al. 2021). Scale
-            :math:`\beta^{use} + \beta^{ign}` and offset :math:`-\beta^{ign}`: credit
-            for what is used, less what is ignored (Heinsen 2019).
+        scale: the scale of each pair behind the softmax, with ``offset``: the parent
+            takes :math:`a_i (s_{ij} R_{ij} + o_{ij})` of the child; (I, J) or (B, I,
+            J). Scale 1 and offset b: a prior behind the softmax (Mazzia et al. 2021).
+            Scale :math:`\beta^{use} + \beta^{ign}` and offset :math:`-\beta^{ign}`:
+            credit for what is used, less what is ignored (Heinsen 2019).
         offset: (I, J) or (B, I, J).
         mapping: in place of the softmax over the parents.
 
@@ -137,7 +137,7 @@ class Normaliser:
         """Return the rule for one E-step.
 
         Args:
-            source: of the votes, on a backend that can do the similarity.
+            source: the source of the votes, on a backend that can do the similarity.
             similarity: adjusted already.
         """
         return Rule(self.orphan, self.hard, None, self.scale, self.offset, self.mapping)
@@ -214,8 +214,8 @@ class GridWide(Normaliser):
     positions of parents.
 
     Args:
-        windows: of the convolution.
-        types: of children, C.
+        windows: the windows of the convolution.
+        types: the number of types of children, C.
 
     Source: Hinton, Sabour & Frosst 2018, section 4 and Procedure 1; Gritzman 2019,
     section 3.3.
@@ -267,8 +267,8 @@ class GridWide(Normaliser):
         return source.log_partition(similarity, orphan=False)
 
     def combine(self, partition: Tensor) -> Tensor:
-        """From the normalisers over the parents of each window, (B, I, ...), to those
-        over all windows, (N, G, ...).
+        """Combine the normalisers over the parents of each window, (B, I, ...), to
+        those over all windows, (N, G, ...).
 
         A child that no window sees gets 0.
         """
@@ -308,8 +308,8 @@ class PositionWide(GridWide):
     they are for the assignment itself.
 
     Args:
-        windows: of the convolution.
-        types: of children, C.
+        windows: the windows of the convolution.
+        types: the number of types of children, C.
 
     Source: ``update_conv_routing`` of the code released with Hinton, Sabour & Frosst
     2018, from its second step on; in the first it shares a child out over the types of

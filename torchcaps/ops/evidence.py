@@ -53,7 +53,7 @@ class EvidentVotes(Votes):
     of all pairs is formed, (B, I, J).
 
     Args:
-        votes: of the same children, without evidence.
+        votes: the votes of the same children, without evidence.
         weight: :math:`w`, (T, J, M * P); T is 1, or divides I: child i has weights ``i
             % T``.
         bias: :math:`b`, (T, J).

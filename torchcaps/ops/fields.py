@@ -144,7 +144,7 @@ class Fields:
         Args:
             sizes: along the axes of each letter; axes of another letter may have any.
             device: where the tensors must be.
-            dtype: of the result.
+            dtype: the dtype of the result.
 
         Raises:
             ValueError: if a tensor has other sizes along its axes, is complex, or is on

@@ -26,7 +26,7 @@ class Costs(NamedTuple):
         scale: s.
         terms: for standardised costs, how large the terms of one child are without the
             determinant, (J,), without gradient; None leaves costs as they are.
-        floor: of standardised costs, see :func:`standardised`.
+        floor: the floor of standardised costs, see :func:`standardised`.
 
     Example:
         >>> zeros = torch.zeros(3)
@@ -54,7 +54,7 @@ class Costs(NamedTuple):
         standardise: bool = False,
         floor: float = 0.0,
     ) -> "Costs":
-        """Of parents with poses of ``size`` numbers: H."""
+        """Compute the costs of parents with poses of ``size`` numbers: H."""
         terms = None
         if standardise:
             # A variance is off by a share of it, so its logarithm by a share of 1.
@@ -74,7 +74,7 @@ class Costs(NamedTuple):
 
         Args:
             mass: N, (B, J).
-            log_determinant: of the covariances, (B, J).
+            log_determinant: the log determinant of the covariances, (B, J).
             temperature: the inverse one, lambda.
             before: the rounding of the step before; None in the first one.
         """
@@ -101,7 +101,7 @@ def step_by_step(
     what the last step compared the votes with.
 
     Args:
-        moments: of the votes under a similarity, with the scatter.
+        moments: the moments of the votes under a similarity, with the scatter.
         mixture: the settings.
         beta_u: (J,).
         beta_a: (J,).

@@ -171,13 +171,13 @@ class Plan(NamedTuple):
     """Which backend makes the calls on some votes.
 
     Args:
-        choice: of any call.
+        choice: the choice of any call.
         of_gaussians: of a call that compares with Gaussians, or computes a second
             moment.
         others: tried in turn for a call that the backend of choice cannot do; none if
             it was asked for by name.
         others_of_given: the same for sums under given logits.
-        stored: of the facts.
+        stored: the stored of the facts.
     """
 
     choice: Choice
@@ -217,7 +217,7 @@ def _plan(
     """The backend for votes of these facts.
 
     Args:
-        facts: of the votes.
+        facts: the facts of the votes.
         small: whether they are so few that they are stored.
         is_open: whether an exported program leaves a size open.
         trouble: why the kernels of the device cannot run.

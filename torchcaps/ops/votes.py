@@ -84,9 +84,9 @@ class Votes:
     Attributes:
         shape: (B, I, J, H), the shape the votes would have if they were stored;
             ``sizes`` has it by letter.
-        poses: of the children, (N, G, M, P): without what :meth:`with_bias` puts beside
-            them.
-        dtype: that is computed in, float32 at least.
+        poses: the poses of the children, (N, G, M, P): without what :meth:`with_bias`
+            puts beside them.
+        dtype: the dtype that is computed in, float32 at least.
 
     Raises:
         TypeError: if something is no tensor, or the normaliser no :class:`Normaliser`.
@@ -410,8 +410,8 @@ class Votes:
         """Compute one E-step and the sums of the M-step that follows.
 
         Args:
-            similarity: of votes and parents; None before the first step: uniform
-                assignment.
+            similarity: the similarity of votes and parents; None before the first step:
+                uniform assignment.
             weights: the child activations ``a``, (N, G); None for ones.
             scatter: whether to compute the second moment, about the mean, too.
 
@@ -525,7 +525,7 @@ class Votes:
         :math:`\sigma_j^2 = Q_j / N_j + \text{floor}`.
 
         Args:
-            moments: of these votes, with the scatter.
+            moments: the moments of these votes, with the scatter.
             floor: added to the variances.
 
         Raises:

@@ -19,9 +19,9 @@ class Windows:
     of the grid in every argument.
 
     Args:
-        size: of the grid, without padding: (L,) of a sequence, (H, W) of an image, (D,
-            H, W) of a volume.
-        kernel: of a window.
+        size: the size of the grid, without padding: (L,) of a sequence, (H, W) of an
+            image, (D, H, W) of a volume.
+        kernel: the kernel of a window.
         stride: between windows.
         padding: positions added on each side, with children that are not there.
         dilation: between the positions of a window.

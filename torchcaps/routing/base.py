@@ -216,7 +216,7 @@ class Routing(nn.Module, ABC):
         """Return a copy of this routing with fresh parameters.
 
         Args:
-            shape: of the layer; or only its number of parents, J.
+            shape: the shape of the layer; or only its number of parents, J.
             size: with J, the numbers of a parent's pose, H. The children are then any
                 number of vectors of that size.
 
@@ -246,7 +246,7 @@ class Routing(nn.Module, ABC):
         """Cluster the votes.
 
         Args:
-            votes: of I children for J parents.
+            votes: the votes of I children for J parents.
             activation: the child activations, (N, G) as in
                 :class:`~torchcaps.ops.Votes`, which is (B, I) but in a convolution;
                 None when the children have none.
@@ -263,7 +263,7 @@ class Routing(nn.Module, ABC):
         """Cluster the votes: :meth:`route`.
 
         Args:
-            votes: of I children for J parents.
+            votes: the votes of I children for J parents.
             activation: the child activations, as in :meth:`route`.
             initial: the parents of an earlier call, to go on from instead of from a
                 uniform assignment. With the same votes, m steps and then n more give

@@ -49,7 +49,7 @@ def dynamic_routing(
     :math:`v_j` is the same and needs no (B, I, J) state.
 
     Args:
-        votes: of I children for J parents.
+        votes: the votes of I children for J parents.
         weights: child activations, (N, G), or None. The paper has none: the length of a
             child's pose is its activation, and scales its votes already.
         steps: how many times the assignment is made, the uniform first one included

@@ -49,8 +49,8 @@ class EMState(NamedTuple):
 
     Args:
         gaussians: whose variances include the floor.
-        logit: of the activation, (B, J).
-        rounding: of the costs, where they are standardised.
+        logit: the logit of the activation, (B, J).
+        rounding: the rounding of the costs, where they are standardised.
     """
 
     gaussians: Gaussians
@@ -124,7 +124,7 @@ def votes_variance(moments: Moments, windows: int = 1) -> Tensor:
     An example whose votes all agree, but for rounding, gets 1.
 
     Args:
-        moments: of the first step, with the scatter.
+        moments: the moments of the first step, with the scatter.
         windows: W, how many successive rows of the batch belong to one example.
     """
     assert moments.scatter is not None
@@ -163,8 +163,8 @@ def em_m_step(
         a_j = \operatorname{sigmoid}\Big(\lambda \big(\beta_a - \sum_h \text{cost}_{jh}\big)\Big)
 
     Args:
-        votes: of I children for J parents.
-        moments: of the votes, with the scatter.
+        votes: the votes of I children for J parents.
+        moments: the moments of the votes, with the scatter.
         beta_u: minus the cost of describing one number of a vote without this parent,
             (J,).
         beta_a: minus the cost of switching the parent on, (J,).
@@ -172,8 +172,8 @@ def em_m_step(
         settings: where implementations differ.
         previous: the parents before, for ``mean_smoothing``; None before the first
             step.
-        unit: of variances, (B, 1, 1), for ``relative_floor``; None counts them as they
-            are.
+        unit: the unit of variances, (B, 1, 1), for ``relative_floor``; None counts them
+            as they are.
     """
     costs = _costs(beta_u, beta_a, votes.shape[3], settings)
     return _m_step(votes, moments, costs, inverse_temperature, settings, previous, unit)
@@ -342,7 +342,7 @@ def em_routing(
     E-step between any two.
 
     Args:
-        votes: of I children for J parents.
+        votes: the votes of I children for J parents.
         weights: child activations, (N, G), or None for ones.
         beta_u: (J,).
         beta_a: (J,).
@@ -354,8 +354,8 @@ def em_routing(
             With standardised costs nearly all of the gradient comes through the earlier
             steps, in bursts hundreds of times as long as usual; what ``"last"`` leaves
             is far smaller and steadier, and no longer the gradient of the loss.
-        sharpness: of the E-steps, see :func:`em_similarity`: a number, one a parent
-            (J,), or a sequence with one of these for each E-step.
+        sharpness: the sharpness of the E-steps, see :func:`em_similarity`: a number,
+            one a parent (J,), or a sequence with one of these for each E-step.
 
     Raises:
         ValueError: if there are no inverse temperatures, another number of sharpnesses
@@ -473,8 +473,8 @@ class EMRouting(AgreementRouting):
 
     Args:
         steps: how many M-steps.
-        schedule: of the inverse temperature: ``released``, ``linear``, ``constant``, or
-            a function of (step, steps).
+        schedule: the schedule of the inverse temperature: ``released``, ``linear``,
+            ``constant``, or a function of (step, steps).
         inverse_temperature: its scale.
         variance_floor: added to the variances, above 0.
         mean_smoothing: share of the previous mean in the new one.
@@ -487,9 +487,9 @@ class EMRouting(AgreementRouting):
         beta_u: initial value.
         beta_a: initial value.
         gradient: through all steps, or only the last.
-        sharpness: of the E-steps, above 0; ``"mean"`` is 1 / H, for likelihoods that
-            are means over the H dimensions of a pose; a sequence has one number an
-            E-step, for a sharpness that rises over the steps.
+        sharpness: the sharpness of the E-steps, above 0; ``"mean"`` is 1 / H, for
+            likelihoods that are means over the H dimensions of a pose; a sequence has
+            one number an E-step, for a sharpness that rises over the steps.
         learn_sharpness: learn a factor of it, kept positive: one for the ``"layer"``,
             or one a ``"parent"``; None learns none.
         relative_floor: above 0, in place of ``variance_floor``: a share of the variance

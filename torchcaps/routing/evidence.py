@@ -24,7 +24,7 @@ class Evidence(nn.Module):
     :math:`1 / \sqrt{M P}`.
 
     Args:
-        shape: of the layer.
+        shape: the shape of the layer.
         gaussian: whether the parents are Gaussians, see
             :class:`~torchcaps.ops.EvidentVotes`.
 

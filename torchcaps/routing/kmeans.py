@@ -71,8 +71,8 @@ def _straight_through(
     and has the gradient of :math:`c_j^{\text{soft}}`.
 
     Args:
-        votes: of I children for J parents.
-        similarity: of this step.
+        votes: the votes of I children for J parents.
+        similarity: the similarity of this step.
         weights: child activations, (N, G), or None.
         centre_of: the centres (B, J, H) of moments.
 
@@ -119,7 +119,7 @@ def inner_product_kmeans_routing(
     similarity, so nothing grows with the number of steps.
 
     Args:
-        votes: of I children for J parents.
+        votes: the votes of I children for J parents.
         weights: child activations, (N, G), or None.
         steps: how many times the assignment is made, the uniform first one included.
         sharpness: K; at 1 the scale of the transforms learns it.

@@ -23,7 +23,7 @@ def weights_for_means(votes: Votes, weights: Tensor | None) -> Tensor:
     underflow.
 
     Args:
-        votes: of I children for J parents.
+        votes: the votes of I children for J parents.
         weights: child activations, (N, G), or None for ones.
     """
     dtype = votes.dtype
@@ -46,7 +46,7 @@ def competing(votes: Votes, softmax: Softmax, **settings: bool) -> Votes:
     R_{ij} = 1`.
 
     Args:
-        votes: of I children for J parents.
+        votes: the votes of I children for J parents.
         softmax: over ``"parents"``, as the votes come; or over ``"children"``, see
             :class:`~torchcaps.ops.OverChildren`.
         settings: those that only make sense where parents compete, and whether they
@@ -89,8 +89,8 @@ def moments_and_shares(
     the large numbers that other gradients are there would multiply, and overflow.
 
     Args:
-        votes: of I children for J parents.
-        similarity: of votes and parents.
+        votes: the votes of I children for J parents.
+        similarity: the similarity of votes and parents.
         weights: child activations, (N, G), or None for ones.
         scatter: whether to compute the second moment, too.
     """

@@ -62,8 +62,8 @@ class SlotMixtureRouting(Routing):
 
     Args:
         steps: how many M-steps.
-        start: of the means: from learned ``queries``, one for each slot; or ``normal``,
-            from one learned Gaussian, for any number of slots.
+        start: the start of the means: from learned ``queries``, one for each slot; or
+            ``normal``, from one learned Gaussian, for any number of slots.
         gru: whether a GRU cell updates the means.
         hidden: numbers of the hidden layers of the MLPs; None for twice those of a
             slot; 0 for no MLP, and a linear readout.
@@ -144,7 +144,7 @@ class SlotMixtureRouting(Routing):
 
 
 def _readout(size: int, hidden: int) -> nn.Module:
-    """From mean and logarithm of the deviation to the pose."""
+    """Make a network from mean and logarithm of the deviation to the pose."""
     if not hidden:
         return nn.Linear(2 * size, size)
     return nn.Sequential(

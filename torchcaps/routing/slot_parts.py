@@ -29,7 +29,7 @@ class SlotStart(nn.Module):
     Args:
         kind: ``queries`` or ``normal``.
         slots: their number J.
-        size: of the pose of a slot, H.
+        size: the size of the pose of a slot, H.
 
     Shape:
         The number of examples B and of slots J to slots (B, J, H).
@@ -110,7 +110,7 @@ class SlotUpdate(nn.Module):
         s'' = s' + W_2 \operatorname{ReLU}(W_1 \operatorname{LayerNorm}(s') + b_1) + b_2
 
     Args:
-        size: of the pose of a slot, H.
+        size: the size of the pose of a slot, H.
         gru: whether there is a GRU cell; without, s' = u.
         hidden: numbers of the hidden layer of the MLP; 0 for no MLP.
 

@@ -104,7 +104,7 @@ class _TopPair(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_value: Tensor, grad_top: Tensor) -> Tensor:
-        """In operations that can be differentiated again."""
+        """Compute the gradient in operations that can be differentiated again."""
         matrix, value, top, simple = ctx.saved_tensors
         moved = (
             _turn(matrix, value, top, simple, grad_top) + grad_value[..., None] * top

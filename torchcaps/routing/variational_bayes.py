@@ -146,5 +146,7 @@ class _Posterior:
         )
 
     def entropy(self) -> Tensor:
-        """Of a Gaussian with the expected logarithm of the precision, (B, J)."""
+        """Compute the entropy of a Gaussian with the expected logarithm of the
+        precision, (B, J).
+        """
         return (self.size * math.log(2 * math.pi * math.e) - self.log_precision) / 2

@@ -61,7 +61,7 @@ def fit(hint: Any, value: Any, place: str) -> Any:
             :class:`Within` bounds numbers.
         value: of plain values, or as typed on a command line; things are taken as
             :func:`plain` describes them.
-        place: of the argument, for messages: "data.root".
+        place: the place of the argument, for messages: "data.root".
 
     Raises:
         ValueError: if it does not fit: says what was expected.

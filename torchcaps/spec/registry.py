@@ -100,9 +100,9 @@ class Registry(dict[str, Any]):
         """The class of a name.
 
         Args:
-            name: of the class, or that it is registered under. The path of the class,
-                as in files of earlier versions, is a name too: what comes before the
-                last dot must begin with the package that defines the class.
+            name: the name of the class, or that it is registered under. The path of the
+                class, as in files of earlier versions, is a name too: what comes before
+                the last dot must begin with the package that defines the class.
             place: what takes the class, for the message.
 
         Raises:

@@ -198,8 +198,8 @@ def check_backend(
 
     Args:
         backend: a :class:`~torchcaps.ops.VoteSource`.
-        dtype: of the inputs; the reference is float64.
-        device: to run the backend on.
+        dtype: the dtype of the inputs; the reference is float64.
+        device: the device to run the backend on.
         tolerance: relative to the root mean square of each tensor; by default 1e-8 in
             float64, 1e-3 in float32.
 

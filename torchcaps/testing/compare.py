@@ -88,7 +88,7 @@ def with_gradients(
             gradients.
         inputs: by name.
         learned: the names of the outputs that have gradients; None for all.
-        seed: of the random numbers.
+        seed: the seed of the random numbers.
     """
     generator = torch.Generator().manual_seed(seed)
     objective = torch.zeros((), dtype=torch.float64)

@@ -14,7 +14,7 @@ def orthogonal(rows: int, generator: torch.Generator | None = None) -> Tensor:
 
     Args:
         rows: M of the poses.
-        generator: of the random numbers.
+        generator: the generator of the random numbers.
 
     Source: Mezzadri 2007, "How to generate random matrices from the classical compact
     groups".
@@ -34,7 +34,7 @@ def signed_permutation(rows: int, generator: torch.Generator | None = None) -> T
 
     Args:
         rows: M of the poses.
-        generator: of the random numbers.
+        generator: the generator of the random numbers.
     """
     signs = (
         2 * torch.randint(2, (rows, 1), generator=generator, dtype=torch.float64) - 1

@@ -213,8 +213,8 @@ def _learning(subject: Subject) -> None:
 
 
 def _one_example(subject: Subject) -> None:
-    """In evaluation mode, an example gives the same alone as in a batch, and each
-    time.
+    """Check that in evaluation mode, an example gives the same alone as in a batch, and
+    each time.
     """
     network = subject.copy().eval()
     batch = subject.batch(network, BATCH)

@@ -160,8 +160,8 @@ def export(classifier: Classifier, path: Path, form: str) -> float:
     network.
 
     Args:
-        classifier: to export.
-        path: of the file.
+        classifier: the classifier to export.
+        path: the path of the file.
         form: ``onnx`` or ``torch-export``. Both contain only standard operators.
 
     Returns:

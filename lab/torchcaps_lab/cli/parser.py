@@ -98,8 +98,8 @@ class OptionParser(ArgumentParser):
         which may be empty.
 
         Args:
-            module: of the function or the dataclass.
-            name: of it.
+            module: the module of the function or the dataclass.
+            name: the name of it.
             partly: whether arguments may come from elsewhere, too: none is needed, and
                 a flag can be true or false.
         """

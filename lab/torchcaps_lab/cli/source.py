@@ -21,7 +21,7 @@ class Sketch(NamedTuple):
     """An argument, as its source declares it.
 
     Args:
-        name: of the argument.
+        name: the name of the argument.
         hint: its type hint, with an empty class in place of each that would have to be
             imported.
         default: its default, or the name of what makes it; or
@@ -59,7 +59,9 @@ def sketches(module: str, name: str) -> Iterator[Sketch]:
 
 
 def docstring(module: str, name: str = "") -> str:
-    """That of a module of this package, or of a function or class in it."""
+    """Return the docstring of a module of this package, or of a function or class in
+    it.
+    """
     return ast.get_docstring(_node(module, name) if name else _parsed(module)) or ""
 
 

@@ -68,7 +68,7 @@ def examine_strange(
     """How well the network tells strangers from its own images.
 
     Args:
-        classifier: with a threshold.
+        classifier: a classifier with a threshold.
         images: unprepared images of its classes.
         strange: a folder, with all its sub-folders, a file, a pattern or a data set, of
             which the test images.
@@ -111,6 +111,6 @@ def _errors(
     resize: Any,
     batch_size: int,
 ) -> Tensor:
-    """Of each image, (N,)."""
+    """Measure the error of each image, (N,)."""
     answers = (answer for _, answer in classifier.stream(images, resize, batch_size))
     return torch.tensor([answer.error for answer in answers], dtype=torch.float32)

@@ -46,8 +46,8 @@ def same_content(manifest: Manifest, images: Mapping[str, Tensor]) -> dict[str, 
     in the split.
 
     Args:
-        manifest: of the images.
-        images: of each part as they are decoded, uint8 (N, C, H, W).
+        manifest: the manifest of the images.
+        images: the images of each part as they are decoded, uint8 (N, C, H, W).
 
     Returns:
         That digest by the digest of a file, of those files for which it is another one.
@@ -100,7 +100,7 @@ def first_alike(looks: Tensor, among: Tensor, earlier: bool = False) -> list[int
     """The first of some pictures that each picture looks like; -1 if there is none.
 
     Args:
-        looks: of the pictures, float (N, 256).
+        looks: the looks of the pictures, float (N, 256).
         among: of those to find, (M, 256).
         earlier: whether ``among`` are the same pictures, and only those before each
             count.

@@ -26,7 +26,7 @@ class Arrays(Sequence[tuple[Tensor, "int | str"]]):
         images: a NumPy array or a tensor (N, H, W), (N, H, W, C) or (N, C, H, W).
         labels: N whole numbers or names.
         axes: the order of the axes; default: see :func:`order_of`.
-        name: of the images, for messages.
+        name: the name of the images, for messages.
 
     Attributes:
         axes: the order that was taken.

@@ -36,7 +36,7 @@ class Bands:
 
     Args:
         pixels: (H, W, C).
-        format: of the file.
+        format: the format of the file.
     """
 
     pixels: np.ndarray
@@ -59,12 +59,12 @@ class Bands:
 
     @property
     def width(self) -> int:
-        """In pixels."""
+        """The width in pixels."""
         return self.pixels.shape[1]
 
     @property
     def height(self) -> int:
-        """In pixels."""
+        """The height in pixels."""
         return self.pixels.shape[0]
 
     def load(self) -> None:
@@ -116,7 +116,7 @@ def to_8_bit(pixels: np.ndarray, levels: Levels | None = None) -> np.ndarray:
     """Scale pixels to bytes: the levels become 0 and 255.
 
     Args:
-        pixels: of any numbers.
+        pixels: the pixels of any numbers.
         levels: default: 0 and 255 for bytes, 0 and 65535 for 16 bit, 0 and 1 for
             floating point.
 

@@ -211,7 +211,8 @@ class DataSet(ABC):
         return the changes.
 
         Args:
-            manifest: of a run; None for a run from before manifests were kept.
+            manifest: the manifest of a run; None for a run from before manifests were
+                kept.
 
         Raises:
             ValueError: the images are not files.
@@ -302,11 +303,11 @@ def stable_split(
 
     Args:
         labels: int64 (N,).
-        digests: of the images' contents.
+        digests: the digests of the images' contents.
         share: how much of each class to put aside, in [0, 1). Unless it is 0, every
             class of two or more keeps at least one on each side; a class of one is
             never put aside.
-        seed: of the choice.
+        seed: the seed of the choice.
 
     Returns:
         The indices of the rest and of those put aside, int64, each in ascending order.

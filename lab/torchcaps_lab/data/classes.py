@@ -12,7 +12,7 @@ def places_of(names: Sequence[str], classes: Sequence[str], where: str) -> list[
     """Find the place of each name among the classes; not all of these need a name.
 
     Args:
-        names: of classes, in any order.
+        names: the names of classes, in any order.
         classes: those that are known, in the order of their labels.
         where: what has the names, for the message.
 

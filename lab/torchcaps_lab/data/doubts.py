@@ -27,7 +27,7 @@ class Extent(NamedTuple):
 
     Args:
         kind: ``integer`` or ``float``.
-        least: of all channels.
+        least: the least value of all channels.
         most: likewise.
     """
 
@@ -102,7 +102,7 @@ def range_option(levels: Levels) -> str:
 
 
 def image_doubts(images: Tensor, names: Sequence[str]) -> Iterator[str]:
-    """For people: what speaks against images as they were read, uint8 (N, C, H, W):
+    """Tell people what speaks against images as they were read, uint8 (N, C, H, W):
     blank ones, an unused range.
     """
     blank = []
@@ -131,7 +131,7 @@ def image_doubts(images: Tensor, names: Sequence[str]) -> Iterator[str]:
 
 
 def names_doubts(classes: Sequence[str]) -> Iterator[str]:
-    """For people: classes whose names differ in case or blanks alone."""
+    """Tell people of classes whose names differ in case or blanks alone."""
     alike: dict[str, list[str]] = {}
     for name in classes:
         alike.setdefault("".join(name.split()).casefold(), []).append(name)
@@ -144,7 +144,7 @@ def names_doubts(classes: Sequence[str]) -> Iterator[str]:
 
 
 def files_doubts(facts: Mapping[str, Sequence[tuple[str, str]]]) -> Iterator[str]:
-    """For people: classes that can be told by a fact of their files alone, such as
+    """Tell people of classes that can be told by a fact of their files alone, such as
     their format.
 
     Args:

@@ -126,7 +126,7 @@ class Composition(ABC):
             batch: images and pictures (B, C, H, W) in [0, 1] and labels, as they are in
                 the set.
             epoch: from 0.
-            seed: of the training.
+            seed: the seed of the training.
 
         Returns:
             The batch with new images and pictures in [0, 1], the labels of these, and

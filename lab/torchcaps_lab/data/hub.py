@@ -25,7 +25,7 @@ class _Row(Item):
         name: the split and the number of the row.
         category: the name of its class.
         table: the images of the split, as bytes or paths.
-        index: of the row.
+        index: the index of the row.
         folders: where files may be that the table names: that of the data set, and
             those of downloads.
     """

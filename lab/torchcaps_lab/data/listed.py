@@ -440,7 +440,7 @@ class ListedData(DataSet):
         """
 
     def _digest(self, item: Item) -> str:
-        """Of the content of an item."""
+        """Digest the content of an item."""
         return digest_of(cast("Path | BytesIO", item.source()))
 
     @cached_property
@@ -510,7 +510,7 @@ class ListedImages(ListedData):
         return hashlib.sha256(repr(how).encode()).hexdigest()
 
     def notes(self) -> tuple[str, ...]:
-        """Those of all data, and how many test images look like training images,
+        """Note what all data note, and how many test images look like training images,
         without those of the same pixels.
         """
         train, test = (self._read.sets[part] for part in ("train", "test"))
@@ -641,7 +641,7 @@ class Seen(NamedTuple):
     """Facts about a file, without decoding it.
 
     Args:
-        digest: of its content.
+        digest: the digest of its content.
         channels: how many it has; 0 if it is unknown.
     """
 

@@ -64,7 +64,7 @@ class Entry(NamedTuple):
     Args:
         name: which image it is; in a folder, its path from the root, with slashes.
         category: the name of its class.
-        digest: of its content, SHA-256 in hexadecimal.
+        digest: the digest of its content, SHA-256 in hexadecimal.
 
     Example:
         >>> from torchcaps_lab.data import Entry
@@ -214,7 +214,7 @@ def _classes_of(rows: Sequence[tuple[str, Entry]]) -> set[str]:
 
 
 def copies_lines(manifest: Manifest, thing: str = "image") -> list[str]:
-    """For people: which images, or other items, are in several splits, and which in
+    """Tell people which images, or other items, are in several splits, and which in
     several classes.
     """
     groups = manifest.copies()
@@ -238,7 +238,7 @@ def copies_lines(manifest: Manifest, thing: str = "image") -> list[str]:
 
 
 def untested_lines(classes: Sequence[str]) -> list[str]:
-    """For people: which classes have no test images."""
+    """Tell people which classes have no test images."""
     if classes:
         return [
             f"classes without a test image, of which nothing is measured: {some(classes)}"
@@ -247,7 +247,7 @@ def untested_lines(classes: Sequence[str]) -> list[str]:
 
 
 def left_out_lines(left_out: Mapping[str, str], thing: str = "file") -> list[str]:
-    """For people: the names of what was left out, one line for each reason."""
+    """Tell people the names of what was left out, one line for each reason."""
     reasons: dict[str, list[str]] = {}
     for name, why in left_out.items():
         reasons.setdefault(why, []).append(name)

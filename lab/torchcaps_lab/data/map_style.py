@@ -226,7 +226,7 @@ def _divided(data: Any) -> tuple[Any, Any]:
 
 
 def _axes_lines(pairs_of_parts: Mapping[str, Any]) -> Iterator[str]:
-    """For people: the order of axes that was taken of arrays."""
+    """Tell people the order of axes that was taken of arrays."""
     for part, pairs in pairs_of_parts.items():
         if isinstance(pairs, Arrays) and pairs.axes != "NHW":
             channels = pairs[0][0].shape[0]

@@ -61,7 +61,7 @@ class BrokenImage(ValueError):
     """The error for a file that is not an image, or damaged.
 
     Args:
-        name: of the file.
+        name: the name of the file.
         why: what is wrong with it.
     """
 
@@ -175,7 +175,7 @@ def image_suffixes() -> set[str]:
 
 
 def _opens(formats: Sequence[str]) -> list[str]:
-    """Those of the formats that Pillow and its plug-ins open here."""
+    """Find which of the formats Pillow and its plug-ins open here."""
     from PIL import Image
 
     with suppress(ImportError):
@@ -303,7 +303,8 @@ def in_mode(
 
     Args:
         source: the picture.
-        channels: of the result; others than 1 and 3 must be those of the picture.
+        channels: the channels of the result; others than 1 and 3 must be those of the
+            picture.
         levels: the values of pixels that become 0 and 255; default: the range of their
             kind.
 

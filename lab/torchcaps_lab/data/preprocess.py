@@ -65,8 +65,8 @@ def normalise(
 
     Args:
         images: float (B, C, H, W).
-        mean: of each of the C channels, over all training images.
-        deviation: of each channel, likewise.
+        mean: the mean of each of the C channels, over all training images.
+        deviation: the deviation of each channel, likewise.
 
     Returns:
         The same shape and type.

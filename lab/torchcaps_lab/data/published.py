@@ -20,8 +20,8 @@ class PublishedData(DataSet):
             `data_dir` itself; downloads go to the first.
         mirrors: addresses of folders that files are downloaded from, tried one after
             the other.
-        digests: of the published files, such as ``sha256:...``; files of other names
-            are not checked.
+        digests: the digests of the published files, such as ``sha256:...``; files of
+            other names are not checked.
         most: limits of a download: bytes, and
         seconds: in total.
 

@@ -168,11 +168,11 @@ class Reader(ABC):
 
     @abstractmethod
     def notes(self) -> dict[str, Any]:
-        """For users of an exported network: what its file takes, ready for JSON."""
+        """Tell users of an exported network what its file takes, ready for JSON."""
 
     @abstractmethod
     def __str__(self) -> str:
-        """For people: what the file of an exported network takes."""
+        """Tell people what the file of an exported network takes."""
 
     def suited(self, network: "ClassifierNetwork") -> "Reader":
         """This reader for a network that does not take all that it may read."""
@@ -210,7 +210,7 @@ class Reader(ABC):
         return self
 
     def facts(self) -> dict[str, str]:
-        """For people: facts about the inputs, by name."""
+        """Tell people facts about the inputs, by name."""
         return {}
 
     def alike(self, one: Tensor, other: Tensor) -> bool:

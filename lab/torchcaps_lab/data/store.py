@@ -63,7 +63,7 @@ class ImageStore:
         If there are problems, the pixels mean nothing.
 
         Args:
-            digests: of the contents of the images.
+            digests: the digests of the contents of the images.
             picture: decodes one.
 
         Raises:

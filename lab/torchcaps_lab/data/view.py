@@ -288,7 +288,7 @@ class Preprocess:
         return cls(**options)
 
     def _changes(self, kinds: Changes, seed: int) -> list[Change]:
-        """Those of the changes that are asked for."""
+        """Yield the changes that are asked for."""
         return [
             make(value, seed)
             for name, make in kinds.items()

@@ -70,7 +70,7 @@ class Look:
 
     Attributes:
         network: the name of the network.
-        observation: of that image only.
+        observation: the observation of that image only.
         label: its class, if that is known; for an image of several classes, all of
             them.
 

@@ -36,8 +36,8 @@ def local_samples(
     """Test images for a network.
 
     Args:
-        name: of the network; for one from the package, ``data/network``: if that data
-            set is on this machine, its test images are read.
+        name: the name of the network; for one from the package, ``data/network``: if
+            that data set is on this machine, its test images are read.
         classifier: the network. If it classifies digits, and nothing better is there,
             it gets the digits that come with scikit-learn, scaled as in MNIST; for
             several digits at once, images of several; for questions, a few of these.

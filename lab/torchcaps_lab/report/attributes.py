@@ -209,7 +209,7 @@ class Readout:
         explained: R² of each attribute on poses that the fit did not see, (A,).
         alone: R² of each dimension alone on those, its squared correlation with each
             attribute, (D, A).
-        covariance: of the poses within their classes, (D, D).
+        covariance: the covariance of the poses within their classes, (D, D).
 
     Example:
         >>> from torchcaps_lab.report import fit_readout
@@ -261,7 +261,7 @@ def fit_readout(poses: Tensor, values: Tensor, labels: Tensor) -> Readout:
     """Fit a :class:`Readout` to three of each four images, and test it on the fourth.
 
     Args:
-        poses: of one class of each image, (B, *pose).
+        poses: the poses of one class of each image, (B, *pose).
         values: attributes of the images, (B, A); rows that are not finite are left out.
         labels: classes of the poses, (B,).
 
@@ -305,7 +305,7 @@ def fit_readout(poses: Tensor, values: Tensor, labels: Tensor) -> Readout:
 
 
 def _correlation(left: Tensor, right: Tensor) -> Tensor:
-    """Of each column of (B, M) with each of (B, N), (M, N); 0 where one never
+    """Correlate each column of (B, M) with each of (B, N), (M, N); 0 where one never
     changes.
     """
     left = left - left.mean(0)

@@ -117,7 +117,7 @@ class CalibrationBins(NamedTuple):
     Args:
         confidence: mean probability of the class that was said, (M,).
         accuracy: share of the images for which that class was right, (M,).
-        share: of all images, (M,).
+        share: the share of all images, (M,).
     """
 
     confidence: Tensor
@@ -137,8 +137,8 @@ def calibration_bins(
     \frac{b}{B}\right]`.
 
     Args:
-        probabilities: of the classes, (N, E); the largest is that of the class that is
-            said.
+        probabilities: the probabilities of the classes, (N, E); the largest is that of
+            the class that is said.
         labels: the true classes, (N,).
         bins: B.
     """
@@ -164,8 +164,8 @@ def calibration_error(probabilities: Tensor, labels: Tensor, bins: int) -> float
     .. math:: \sum_b \frac{n_b}{N} |\text{accuracy}_b - \text{confidence}_b|
 
     Args:
-        probabilities: of the classes, (N, E); the largest is that of the class that is
-            said.
+        probabilities: the probabilities of the classes, (N, E); the largest is that of
+            the class that is said.
         labels: the true classes, (N,).
         bins: how many, of [0, 1], all equally wide; a probability between two of them
             belongs to the lower one.
@@ -188,8 +188,8 @@ def fit_temperature(activation: Tensor, labels: Tensor) -> Calibration | None:
     image, so that all powers of the activations give the same probabilities.
 
     Args:
-        activation: of the classes, (N, E), of images that the network was not trained
-            on.
+        activation: the activation of the classes, (N, E), of images that the network
+            was not trained on.
         labels: the true classes, integers (N,).
 
     Returns:
@@ -237,8 +237,8 @@ def fit_platt(activation: Tensor, labels: Tensor) -> Calibration | None:
     learned nothing, all get the share of those that are there.
 
     Args:
-        activation: of the classes, (N, E), of images that the network was not trained
-            on.
+        activation: the activation of the classes, (N, E), of images that the network
+            was not trained on.
         labels: which classes are there, bool (N, E).
 
     Returns:

@@ -326,7 +326,7 @@ def make_legible(figure: "Figure", marks: dict[str, str]) -> dict[str, str]:
 
     Args:
         figure: before it is drawn.
-        marks: of the words so far, by word; new ones are added.
+        marks: the marks of the words so far, by word; new ones are added.
 
     Returns:
         The words by the marks that stand for them in this figure.

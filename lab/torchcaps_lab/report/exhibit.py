@@ -148,14 +148,14 @@ class OfImages(Exhibit):
 
     @classmethod
     def of(cls, observation: "Observation") -> "Exhibit | None":
-        """Of the images of an observation."""
+        """Make the exhibit of the images of an observation."""
         raise NotImplementedError(f"{cls.__name__} must define of(observation)")
 
     @classmethod
     def of_images(
         cls, shown: "Observation", examples: "Observation"
     ) -> "Exhibit | None":
-        """Of the images to show."""
+        """Make the exhibit of the images to show."""
         return cls.of(shown)
 
 

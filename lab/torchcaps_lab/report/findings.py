@@ -80,8 +80,8 @@ class Findings:
 
     Attributes:
         labels: the true classes, int64 (N,).
-        activation: of the classes, float32 (N, E); averaged over the crops of an image,
-            if it has several.
+        activation: the activation of the classes, float32 (N, E); averaged over the
+            crops of an image, if it has several.
         entropy: :func:`~torchcaps_lab.report.assignment_entropy` averaged over the
             images; None without capsules.
 
@@ -342,8 +342,8 @@ def predicted(
 
 
 def kept(values: Tensor) -> Tensor:
-    """On the CPU, in float32 at least: NumPy has no bfloat16, and sums in float16
-    overflow.
+    """Copy a tensor to the CPU, in float32 at least: NumPy has no bfloat16, and sums in
+    float16 overflow.
     """
     return values.to("cpu", compute_dtype(values))
 
@@ -352,8 +352,8 @@ class Answers(NamedTuple):
     """What a network said about N images, whatever is true of them.
 
     Args:
-        activation: of the classes, float32 (N, E); averaged over the crops of an image,
-            if it has several.
+        activation: the activation of the classes, float32 (N, E); averaged over the
+            crops of an image, if it has several.
         entropy: :func:`~torchcaps_lab.report.assignment_entropy` averaged over the
             images; None without capsules.
 

@@ -29,8 +29,8 @@ def class_shares(layers: dict[str, Layer]) -> dict[str, Tensor]:
     windows leave out, have the share 0.
 
     Args:
-        layers: of :func:`~torchcaps_lab.report.observe_layers`; the last is that of the
-            classes.
+        layers: the layers of :func:`~torchcaps_lab.report.observe_layers`; the last is
+            that of the classes.
 
     Returns:
         Shares of the children of each routed layer, (B, *sites, E) at the name of that
@@ -107,7 +107,7 @@ def class_maps(shares: Tensor, activation: Tensor) -> Tensor:
 
     Args:
         shares: (B, H', W', E) or (B, H', W', types, E), of :func:`class_shares`.
-        activation: of the same children, without E.
+        activation: the activation of the same children, without E.
 
     Returns:
         (B, H', W', E), shares in [0, 1]; NaN where nothing of any child went to any

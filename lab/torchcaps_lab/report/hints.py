@@ -70,7 +70,7 @@ class Commands(NamedTuple):
 
     @classmethod
     def of(cls, summary: Mapping[str, Any]) -> "Commands":
-        """Of a run.
+        """Find the commands of a run.
 
         Args:
             summary: what the run says of itself; may be empty.
@@ -133,7 +133,7 @@ class Progress(NamedTuple):
     """How a measure went, of which more is better.
 
     Args:
-        name: of the measure, for people.
+        name: the name of the measure, for people.
         examples: what the examples are, such as "images".
         train: on training examples, epoch by epoch; may be empty.
         validation: on validation examples; may be empty.
@@ -154,14 +154,16 @@ class Progress(NamedTuple):
         tested: float,
         examples: str,
     ) -> "Progress":
-        """Of a row an epoch, with ``train_<measure>`` and ``val_<measure>``."""
+        """Read the progress from a row an epoch, with ``train_<measure>`` and
+        ``val_<measure>``.
+        """
         train = _column(metrics, f"train_{measure}")
         validation = _column(metrics, f"val_{measure}")
         return cls(titled(measure), examples, train, validation, tested)
 
     @property
     def last(self) -> float:
-        """Of the last epoch on examples that were not trained on."""
+        """The figure of the last epoch on examples that were not trained on."""
         return self.validation[-1] if self.validation else self.tested
 
     def hints(self, remedies: Remedies) -> Iterator[Hint]:
@@ -243,7 +245,8 @@ class Progress(NamedTuple):
 
 
 def falling_loss(metrics: Metrics) -> Iterator[Hint]:
-    """That a loss was still falling, where a task measures no share of what is right.
+    """Hint that a loss was still falling, where a task measures no share of what is
+    right.
 
     Args:
         metrics: rows with ``val_loss`` or ``train_loss``; may be empty.
@@ -294,10 +297,10 @@ def weak_classes(
 
 
 def few_tested(images: Examples) -> Iterator[Hint]:
-    """That small differences mean nothing where there are few to test on.
+    """Hint that small differences mean nothing where there are few to test on.
 
     Args:
-        images: that were tested on.
+        images: the images that were tested on.
     """
     if len(images) < _FEW:
         yield Hint(

@@ -25,7 +25,7 @@ class Layer:
     """What one layer of capsules did with a batch of images.
 
     Attributes:
-        name: of the module in the network.
+        name: the name of the module in the network.
         module: the layer itself.
         capsules: what it returned.
         children: what it took; None for a layer that makes capsules of something else,
@@ -69,7 +69,7 @@ class Layer:
         away adding up to 1 at most.
 
         Args:
-            group: of a convolution.
+            group: the group of a convolution.
 
         Returns:
             (B, windows, I, J): I children in a window (places x types), J parents at

@@ -228,7 +228,7 @@ class _Seen(NamedTuple):
 
     Args:
         capsules: by the names of :func:`~torchcaps_lab.report.places.placed_capsules`.
-        maps: of :func:`~torchcaps_lab.report.class_maps`, by the same names.
+        maps: the maps of :func:`~torchcaps_lab.report.class_maps`, by the same names.
         orphan: whether children may go to no class.
     """
 
@@ -251,8 +251,8 @@ class Observation:
         selection: the images.
         extents: those of another look at images of the same size; None: they are found
             when they are asked for.
-        verdict: of :func:`~torchcaps_lab.report.judge`: what decides and draws nothing
-            is not shown; None: all is.
+        verdict: the verdict of :func:`~torchcaps_lab.report.judge`: what decides and
+            draws nothing is not shown; None: all is.
 
     Example:
         >>> from torchcaps_lab.report import Observation, Selection
@@ -301,7 +301,7 @@ class Observation:
 
     @property
     def grids(self) -> dict[str, Capsules]:
-        """Those of :attr:`capsules` that lie at positions of the image, more than
+        """The ones of :attr:`capsules` that lie at positions of the image, more than
         one.
         """
         return {
@@ -319,7 +319,7 @@ class Observation:
 
     @cached_property
     def activation(self) -> Tensor:
-        """Of the classes, (B, E)."""
+        """The activations of the classes, (B, E)."""
         if self.classes is not None:
             return self.classes.activation
         return torch.cat(
@@ -496,10 +496,10 @@ class Tested:
 
     Attributes:
         model: any network.
-        images: that it was tested on.
+        images: the images that it was tested on.
         findings: about these images.
         summary: what the run says of itself; may be empty.
-        metrics: of the training; may be empty.
+        metrics: the metrics of the training; may be empty.
 
     Example:
         >>> from torchcaps_lab.data import Digits
@@ -520,14 +520,14 @@ class Tested:
 
     @cached_property
     def shown(self) -> Observation:
-        """Of :func:`select_samples`."""
+        """The images of :func:`select_samples`."""
         return Observation(
             self.model, select_samples(self.findings, self.images), verdict=self.verdict
         )
 
     @cached_property
     def examples(self) -> Observation:
-        """Of :func:`select_examples`."""
+        """The images of :func:`select_examples`."""
         return Observation(
             self.model,
             select_examples(self.findings, self.images),

@@ -93,7 +93,7 @@ def exhibits_of(
     :meth:`~torchcaps_lab.report.Exhibit.of_images`.
 
     Args:
-        observation: of the images to show.
+        observation: the observation of the images to show.
         examples: of the images whose poses are moved, one of each class; default: the
             images to show.
     """
@@ -118,7 +118,8 @@ def exhibits_of_classifier(
     Args:
         model: any network.
         image_set: the images.
-        findings: of :func:`~torchcaps_lab.report.examine`, about these images.
+        findings: the findings of :func:`~torchcaps_lab.report.examine`, about these
+            images.
         summary: what the run says of itself; may be empty.
         metrics: rows for :class:`~torchcaps_lab.report.pictures.LearningCurves`; may be
             empty.

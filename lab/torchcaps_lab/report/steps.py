@@ -52,7 +52,8 @@ def observe_steps(model: CapsuleNetwork, children: Capsules) -> list[Step]:
 
     Args:
         model: as it stands: in its mode, with gradients if they are on.
-        children: of its :meth:`~torchcaps.models.CapsuleNetwork.children_of`.
+        children: the children of its
+            :meth:`~torchcaps.models.CapsuleNetwork.children_of`.
 
     Raises:
         ValueError: if the class capsules have no routing whose votes can be seen.
@@ -153,7 +154,7 @@ def other_routing(
     in another number of steps.
 
     Args:
-        model: with trained transforms, which stay.
+        model: a network with trained transforms, which stay.
         name: one of :func:`exchangeable_routings`; None for its own.
         steps: how many; None for as many as it takes by itself.
 
@@ -206,7 +207,7 @@ def stretched(temperatures: Sequence[float], steps: int) -> list[float]:
     assignment differs.
 
     Args:
-        temperatures: of each step of the training.
+        temperatures: the temperatures of each step of the training.
         steps: n.
     """
     last = len(temperatures) - 1

@@ -56,10 +56,10 @@ class Strangers:
     """Which images are of none of the classes, by their :func:`reconstruction_error`.
 
     Args:
-        threshold: of the error; an image with a larger one is a stranger.
+        threshold: the threshold of the error; an image with a larger one is a stranger.
         false_alarms: the share of the validation images that lie above it.
-        quantiles: of the errors of the validation images, from the smallest to the
-            largest, evenly spaced.
+        quantiles: the quantiles of the errors of the validation images, from the
+            smallest to the largest, evenly spaced.
         images: how many validation images there were.
 
     Raises:
@@ -186,8 +186,8 @@ class Apart(NamedTuple):
 
 
 def told_apart(known: Tensor, strange: Tensor, threshold: float) -> Apart:
-    """Of scores (N,) of images of the classes, and (M,) of strangers; what lies above
-    the threshold is told as strange.
+    """Measure how well scores tell (N,) images of the classes from (M,) strangers; what
+    lies above the threshold is told as strange.
 
     Raises:
         ValueError: if there are none of either.

@@ -34,7 +34,7 @@ class Criteria(NamedTuple):
     """The chosen losses.
 
     Attributes:
-        loss: of the class activations and their targets.
+        loss: the loss of the class activations and their targets.
         reconstruction: of reconstructions and the original images.
 
     Example:
@@ -129,11 +129,12 @@ class Answer:
     Attributes:
         classes: the predicted ones, the most active first; exactly one in a
             classification.
-        probabilities: of all classes, by name, computed from the lengths and not
-            calibrated: see :meth:`Task.answers`.
+        probabilities: the probabilities of all classes, by name, computed from the
+            lengths and not calibrated: see :meth:`Task.answers`.
         lengths: the activation of each class: for capsules, the length or the
             activation from the routing.
-        poses: of each class capsule, (*pose); None for a network without capsules.
+        poses: the poses of each class capsule, (*pose); None for a network without
+            capsules.
         calibrated: probabilities of all classes, by name, fitted on validation images
             to say how often the network is right, see
             :class:`~torchcaps_lab.report.Calibration`; None if nothing was fitted.
@@ -149,7 +150,7 @@ class Answer:
             :class:`~torchcaps_lab.report.Strangers`; None if nothing was fitted.
         strangeness: the share of the validation images that are less strange, from 0 to
             1; None as before.
-        error: of the reconstruction,
+        error: the error of the reconstruction,
             :func:`~torchcaps_lab.report.reconstruction_error`; None as before.
         mask: the class of each pixel, int64 (H, W); None from networks that do not say.
 
@@ -332,7 +333,7 @@ class Task(ABC):
         Args:
             network: for what ``forward`` does not return; in training mode or not.
             forward: runs the network, compiled if that was chosen.
-            batch: of prepared images.
+            batch: the batch of prepared images.
             criteria: the losses that were chosen.
 
         Returns:

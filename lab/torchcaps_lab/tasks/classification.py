@@ -157,7 +157,7 @@ class Classification(Task):
         false_alarms: float = FALSE_ALARMS,
         batch_size: int = 128,
     ) -> Strangers | None:
-        """By the reconstruction of the most active class:
+        """Fit a threshold by the reconstruction of the most active class:
         :func:`~torchcaps_lab.report.fit_strangers`.
         """
         return fit_strangers(network, images, false_alarms, batch_size)
@@ -169,7 +169,7 @@ class Classification(Task):
         summary: Mapping[str, Any],
         metrics: Metrics,
     ) -> Iterator[Exhibit]:
-        """Those of :func:`torchcaps_lab.report.write_report`."""
+        """Yield those of :func:`torchcaps_lab.report.write_report`."""
         summary_of_run = {
             name: value for name, value in summary.items() if name != "test_per_class"
         }  # it has its own table
@@ -250,8 +250,8 @@ def _matrix(findings: Findings, classes: Sequence[str]) -> Iterator[str]:
 
 
 def _pairs(findings: Findings, classes: Sequence[str]) -> Iterator[str]:
-    """For many classes, instead of a large matrix, the pairs that are confused most
-    often.
+    """List, for many classes and instead of a large matrix, the pairs that are confused
+    most often.
     """
     pairs = confused_pairs(findings.confusion, _LISTED)
     if pairs:

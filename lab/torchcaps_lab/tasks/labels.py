@@ -17,7 +17,7 @@ def answers_of(
     """An answer for each image.
 
     Args:
-        prediction: of B images.
+        prediction: the prediction of B images.
         predicted: the predicted classes, bool (B, E).
         probabilities: (B, E).
         classes: their names.

@@ -125,7 +125,7 @@ class Looked(NamedTuple):
 
     Args:
         labels: masks, bool (N, E).
-        activation: of the classes, (N, E).
+        activation: the activation of the classes, (N, E).
         found: things of all classes that may be there, the most active first.
         counted: those of them that the network says are there.
         true: what is there.

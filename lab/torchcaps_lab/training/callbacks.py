@@ -27,7 +27,7 @@ class History(Callback):
     epoch.
 
     Args:
-        path: of the CSV file, written anew after each epoch.
+        path: the path of the CSV file, written anew after each epoch.
         show: takes a line for each epoch, or None.
         measure: shown in that line beside the loss; the file has all metrics.
 
@@ -159,8 +159,8 @@ class StopAt(Callback):
 
     Args:
         aim: the value, in the measure's range.
-        history: of the metrics; a training that had reached the value before it was
-            resumed ends at once.
+        history: the history of the metrics; a training that had reached the value
+            before it was resumed ends at once.
         measure: which one, and which direction is better; default: the accuracy.
 
     Raises:
@@ -206,7 +206,7 @@ class StopEarly(EarlyStopping):
 
     Args:
         patience: epochs without improvement.
-        measure: of the task.
+        measure: the measure of the task.
     """
 
     def __init__(self, patience: int, measure: Measure) -> None:
@@ -281,7 +281,7 @@ class KeepBest(ModelCheckpoint):
 
     Args:
         folder: for the file.
-        measure: of the task.
+        measure: the measure of the task.
     """
 
     def __init__(self, folder: Path, measure: Measure) -> None:
@@ -350,7 +350,7 @@ class RoutingHealth(Callback):
     Args:
         images: the validation images, or the training images if there are none.
         count: how many, the first of the set; all if there are fewer.
-        threshold: of the activation, for dead capsules.
+        threshold: the threshold of the activation, for dead capsules.
 
     Raises:
         ValueError: if there are no images, or ``count`` is less than 1.

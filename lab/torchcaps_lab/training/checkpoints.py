@@ -28,9 +28,9 @@ class SealedCheckpoints(TorchCheckpointIO):
     checkpoint is: ``torch.load`` reads the file as usual.
 
     Args:
-        folder: of the checkpoints, below which alone they are written and deleted:
-            Lightning takes paths to delete from the checkpoint that it resumed from.
-            Default: any.
+        folder: the folder of the checkpoints, below which alone they are written and
+            deleted: Lightning takes paths to delete from the checkpoint that it resumed
+            from. Default: any.
     """
 
     def __init__(self, folder: Path | None = None) -> None:

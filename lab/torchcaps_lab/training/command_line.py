@@ -30,7 +30,7 @@ class TrainingOptions:
     """The options of a training, checked and complete: see :func:`training_options`.
 
     Args:
-        groups: of options, in the order of :data:`GROUPS`.
+        groups: the groups of options, in the order of :data:`GROUPS`.
         run: the folder of the run, if the options name one.
         imported: modules that the user named for import.
 

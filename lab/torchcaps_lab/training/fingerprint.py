@@ -35,7 +35,7 @@ class Fingerprint(Callback):
     """Keeps the options and digests of the data in every checkpoint.
 
     Args:
-        options: of the training, by name, as in a file of options.
+        options: the options of the training, by name, as in a file of options.
         train: the training images.
         validation: the validation images.
     """

@@ -67,7 +67,7 @@ def fit(
         learner: the network, its task and how it is optimised.
         train: the training images.
         validation: the validation images, may be empty.
-        folder: of the run.
+        folder: the folder of the run.
         schedule: epochs and batches; its seed determines the order of the images.
         options: where and how to train.
         caller: what to show.
@@ -380,9 +380,9 @@ def rehearse(
 
     Args:
         learner: the network, its task and how it is optimised.
-        images: to train on.
+        images: the images to train on.
         steps: of the training, which the scheduler must not end before.
-        epochs: of the training.
+        epochs: the number of epochs of the training.
 
     Raises:
         ValueError: if they do not fit.
@@ -444,7 +444,7 @@ def _rehearse_scheduler(scheduler: Any) -> None:
 
 
 def _extra(options: TrainerOptions) -> str:
-    """For messages: the arguments that go to the Trainer as they are."""
+    """Name, in messages, the arguments that go to the Trainer as they are."""
     return "trainer.extra " + ", ".join(
         f"{name} {value}" for name, value in options.extra.items()
     )

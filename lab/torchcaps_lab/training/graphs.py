@@ -29,8 +29,8 @@ class Prospect(NamedTuple):
 
     Args:
         device: the type of the device, such as ``"cuda"``.
-        steps: that are still to be made.
-        processes: that train together.
+        steps: the steps that are still to be made.
+        processes: the processes that train together.
         group: batches whose gradients are added up before a step.
         ramps: whether settings of the network change during the training.
     """
@@ -49,7 +49,7 @@ def graphs_pay(prospect: Prospect) -> bool:
     that are added up and settings that change would need graphs of their own.
 
     Args:
-        prospect: of the training.
+        prospect: the prospect of the training.
 
     Example:
         >>> from torchcaps_lab.training.graphs import Prospect, graphs_pay

@@ -23,8 +23,8 @@ see in turn.
 
 
 class Kept(Backbone):
-    """In the place of a backbone: remembers its features by the keys of images, and
-    computes those of new keys alone.
+    """A backbone's place-holder, which remembers its features by the keys of images,
+    and computes those of new keys alone.
 
     Args:
         backbone: whose features these are.
@@ -91,8 +91,8 @@ def train_head(
     epochs cost what the head costs. Every process does the same.
 
     Args:
-        learner: whose network stands on a backbone.
-        loaders: of the training.
+        learner: the learner whose network stands on a backbone.
+        loaders: the loaders of the training.
         device: where to train.
         on_step: called after each step with the number of steps so far, and of those that
             take all the time: they compute the features.

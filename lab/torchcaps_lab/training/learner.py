@@ -104,7 +104,7 @@ class Learner(L.LightningModule):
         task: what the network is for; default: classification.
         preprocess: how the training images are prepared; validation images are prepared
             by their Examples.
-        seed: of these random numbers.
+        seed: the seed of these random numbers.
         speed: how the steps are made faster.
 
     Example:

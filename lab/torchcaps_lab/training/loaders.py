@@ -20,8 +20,8 @@ def _same(batch: Any) -> Any:
 
 
 def balanced_order(labels: Tensor, generator: torch.Generator) -> Tensor:
-    """As many indices as labels (N,), in which all classes occur equally often, up to
-    one.
+    """Draw as many indices as labels (N,), in which all classes occur equally often, up
+    to one.
 
     All images of a class occur before any of them is repeated.
     """
@@ -83,8 +83,8 @@ def train_loader(
     Args:
         images: the training images.
         batch_size: over all processes together; made smaller if there are fewer images.
-        seed: of the order, together with the epoch.
-        rank: of this process.
+        seed: the seed of the order, together with the epoch.
+        rank: the rank of this process.
         processes: how many there are.
         sampler: ``shuffled``, each image once, or ``balanced``, each class equally
             often.

@@ -30,8 +30,8 @@ class Need(NamedTuple):
 
     Args:
         weights: the parameters and buffers of the network.
-        gradients: of the parameters that are trained.
-        state: of the optimizer.
+        gradients: the gradients of the parameters that are trained.
+        state: the state of the optimizer.
         activations: what the backward pass of one batch needs, without that of capsule
             layers, which depends on the device.
         largest: the largest tensor of the network, in words.

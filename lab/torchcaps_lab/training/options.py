@@ -171,7 +171,7 @@ class Subject:
         """The network, with initial weights that depend only on the seed.
 
         Args:
-            seed: of the weights.
+            seed: the seed of the weights.
             trained: whether all weights come from a checkpoint: files of first ones
                 need not be there any more.
 
@@ -190,7 +190,7 @@ class Subject:
         its weights.
 
         Args:
-            arguments: of the network, in place of the chosen ones.
+            arguments: the arguments of the network, in place of the chosen ones.
 
         Returns:
             The network; None for one whose constructor looks at numbers, which are
@@ -335,9 +335,9 @@ class Optimisation:
         Lightning takes them.
 
         Args:
-            optimizer: whose learning rate it sets.
-            steps: of the training.
-            epochs: of the training.
+            optimizer: the optimizer whose learning rate it sets.
+            steps: the number of steps of the training.
+            epochs: the number of epochs of the training.
 
         Raises:
             ValueError: if it ends before the training does.
@@ -595,8 +595,8 @@ class Caller:
     """How the training was started, and what it shows.
 
     Attributes:
-        options: of the training by name, as plain values: kept in a new folder, and in
-            checkpoints.
+        options: the options of the training by name, as plain values: kept in a new
+            folder, and in checkpoints.
         command: how this was started, for the summary.
         progress_bar: whether a line, rewritten in place, says how far it is: for
             terminals and notebooks.
@@ -605,7 +605,7 @@ class Caller:
             that will take.
         allow_changes: whether a run may be resumed with other options or images than it
             was started with.
-        callbacks: of Lightning, besides those of the training.
+        callbacks: the callbacks of Lightning, besides those of the training.
 
     Example:
         >>> from torchcaps_lab.training import Caller

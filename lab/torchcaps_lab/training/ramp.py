@@ -18,7 +18,7 @@ class Ramps:
     value depends on nothing but the epoch and the number of epochs.
 
     Args:
-        network: whose routings are set, at once to the first values.
+        network: the network whose routings are set, at once to the first values.
         ramps: the first and the last value of each setting, by name; None for no ramps.
 
     Raises:

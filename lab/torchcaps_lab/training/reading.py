@@ -232,7 +232,7 @@ def read_options(path: Path, imported: Sequence[str] = ()) -> dict[str, Any]:
     :func:`~torchcaps_lab.training.training_options` checks them.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         imported: the modules that the user named for import, not the file.
 
     Raises:

@@ -36,7 +36,7 @@ def images_apart(
     run was trained on.
 
     Args:
-        folder: of the run.
+        folder: the folder of the run.
         data: the other data.
         split: ``train``, ``validation``, ``test``, or ``all``: all files of the data,
             as test images.

@@ -57,7 +57,7 @@ def train(
     anything is written, so that a refused start can be repeated.
 
     Args:
-        folder: of the run.
+        folder: the folder of the run.
         subject: the network, its data and its task.
         optimisation: the losses, the optimizer and its schedule.
         schedule: epochs, batches and seed.
@@ -151,7 +151,7 @@ def train(
 def _header(
     subject: Subject, network: ClassifierNetwork, fitting: Fitting
 ) -> list[str]:
-    """For people, before the training: images, classes, network, device and steps."""
+    """Say before the training: images, classes, network, device and steps."""
     data = subject.data
     device = fitting.trainer.strategy.root_device
     sizes = ", ".join(
@@ -270,8 +270,8 @@ def train_with(
     checked.
 
     Args:
-        folder: of the run.
-        options: of the training.
+        folder: the folder of the run.
+        options: the options of the training.
         how: what else :class:`Caller` takes: ``command``, ``progress_bar``, ``show``,
             ``callbacks``, ...
 

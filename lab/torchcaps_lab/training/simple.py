@@ -56,7 +56,7 @@ def train(
         show: takes a line of text for each epoch; ``print`` is told first what was
             guessed, what is trained and how long it will take, and in a terminal or a
             notebook another line says how far it is. None for silence.
-        options: of ``torchcaps train``, by name, nested ones as a dict:
+        options: the options of ``torchcaps train``, by name, nested ones as a dict:
             ``preprocess={"flip": True}``; a class by its name, or with arguments as
             ``{"name": "Adam", "lr": 0.01}``; a routing, a task or a loss also as an
             object. All others are arguments of the data set: ``size``, ``channels``,

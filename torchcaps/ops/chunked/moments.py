@@ -43,7 +43,7 @@ class Inputs(NamedTuple):
 
     @classmethod
     def of(cls, fields: Sequence[Tensor | None]) -> "Inputs":
-        """From a flat sequence."""
+        """Make the inputs from a flat sequence."""
         return cls._make([*fields[:5], tuple(fields[5:])])
 
     def part(self, rows: slice, columns: slice) -> "Inputs":

@@ -47,7 +47,7 @@ class _Agreeing(NamedTuple):
 
     @classmethod
     def of(cls, arguments: Sequence[Any]) -> "_Agreeing":
-        """From the arguments as the schema lists them."""
+        """Make one from the arguments as the schema lists them."""
         children, transforms, coordinates, sites, bias, *numbers = arguments
         call = Call(children, transforms, coordinates, None, None, sites, ())
         names = ("steps", "constant", "accumulate", "orphan")
@@ -180,7 +180,7 @@ class _Mixing(NamedTuple):
 
     @classmethod
     def of(cls, arguments: Sequence[Any]) -> "_Mixing":
-        """From the arguments as the schema lists them."""
+        """Make one from the arguments as the schema lists them."""
         children, transforms, coordinates, weights, sites = arguments[:5]
         seen, beta_u, beta_a, temperatures, sharpness, *numbers = arguments[5:]
         settings = Mixture(tuple(temperatures), tuple(sharpness), *numbers)
@@ -269,7 +269,7 @@ every kernel: only then are all steps made at once.
 
 
 class TritonVotes(FusedVotes):
-    """In Triton, on a GPU, or on a CPU under Triton's interpreter.
+    """Votes in Triton, on a GPU, or on a CPU under Triton's interpreter.
 
     Example:
         >>> from torchcaps.ops import InnerProduct, Rule

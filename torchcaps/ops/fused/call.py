@@ -52,7 +52,7 @@ class Call(NamedTuple):
 
     @classmethod
     def of(cls, tensors: Sequence[Any], sites: Tensor | None) -> "Call":
-        """From the other tensors, in the order of :func:`listed`."""
+        """Make a call from the other tensors, in the order of :func:`listed`."""
         return cls._make((*tensors[:5], sites, tuple(tensors[5:])))
 
     def gradients(
@@ -219,14 +219,14 @@ class Mixed(NamedTuple):
 
     Args:
         mean: after the last step, (B, J, H).
-        logit: of the activations, (B, J).
+        logit: the logit of the activations, (B, J).
         means: after all steps, (T, B, H, J): fields as the kernels have them.
         precisions: after all steps, times the sharpness, (T, B, H, J).
-        log_weights: of the steps before, (T - 1, B, J).
+        log_weights: the log weights of the steps before, (T - 1, B, J).
         logits: after the steps before, (T - 1, B, J).
-        masses: of all steps, (T, B, J).
+        masses: the masses of all steps, (T, B, J).
         rests: what rounding took from the means, (T, B, H, J).
-        roundings: of the standardised costs, (T, B, 2).
+        roundings: the roundings of the standardised costs, (T, B, 2).
         partitions: the normaliser of each child, (T, N, G), or none of them.
     """
 
@@ -274,7 +274,7 @@ def stored_mixture(
 
     Args:
         tensors: children, transforms, coordinates, weights, beta_u and beta_a.
-        sites: of the call.
+        sites: the sites of the call.
         seen: where each child is in the windows, or None.
         mixture: the settings.
 
@@ -420,7 +420,7 @@ class FusedVotes(VoteSource):
         hard: bool,
         scatter: bool,
     ) -> Moments:
-        """Those of a call, by the kernels."""
+        """Compute the moments of a call, by the kernels."""
         operator = torch.ops.torchcaps.moments.default
         mass, total, second, _ = operator(*call, self.backend, orphan, hard, scatter)
         return Moments(mass, total, second if scatter else None)

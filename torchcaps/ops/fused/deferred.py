@@ -74,7 +74,7 @@ def _eager(tensors: Sequence[Tensor | None]) -> bool | None:
 
 
 class NativeVotes(FusedVotes):
-    """In C++, on a CPU.
+    """Votes in C++, on a CPU.
 
     Example:
         >>> from torchcaps.ops import InnerProduct, Rule
@@ -99,7 +99,7 @@ class NativeVotes(FusedVotes):
 
     @property
     def adds_vectors(self) -> bool:
-        """Unless all children share the transforms: then the children are added up
+        """True unless all children share the transforms: then the children are added up
         first.
         """
         return self.children.shape[2] == 1 and self.transforms.shape[0] > 1
@@ -132,7 +132,7 @@ class NativeVotes(FusedVotes):
         return self._ledger.scores(call, tensors, (orphan, reduced), differentiated)
 
     def gaussians(self, moments: Moments, floor: float) -> Gaussians:
-        """In one pass over the moments.
+        """Compute the Gaussians in one pass over the moments.
 
         Raises:
             ValueError: if the moments hold no scatter, or do not fit each other.
@@ -189,9 +189,9 @@ class _Entry:
     """What the steps have written into the ledger in one backward pass.
 
     Args:
-        call: of one of them; all have the same votes.
+        call: the call of one of them; all have the same votes.
         parts: among how many tasks the rows are divided.
-        terms: of the gradients of the votes.
+        terms: the terms of the gradients of the votes.
         left: coefficients of logits that the scores of the same logits have still to
             pass on to the parents, by the name of these scores.
     """
@@ -206,9 +206,9 @@ class _Scored(NamedTuple):
     """Scores, and what a step with the same logits needs of them.
 
     Args:
-        name: of these scores, like no other.
+        name: the name of these scores, like no other.
         similarity: what the votes were compared with.
-        versions: of these tensors at that time.
+        versions: the versions of these tensors at that time.
         logits: the numbers, if they were stored.
         token: whatever depends on it is differentiated before the scores are; None if
             these will not be differentiated.
@@ -234,9 +234,9 @@ class _Step(NamedTuple):
     """What a step does beside its tensors.
 
     Args:
-        entries: of the ledger.
+        entries: the entries of the ledger.
         parts: among how many tasks the rows of windows are shared out.
-        options: of the function.
+        options: the options of the function.
         scores: the name of the scores of the same logits, if there are any.
     """
 
@@ -254,7 +254,7 @@ class Ledger:
         votes: children, transforms and coordinates.
         parts: among how many tasks the rows of windows are shared out.
         kept: the votes, if they are few vectors.
-        entries: of the backward passes that are under way, by their number.
+        entries: the entries of the backward passes that are under way, by their number.
     """
 
     votes: tuple[Tensor, Tensor, Tensor | None]
@@ -271,7 +271,9 @@ class Ledger:
         options: tuple[bool, bool, bool],
         differentiated: bool,
     ) -> Moments:
-        """Those of a call with these tensors; the options are orphan, hard, scatter."""
+        """Compute the moments of a call with these tensors; the options are orphan,
+        hard, scatter.
+        """
         scored, self._scored = self._scored, None  # for the next step only
         name = token = logits = None
         if scored is not None and scored.have(call):

@@ -251,10 +251,10 @@ def _gradients(
         run: finds those that are there, from a call and the upstream gradients.
         function: what they are the gradients of, in plain PyTorch, of a call and its
             options.
-        tensors: of the call, as :func:`~torchcaps.ops.fused.call.listed`.
-        sites: of the call.
+        tensors: the tensors of the call, as :func:`~torchcaps.ops.fused.call.listed`.
+        sites: the sites of the call.
         upstream: the gradients of the results.
-        options: of the function.
+        options: the options of the function.
     """
 
     def work(tensors: Tensors, upstream: Tensors) -> Tensors:

@@ -46,7 +46,7 @@ class Record:
     It is packed as bytes: to fill a ``ctypes.Structure`` by names takes longer.
 
     Args:
-        names: of the fields.
+        names: the names of the fields.
         reals: which of them are real numbers.
     """
 
@@ -146,8 +146,8 @@ class Kept:
     time to read.
 
     Args:
-        children: of the votes.
-        transforms: of the votes.
+        children: the children of the votes.
+        transforms: the transforms of the votes.
     """
 
     def __init__(self, children: Tensor, transforms: Tensor) -> None:
@@ -214,8 +214,8 @@ class Flow(NamedTuple):
     share is left as terms.
 
     Args:
-        gradients: of the tensors of the call; None for those three, and for what is not
-            wanted.
+        gradients: the gradients of the tensors of the call; None for those three, and
+            for what is not wanted.
         terms: what the parents took of each child, and what flows through the logits.
         flow: the gradients of the logits, if anything flows through them.
     """
@@ -274,7 +274,7 @@ def moments(
     """One E-step and its sums; see :class:`~torchcaps.ops.fused.operators.Kernels`.
 
     Args:
-        call: of the step.
+        call: the call of the step.
         orphan: as there.
         hard: as there.
         scatter: as there.
@@ -354,7 +354,7 @@ def moments_flow(
     """The backward pass of :func:`moments`, but for the votes.
 
     Args:
-        call: of the step.
+        call: the call of the step.
         mean: sum / mass, needed with a gradient of the scatter.
         rest: what rounding took from it, from :func:`moments`.
         upstream: the gradients of mass, sum and scatter.
@@ -426,9 +426,9 @@ def scores_flow(
     """The backward pass of :func:`scores`, but for the votes.
 
     Args:
-        call: of the scores.
+        call: the call of the scores.
         scores: what :func:`scores` gave.
-        grad: of the scores.
+        grad: the gradient of the scores.
         parts: :func:`row_parts`.
         compared: whether the gradients of the similarity are wanted.
         logits: what :func:`scores` wrote down.
@@ -502,9 +502,9 @@ def agreement_forward(
     """All steps of :func:`~torchcaps.routing.dynamic_routing`.
 
     Args:
-        call: of the votes, without a similarity.
+        call: the call of the votes, without a similarity.
         bias: (J, H), or None.
-        settings: of the algorithm.
+        settings: the settings of the algorithm.
         kept: the votes, if they are few, where a backward pass may follow; None where
             none does.
 
@@ -631,7 +631,7 @@ def gaussians_backward(
 
     Args:
         moments: mass, sum and scatter.
-        mean: of the Gaussians.
+        mean: the mean of the Gaussians.
         precision: likewise.
         upstream: the gradients of mean, variance, precision and the logarithm of the
             determinant; None for 0.
@@ -750,11 +750,11 @@ def _run(
     live as long as it runs.
 
     Args:
-        program: of the passes; with an agreement, whether backward.
+        program: the program of the passes; with an agreement, whether backward.
         call: with tensors as the kernels read them.
         agreement: the fields of the record of a routing by agreement, for all its
             steps; None for one pass.
-        fields: of the record of the call.
+        fields: the fields of the record of the call.
     """
     children, transforms, coordinates, weights, log_partition, sites, similarity = call
     if not children.is_cpu:
@@ -807,7 +807,7 @@ def _run(
 
 
 def _settings(agreement: Agreement) -> dict[str, Any]:
-    """Those of a routing by agreement, as fields of its record."""
+    """Pack the settings of a routing by agreement, as fields of its record."""
     constant = kind_of(agreement.squash).constant
     return {
         "steps": agreement.steps,

@@ -441,8 +441,8 @@ class Parents:
     """Launches kernels of :mod:`torchcaps.ops.fused.triton_parents`.
 
     Args:
-        launch: of the passes between which they lie.
-        options: of :class:`torchcaps.ops.fused.triton_parents.Block`.
+        launch: the launch of the passes between which they lie.
+        options: the options of :class:`torchcaps.ops.fused.triton_parents.Block`.
     """
 
     def __init__(self, launch: Launch, **options: Any) -> None:
@@ -505,12 +505,12 @@ class Gradients:
 
     @property
     def votes(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Those of children, transforms and coordinates."""
+        """The gradients of children, transforms and coordinates."""
         return self.children, self.transforms, self.coordinates
 
     @property
     def similarity(self) -> tuple[Tensor | None, ...]:
-        """Those of the similarity's fields, by split."""
+        """The gradients of the similarity's fields, by split."""
         return (*self.fields, None, None, None)[:3]
 
     def renewed_fields(self) -> list[Tensor]:

@@ -56,13 +56,13 @@ def agreement(
     """All steps of routing by agreement; see :func:`torchcaps.routing.dynamic_routing`.
 
     Args:
-        call: of the votes, without similarity, weights and normaliser.
+        call: the call of the votes, without similarity, weights and normaliser.
         bias: (J, H) or None.
         steps: how many.
         constant: c of the squash n^2 / (c + n^2).
         accumulate: whether alpha adds up the poses of all steps.
         orphan: whether a logit 0 competes with the parents.
-        tiling: of the passes.
+        tiling: the tiling of the passes.
     """
     launch = Launch(call, tiling, "moments", orphan=orphan)
     B, J, H = launch.B, launch.J, launch.H
@@ -125,11 +125,12 @@ def agreement_backward(
         bias: likewise.
         agreed: what that gave.
         grad_pose: (B, J, H).
-        grad_alpha: of what the last step compared with, (B, H, J), or None.
+        grad_alpha: the gradient of what the last step compared with, (B, H, J), or
+            None.
         constant: as there.
         accumulate: as there.
         orphan: as there.
-        tiling: of the passes.
+        tiling: the tiling of the passes.
     """
     launch = Launch(call, tiling, "flow", orphan=orphan)
     steps, parents = len(agreed.sums), launch.parents(constant=constant)
@@ -222,14 +223,15 @@ def mixture(
     """All steps of EM routing; see :func:`torchcaps.routing.em_routing`.
 
     Args:
-        call: of the votes with their weights, without similarity and normaliser.
+        call: the call of the votes with their weights, without similarity and
+            normaliser.
         seen: where each grid child is in the windows,
             :meth:`torchcaps.ops.Windows.seen`, if all parents that see it compete for
             it; None if those of one window do.
         unit_cost: beta_u, (J,).
         activation_cost: beta_a, (J,).
-        settings: of the steps.
-        tiling: of the passes.
+        settings: the settings of the steps.
+        tiling: the tiling of the passes.
     """
     launch = Launch(call, tiling, "moments")
     out = Mixed.empty(call, seen, settings.steps)
@@ -297,7 +299,7 @@ def _combine(
     Args:
         compared: the votes with what they are compared with; None in the first step,
             where all logits are 0.
-        launch: of the votes.
+        launch: the launch of the votes.
         seen: as in :func:`mixture`.
         into: (N, G).
     """
@@ -337,7 +339,7 @@ def mixture_backward(
         upstream: the gradients of mean and logit, and of the last mean, precision and
             weight that votes were compared with; None for 0.
         settings: as there.
-        tiling: of the passes.
+        tiling: the tiling of the passes.
     """
     launch = Launch(call, tiling, "backward")
     launch.tile = replace(launch.tile, overlap=True, based=True)  # all steps add
@@ -410,12 +412,13 @@ def _mixed_pass(
     """Adds the gradients of one step, and returns those of what it compared with.
 
     Args:
-        launch: of the votes.
+        launch: the launch of the votes.
         seen: as in :func:`mixture`.
         grads: added to.
         mixed: what :func:`mixture` gave.
         step: from 0.
-        worths: of the children in this step, (N, G), zeros; filled if wanted.
+        worths: the worths of the children in this step, (N, G), zeros; filled if
+            wanted.
         moments: the gradients of those of the step.
     """
     call, mean = launch.source, mixed.means[step]

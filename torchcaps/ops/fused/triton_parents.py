@@ -23,7 +23,7 @@ class Block:
         H: numbers of a vote.
         h: H, up to a power of two.
         j: parents, or pairs of a row and a parent, of a program.
-        dtype: that is computed in.
+        dtype: the dtype that is computed in.
         tiny: the least mass to divide by.
         standardise: costs are standardised over the parents.
         cost_floor: there is a floor under their deviation.

@@ -50,7 +50,7 @@ def arrange(
         digits: where they come from.
         layout: rows and columns.
         count: how many images.
-        seed: of the choice.
+        seed: the seed of the choice.
 
     Raises:
         ValueError: if there are fewer classes than places.

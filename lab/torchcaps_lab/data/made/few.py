@@ -46,7 +46,7 @@ class Few(MadeOf):
 
     @property
     def resize(self) -> Fit:
-        """That of the data set."""
+        """The way of the data set to resize."""
         return self.data.resize
 
     def made(self, images: Examples, part: Part) -> Examples:

@@ -19,9 +19,9 @@ class Overlaid(NamedTuple):
     """Digits of two different classes, one on top of the other.
 
     Args:
-        images: of both, (B, C, H, W) in [0, 1]: the sum, clipped.
+        images: the images of both, (B, C, H, W) in [0, 1]: the sum, clipped.
         parts: each alone, (B, 2, C, H, W).
-        labels: of each, int64 (B, 2).
+        labels: the labels of each, int64 (B, 2).
 
     Example:
         >>> from torchcaps_lab.data import Digits, Overlay, fixed_pairs
@@ -77,7 +77,7 @@ class Overlay(Composition):
             )
 
     def image_shape(self, raw: tuple[int, int, int]) -> tuple[int, int, int]:
-        """As many channels, of the full size."""
+        """The same channels, of the full size."""
         return raw[0], self.size, self.size
 
     def __call__(

@@ -297,7 +297,7 @@ def _look(path: Path) -> _Look:
 
 
 def _doubts(looks: dict[ImageFile, _Look]) -> list[str]:
-    """For people: blank images, and classes that go by facts of their files."""
+    """Tell people of blank images, and classes that go by facts of their files."""
     blank = [file.name for file, look in looks.items() if look.blank]
     lines = [
         f"{count_of(blank)} all black or all white, where transparent parts show "
@@ -317,7 +317,7 @@ def _doubts(looks: dict[ImageFile, _Look]) -> list[str]:
 
 
 def _of_range(levels: Levels | None, looks: dict[ImageFile, _Look]) -> list[str]:
-    """For people: that pixels of more than 8 bit use another range than they could."""
+    """Tell people that pixels of more than 8 bit use another range than they could."""
     if levels is None:
         return []
     deep = [look.extent for look in looks.values() if look.extent is not None]
@@ -351,9 +351,7 @@ def _counts(classes: Sequence[str], rows: Sequence[Entry]) -> dict[str, int]:
 
 
 def _too_few(counts: dict[str, dict[str, int]]) -> list[str]:
-    """For people: classes with too few images to put any aside for validation or
-    test.
-    """
+    """Tell people of classes with too few images to put any aside for validation or test."""
     aside = [
         part
         for part in PARTS
@@ -372,7 +370,7 @@ def _too_few(counts: dict[str, dict[str, int]]) -> list[str]:
 
 
 def _uneven(counts: dict[str, dict[str, int]]) -> list[str]:
-    """For people: classes with few images to learn from, or far fewer than another."""
+    """Tell people of classes with few images to learn from, or far fewer than another."""
     shared = {
         name: count
         for name, count in (counts.get("all") or counts["train"]).items()
@@ -403,7 +401,7 @@ def _is_extreme(look: _Look) -> bool:
 
 
 def _untested(counts: dict[str, dict[str, int]]) -> list[str]:
-    """For people: classes without test images, in a folder of their own or to put
+    """Tell people of classes without test images, in a folder of their own or to put
     aside.
     """
     tested = counts.get("test") or {
@@ -418,7 +416,7 @@ def _ranked(names: Sequence[str]) -> dict[str, int]:
 
 
 def _copies(looks: dict[ImageFile, _Look]) -> list[str]:
-    """For people: images of the same pixels."""
+    """Tell people of images of the same pixels."""
     groups: dict[str, list[str]] = {}
     for file, look in looks.items():
         groups.setdefault(look.pixels, []).append(file.name)
@@ -429,7 +427,7 @@ def _copies(looks: dict[ImageFile, _Look]) -> list[str]:
 
 
 def _near_copies(looks: dict[ImageFile, _Look]) -> list[str]:
-    """For people: images that look like another one, of other pixels; each with the
+    """Tell people of images that look like another one, of other pixels; each with the
     first of these.
     """
     seen = list(

@@ -144,7 +144,7 @@ def shape_of(looks: "Looks") -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _size_line(size: int | None, sizes: set[tuple[int, int]]) -> str:
-    """For people: the size that images are brought to, and why."""
+    """Tell people the size that images are brought to, and why."""
     seen = "several sizes"
     if len(sizes) == 1:
         height, width = min(sizes)
@@ -274,7 +274,7 @@ def looked_at(files: Sequence[Path]) -> Looks:
 
 
 def range_line(looks: Looks) -> str:
-    """For people: the range of pixels that was seen."""
+    """Tell people the range of pixels that was seen."""
     return (
         f"{range_text(looks.levels or (0, 1))}, the values of pixels in "
         f"{looks.seen} images that were looked at"

@@ -253,7 +253,7 @@ class ImageReader(Reader):
         return one.shape == other.shape
 
     def most(self, row: Tensor, size: int) -> int:
-        """As many as have the pixels of ``size`` images of ``image_shape``."""
+        """As many inputs as have the pixels of ``size`` images of ``image_shape``."""
         return -(-size * math.prod(self.image_shape) // row.numel())
 
     def fitted(self, examples: Examples) -> Examples:

@@ -52,7 +52,7 @@ class SlotPictures(Exhibit):
 
     Attributes:
         shown: the pictures.
-        part: of the pictures, in the name of the file.
+        part: the part of the pictures, in the name of the file.
 
     Example:
         >>> from torchcaps_lab.data import Shapes

@@ -151,7 +151,9 @@ def _colours(
     alike: bool,
     generator: torch.Generator,
 ) -> Tensor:
-    """Of each figure, (N, most): all different, unless they may be alike."""
+    """Draw a colour for each figure, (N, most): all different, unless they may be
+    alike.
+    """
     if alike:
         return torch.randint(len(_COLOURS), (count, most), generator=generator)
     return torch.rand(count, len(_COLOURS), generator=generator).argsort(1)[:, :most]
@@ -260,7 +262,7 @@ class PictureFolder(DataSet):
         return self._read(self._parts[1])
 
     def notes(self) -> tuple[str, ...]:
-        """That sub-folders are no classes."""
+        """Note that sub-folders are no classes."""
         folders = {file.parent for file in self._files} - {Path(self.root)}
         if not folders:
             return ()

@@ -30,7 +30,7 @@ class SlotSteps(Exhibit):
         drawn: what all slots draw together, likewise.
         parts: what each slot draws, on grey, (T, J, C, H, W).
         shares: of the pixels, (T, J).
-        colours: of the slots, as in the painted pictures.
+        colours: the colours of the slots, as in the painted pictures.
         steps: how many steps the network takes by itself.
 
     Example:
@@ -56,7 +56,7 @@ class SlotSteps(Exhibit):
         image: Tensor,
         picture: Tensor,
     ) -> "SlotSteps":
-        """Of an image, (1, C, H, W), routed anew with each number of steps.
+        """Route an image, (1, C, H, W), anew with each number of steps.
 
         Raises:
             ValueError: if the network draws no slots.

@@ -294,7 +294,7 @@ def _known(labels: Tensor) -> bool:
 
 
 def _shares(mask: Tensor, slots: int) -> Tensor:
-    """Of the pixels of an image, for each slot."""
+    """Count the share of the pixels of an image that each slot has."""
     return torch.bincount(mask.flatten(), minlength=slots) / mask.numel()
 
 

@@ -39,9 +39,9 @@ class Mask(NamedTuple):
     Args:
         path: its file.
         values: uint8 (H, W).
-        format: of the file.
-        mode: of its pixels in Pillow.
-        colours: of its values, where these are numbers of colours.
+        format: the format of the file.
+        mode: the mode of its pixels in Pillow.
+        colours: the colours of its values, where these are numbers of colours.
     """
 
     path: Path
@@ -196,7 +196,7 @@ def mask_lines(
     values: Sequence[int],
     ignore: int | None,
 ) -> Iterator[str]:
-    """For people: which values were taken for classes, and what speaks against it."""
+    """Tell people which values were taken for classes, and what speaks against it."""
     shares = [
         (value, int(counts[value]) / max(int(counts.sum()), 1)) for value in values
     ]
@@ -240,7 +240,7 @@ def mask_lines(
 
 
 def _inverted_lines(masks: Sequence[Mask], values: Sequence[int]) -> Iterator[str]:
-    """For people: which masks of two values have, along their borders, the value that
+    """Tell people which masks of two values have, along their borders, the value that
     others have inside.
     """
     if len(values) != 2:

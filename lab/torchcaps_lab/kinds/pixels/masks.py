@@ -56,7 +56,7 @@ class Cuts(Composition):
 
     Args:
         size: side of a square, in pixels.
-        count: of squares from each image.
+        count: the number of squares from each image.
 
     Example:
         >>> from torchcaps_lab.data import Cuts

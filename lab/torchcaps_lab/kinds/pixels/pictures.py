@@ -107,7 +107,7 @@ def _percent(share: float) -> str:
 
 
 def colours(count: int) -> Tensor:
-    """Of classes, (count, 3) in [0, 1]: black for the first."""
+    """Return the colours of classes, (count, 3) in [0, 1]: black for the first."""
     codes = ["#000000", *map(colour_of, range(count - 1))]
     return torch.tensor(list(map(rgb_of, codes)))
 

@@ -21,7 +21,7 @@ class ClassBoxes(OfImages):
         pictures: (B, C, H, W).
         things: of each image, those of the classes that are there, the most active
             first; boxes are in pixels.
-        names: of the classes, (E,).
+        names: the names of the classes, (E,).
         true: of each image, what is really there; () where that is not known.
 
     Example:
@@ -44,10 +44,10 @@ class ClassBoxes(OfImages):
 
     @classmethod
     def of(cls, observation: Observation, least: float = 0.5) -> "ClassBoxes | None":
-        """Of all images, each once; None if the network says of no class where it is.
+        """Draw all images, each once; None if the network says of no class where it is.
 
         Args:
-            observation: of the images.
+            observation: the observation of the images.
             least: classes with a larger activation are there.
         """
         model = observation.model

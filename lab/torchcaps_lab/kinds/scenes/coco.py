@@ -32,7 +32,7 @@ class Noted(NamedTuple):
     """One image and the boxes around its things.
 
     Args:
-        file: of the image.
+        file: the file of the image.
         labels: the class of each thing.
         boxes: left, top, right, bottom in pixels, or shares of the sides of the image.
         shares: whether they are shares.
@@ -52,7 +52,7 @@ class Coco:
     """A file of annotations.
 
     Attributes:
-        names: of the classes, by their numbers.
+        names: the names of the classes, by their numbers.
 
     Raises:
         ValueError: if it is not as of COCO.

@@ -61,7 +61,7 @@ def owners(true: Tensor, centres: Tensor) -> Tensor:
 
     Args:
         true: the boxes of things (B, K, 4).
-        centres: of the places, (B, I, 2).
+        centres: the centres of the places, (B, I, 2).
     """
     places = centres[:, None]
     inside = ((places > true[:, :, None, :2]) & (places < true[:, :, None, 2:])).all(
@@ -100,7 +100,7 @@ def vote_loss(
     Args:
         places: B images, whose children vote.
         owner: the thing of each place, (B, I), -1 for none.
-        labels: of the things, (B, K).
+        labels: the labels of the things, (B, K).
         true: their boxes, (B, K, 4).
     """
     owned = owner.clamp_min(0)
@@ -121,7 +121,7 @@ def average_precision(
 
     Args:
         activation: (N, E).
-        boxes: of each class, (N, E, 4).
+        boxes: the boxes of each class, (N, E, 4).
         true: likewise; empty where a class is not there.
     """
     present = box_area(true) > 0
@@ -154,7 +154,8 @@ class Detection(SeveralLabels):
 
     Args:
         threshold: classes with a larger activation count as predicted.
-        weight: of the loss of the boxes, relative to that of the activations.
+        weight: the weight of the loss of the boxes, relative to that of the
+            activations.
         each: False: only the box of each class is learned, of images with one thing of
             a class at most.
 

@@ -48,11 +48,11 @@ class SeriesClassifier(ClassifierNetwork):
     features of both networks.
 
     Args:
-        in_channels: of a series, C.
+        in_channels: the channels of a series, C.
         classes: number of classes.
-        channels: of the convolutions, one after the other.
-        strides: of each.
-        kernel_size: of all, an odd number of moments.
+        channels: the channels of the convolutions, one after the other.
+        strides: the strides of each.
+        kernel_size: the kernel size of all, an odd number of moments.
         dropout: share of the features that are left out in training.
 
     Example:
@@ -163,17 +163,18 @@ class SeriesCapsNet(SeriesClassifier, CapsuleNetwork):
     assignment says which moment spoke for which class.
 
     Args:
-        in_channels: of a series, C.
+        in_channels: the channels of a series, C.
         classes: number of classes.
-        channels: of the convolutions, one after the other.
-        strides: of each.
-        kernel_size: of all, an odd number of moments.
+        channels: the channels of the convolutions, one after the other.
+        strides: the strides of each.
+        kernel_size: the kernel size of all, an odd number of moments.
         dropout: share of the features that are left out in training.
-        types: of capsules at each moment.
-        dim: of their poses.
-        pose_dim: of the class capsules.
-        routing: of the class capsules; default: Euclidean K-Means in 3 steps, whose
-            parents are means of votes: a sum would grow with the length of a series.
+        types: the number of types of capsules at each moment.
+        dim: the numbers of their poses.
+        pose_dim: the size of the poses of the class capsules.
+        routing: the routing of the class capsules; default: Euclidean K-Means in 3
+            steps, whose parents are means of votes: a sum would grow with the length of
+            a series.
 
     Source: ours; shared transforms: Su 2018.
 
@@ -232,11 +233,11 @@ class SeriesCNN(SeriesClassifier):
     there, a hidden layer.
 
     Args:
-        in_channels: of a series, C.
+        in_channels: the channels of a series, C.
         classes: number of classes.
-        channels: of the convolutions, one after the other.
-        strides: of each.
-        kernel_size: of all, an odd number of moments.
+        channels: the channels of the convolutions, one after the other.
+        strides: the strides of each.
+        kernel_size: the kernel size of all, an odd number of moments.
         dropout: share of the features that are left out in training.
         hidden: width of the hidden layer.
 

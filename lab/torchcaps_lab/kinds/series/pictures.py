@@ -63,7 +63,7 @@ class SeriesOverTime(Exhibit):
     Attributes:
         series: with what was said about them.
         classes: their names.
-        file: of the picture.
+        file: the file of the picture.
 
     Example:
         >>> from torchcaps_lab.report.pictures import SeriesOverTime
@@ -108,7 +108,7 @@ class SeriesOverTime(Exhibit):
         places: Sequence[int],
         titles: Sequence[str],
     ) -> "SeriesOverTime":
-        """Of some series of a set.
+        """Show some series of a set.
 
         Args:
             model: the network.

@@ -54,7 +54,7 @@ class Series(ListedData):
         standardise: each channel by its mean and deviation over all training series
             (``data``), or over the series itself (``each``), which also takes away how
             loud a sound is.
-        bands: of sounds, at most 1,024.
+        bands: the number of bands of sounds, at most 1,024.
         highest: frequency of sounds, in Hz.
 
     Raises:
@@ -113,7 +113,7 @@ class Series(ListedData):
 
     @property
     def scale(self) -> Scale:
-        """That of the training series."""
+        """The scale of the training series."""
         train = self.train
         assert isinstance(train, SeriesSet)
         return train.scale
@@ -237,7 +237,7 @@ class MadeSeries(Series):
     for trials and tests.
 
     Args:
-        count: of each form by each maker.
+        count: the number of each form by each maker.
         validation: as of :class:`Series`, whole makers.
         seed: likewise.
 

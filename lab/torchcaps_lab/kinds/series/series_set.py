@@ -23,12 +23,12 @@ class Scale:
     / d_c`.
 
     Args:
-        mean: of each channel in the training series; None takes that of each series
-            itself.
+        mean: the mean of each channel in the training series; None takes that of each
+            series itself.
         deviation: likewise.
         sound: how sounds become series.
-        columns: of tables: which series a row belongs to, its label, and its group, if
-            there is one.
+        columns: the columns of tables: which series a row belongs to, its label, and
+            its group, if there is one.
 
     Example:
         >>> from torchcaps_lab.data import Scale
@@ -91,7 +91,7 @@ class SeriesSet(Examples):
 
     Attributes:
         inputs: float32 (N, C + 1, longest of all), as they were read.
-        scale: of the batches.
+        scale: the scale of the batches.
 
     Raises:
         ValueError: a tensor has another type or shape, a label is out of range, or
@@ -130,8 +130,8 @@ class SeriesSet(Examples):
         classes: tuple[str, ...],
         **more: Any,
     ) -> "SeriesSet":
-        """From series (C, L) of any lengths, at least one, with labels and other
-        attributes.
+        """Make a set of series (C, L) of any lengths, at least one, with labels and
+        other attributes.
         """
         return cls(padded(rows, len(rows[0])), labels, classes, **more)
 

@@ -20,9 +20,9 @@ class ClassWords(Exhibit):
             behind it.
         known: of each word, whether it is in the vocabulary.
         shares: of each word in each class, (words, E): :func:`word_shares`.
-        activation: of the classes, (E,).
+        activation: the activation of the classes, (E,).
         said: the most active class.
-        colours: of the classes.
+        colours: the colours of the classes.
 
     Example:
         >>> from torchcaps_lab.data import Words

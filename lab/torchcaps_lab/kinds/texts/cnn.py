@@ -29,7 +29,7 @@ class TextCNN(TextClassifier):
         vocabulary: number of words.
         classes: number of classes.
         word_dim: dimension of the word vectors.
-        widths: of the windows, k.
+        widths: the widths of the windows, k.
         channels: features of each width, f.
         output: ``"softmax"``, as published, or ``"sigmoid"``: each class for itself, as
             in the code released with Zhao et al. 2018, where it stands beside capsules.

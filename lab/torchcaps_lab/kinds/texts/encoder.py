@@ -34,12 +34,12 @@ class TextEncoder(TextClassifier, CapsuleNetwork):
         classes: number of classes.
         word_dim: dimension of the word vectors.
         width: how many words a capsule is made of.
-        types: of capsules of each word.
+        types: the number of types of capsules of each word.
         parts: how many capsules the text becomes.
-        pose_dim: of all capsules.
+        pose_dim: the size of the poses of all capsules.
         dropout: share of the numbers of word vectors that are left out in training.
         hidden_words: share of the words that count as unknown in training.
-        routing: of both layers; default: dynamic, leaky, in 3 steps.
+        routing: the routing of both layers; default: dynamic, leaky, in 3 steps.
 
     Source: after Gong et al. 2018, "Information Aggregation via Dynamic Routing for
     Sequence Encoding", whose words come from a recurrent network; transforms shared by

@@ -132,10 +132,10 @@ def seen(
     0 behind its end.
 
     Args:
-        vectors: of words, (B, word_dim, L).
+        vectors: the vectors of words, (B, word_dim, L).
         present: where there are words, bool (B, L).
         convolutions: one for each width.
-        widths: of the windows.
+        widths: the widths of the windows.
     """
     pairs = zip(convolutions, widths, strict=True)
     return [

@@ -20,16 +20,16 @@ from torchcaps_lab.kinds.texts.network import TextClassifier, ahead, start_apart
 
 
 class NGramCapsules(CapsuleLayer):
-    """From word vectors to class capsules: n-grams, primary, convolutional and class
-    capsules.
+    """Capsules of n-grams, from word vectors to class capsules: n-grams, primary,
+    convolutional and class capsules.
 
     Each layer has a window at every place of a text (n-grams at every ``stride``-th). A
     window may reach beyond the end of the text, where nothing is.
 
     Args:
         text: the network that it is a branch of, which has all sizes.
-        width: of the n-grams.
-        routing: of both layers.
+        width: the width of the n-grams.
+        routing: the routing of both layers.
     """
 
     def __init__(
@@ -127,17 +127,17 @@ class TextCapsNet(TextClassifier):
         vocabulary: number of words.
         classes: number of classes.
         word_dim: dimension of the word vectors.
-        widths: of the n-grams: one for form A, several for form B.
+        widths: the widths of the n-grams: one for form A, several for form B.
         channels: features of an n-gram.
-        types: of primary capsules.
+        types: the number of types of primary capsules.
         parts: types of convolutional capsules.
-        pose_dim: of all capsules.
+        pose_dim: the size of the poses of all capsules.
         window: places that convolutional capsules see.
         stride: between n-grams, 2 in the released code.
         dropout: share of the numbers of word vectors that are left out in training.
         hidden_words: share of the words that count as unknown in training.
-        routing: of both layers; default: dynamic, leaky, in 3 steps. The released code
-            is not leaky.
+        routing: the routing of both layers; default: dynamic, leaky, in 3 steps. The
+            released code is not leaky.
 
     Published: form B, with word vectors that others trained (which are not used here),
     TREC 92.8, SUBJ 93.8, MR 82.3, SST-2 86.8 %. The paper's factor of each child's

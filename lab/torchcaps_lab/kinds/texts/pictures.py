@@ -101,7 +101,7 @@ class ColouredTexts(Exhibit):
         titles: Sequence[str],
         classes: Sequence[str],
     ) -> "ColouredTexts":
-        """Of any texts.
+        """Colour any texts.
 
         Args:
             model: the network.

@@ -40,10 +40,10 @@ class TextPooled(TextClassifier, CapsuleNetwork):
         vocabulary: number of words.
         classes: number of classes.
         word_dim: dimension of the word vectors.
-        widths: of the n-grams, k.
-        types: of capsules, for each width.
+        widths: the widths of the n-grams, k.
+        types: the number of types of capsules, for each width.
         dim: features of a capsule.
-        pose_dim: of the class capsules.
+        pose_dim: the size of the poses of the class capsules.
         dropout: share of the features that are left out in training.
         hidden_words: share of the words that count as unknown in training.
         routing: to the classes; default: dynamic, leaky, in 3 steps.

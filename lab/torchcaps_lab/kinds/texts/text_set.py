@@ -172,7 +172,7 @@ def joined(
         texts: of one class each.
         count: how many to make.
         parts: texts in each.
-        seed: of the choice.
+        seed: the seed of the choice.
 
     Raises:
         TypeError: ``texts`` is not a TextSet.

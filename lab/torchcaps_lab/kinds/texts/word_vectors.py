@@ -24,7 +24,7 @@ class Known(NamedTuple):
     """Vectors of the words of a vocabulary that a file has.
 
     Args:
-        numbers: of these words, int64 (M,).
+        numbers: the numbers of these words, int64 (M,).
         vectors: float32 (M, D).
     """
 

@@ -28,7 +28,7 @@ class Reading(NamedTuple):
     """A text as a network reads it.
 
     Args:
-        numbers: of its words, at most the first ``longest``, int64 (L,).
+        numbers: the numbers of its words, at most the first ``longest``, int64 (L,).
         spans: where each of these words is in the text: index of its first character,
             and of the one after its last.
         length: how many words the text has.

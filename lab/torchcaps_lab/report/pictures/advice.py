@@ -64,11 +64,11 @@ class Advice(Exhibit):
         metrics: Metrics,
         model: ClassifierNetwork | None = None,
     ) -> "Advice":
-        """Of images of one class each.
+        """Make the exhibit of images of one class each.
 
         Args:
             findings: about these images.
-            images: that were tested on.
+            images: the images that were tested on.
             summary: what the run says of itself, with ``train_per_class``: how many
                 images of each; may be empty.
             metrics: rows with ``train_accuracy``, ``val_accuracy`` and the losses; may
@@ -111,13 +111,14 @@ class Advice(Exhibit):
         remedies: Remedies = NO_REMEDIES,
         draw: str = "",
     ) -> "Advice":
-        """Of any task with a measure of which more is better, from 0 to 1.
+        """Make the exhibit of any task with a measure of which more is better, from 0
+        to 1.
 
         Args:
             measure: its name in the metrics.
             tested: its value for the tested images.
             shares: how well each class is found, by name; None for one that is nowhere.
-            images: that were tested on.
+            images: the images that were tested on.
             summary: what the run says of itself; may be empty.
             metrics: rows with ``train_<measure>`` and ``val_<measure>``; may be empty.
             of_class: what the shares are, for people.
@@ -148,11 +149,11 @@ class Advice(Exhibit):
         good: str,
         draw: str = "",
     ) -> "Advice":
-        """Of advice that was found.
+        """Make the exhibit of advice that was found.
 
         Args:
             hints: the most pressing first; those after the eighth are left out.
-            images: that were tested on.
+            images: the images that were tested on.
             commands: about the run.
             good: what there is to say where there is no advice.
             draw: likewise :meth:`of_task`.
@@ -174,7 +175,7 @@ class Advice(Exhibit):
 
     @classmethod
     def of_test(cls, tested: Tested) -> "Iterator[Advice]":
-        """Of what a classifier was tested on."""
+        """Make the exhibit of what a classifier was tested on."""
         yield cls.of(
             tested.findings, tested.images, tested.summary, tested.metrics, tested.model
         )

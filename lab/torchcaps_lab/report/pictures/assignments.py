@@ -80,8 +80,9 @@ class Assignments(OfImages):
 
     @classmethod
     def of(cls, observation: Observation) -> "Assignments | None":
-        """Of as many images as there are classes, but at least ten; None if no children
-        lie on a grid, unless routing decided nothing, which is said here.
+        """Make the exhibit of as many images as there are classes, but at least ten;
+        None if no children lie on a grid, unless routing decided nothing, which is said
+        here.
         """
         verdict = observation.verdict
         nothing = verdict.of_routing if verdict is not None and verdict.even else ""

@@ -34,7 +34,7 @@ class ClassActivations(Exhibit):
 
     @classmethod
     def of(cls, observation: Observation) -> "ClassActivations":
-        """Of the example."""
+        """Make the exhibit of the example."""
         place = observation.selection.example
         activation = observation.activation[place]
         return cls(

@@ -50,8 +50,8 @@ class ClassPose(Exhibit):
 
     @classmethod
     def of(cls, observation: Observation) -> "ClassPose | None":
-        """Of the example and the class that it is asked about; None without a
-        decoder.
+        """Make the exhibit of the example and the class that it is asked about; None
+        without a decoder.
         """
         classes = observation.classes
         if classes is None or not observation.decodes:

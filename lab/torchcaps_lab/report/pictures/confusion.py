@@ -54,7 +54,7 @@ class Confusion(Exhibit):
         classes: Sequence[str],
         what: str = "images",
     ) -> "Confusion":
-        """Of examples of one class each.
+        """Make the exhibit of examples of one class each.
 
         Args:
             findings: about them.
@@ -89,7 +89,7 @@ class Confusion(Exhibit):
 
     @classmethod
     def of_test(cls, tested: Tested) -> "Iterator[Confusion]":
-        """Of what a classifier was tested on."""
+        """Make the exhibit of what a classifier was tested on."""
         yield cls.of(tested.findings, tested.images.classes, tested.images.what)
 
     def shown(self) -> Tensor:

@@ -18,7 +18,7 @@ class Worst(NamedTuple):
     """The class with the lowest recall.
 
     Args:
-        name: of the class.
+        name: the name of the class.
         right: how many of its images were said to be of it.
         images: how many it has.
 
@@ -85,10 +85,10 @@ class Headline(Exhibit):
         examples: str,
         verdict: Verdict | None = None,
     ) -> "Headline":
-        """Of images of one class each.
+        """Make the exhibit of images of one class each.
 
         Args:
-            title: of the page.
+            title: the title of the page.
             findings: about the images.
             classes: their names.
             examples: "images" or "texts".
@@ -122,7 +122,7 @@ class Headline(Exhibit):
 
     @classmethod
     def of_test(cls, tested: Tested) -> "Iterator[Headline]":
-        """Of what a classifier was tested on."""
+        """Make the exhibit of what a classifier was tested on."""
         yield cls.of(
             page_title(tested.model, tested.summary),
             tested.findings,

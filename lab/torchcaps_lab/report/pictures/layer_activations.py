@@ -56,7 +56,7 @@ class LayerActivations(OfImages):
         layers: from the lowest up, of the type that differs most between these images
             and places.
         classes: activations of the classes, (B, E).
-        names: of the classes, (E,).
+        names: the names of the classes, (E,).
 
     Example:
         >>> from torchcaps_lab.report import Observation, Selection
@@ -79,7 +79,7 @@ class LayerActivations(OfImages):
 
     @classmethod
     def of(cls, observation: Observation) -> "LayerActivations | None":
-        """None if no capsules lie on a grid."""
+        """Make the exhibit; None if no capsules lie on a grid."""
         if not observation.grids:
             return None
         chosen = observation.selection.first(COLUMNS)
@@ -163,8 +163,8 @@ def _draw_bars(
     names: Sequence[str],
     aspect: float,
 ) -> None:
-    """Of each image the activations of the classes, the strongest in red; all named, or
-    of many the strongest.
+    """Draw the activations of each image of the classes, the strongest in red; all
+    named, or of many the strongest.
     """
     top = max(classes.max().item(), 1e-6)
     every = list(range(len(names)))

@@ -65,7 +65,7 @@ class LayerPoses(OfImages):
 
     Attributes:
         picture: (C, H, W).
-        image_title: of the image.
+        image_title: the title of the image.
         layers: from the lowest up, those whose poses have at most 32 numbers.
 
     Example:
@@ -87,8 +87,8 @@ class LayerPoses(OfImages):
 
     @classmethod
     def of(cls, observation: Observation) -> "LayerPoses | None":
-        """None if no capsules lie on a grid, or their poses are too large to be
-        read.
+        """Make the exhibit; None if no capsules lie on a grid, or their poses are too
+        large to be read.
         """
         place = observation.selection.example
         layers_with_maps = [

@@ -62,8 +62,8 @@ class LearningCurves(Exhibit):
     """Loss and accuracy (or error) over the epochs, and the health of the routing.
 
     Attributes:
-        panels: of loss and accuracy or error, or what the task measures, for training,
-            validation and test images.
+        panels: the panels of loss and accuracy or error, or what the task measures, for
+            training, validation and test images.
         health: of the entropy of the assignments and of dead capsules, for each layer.
 
     Example:
@@ -81,7 +81,7 @@ class LearningCurves(Exhibit):
 
     @classmethod
     def of(cls, metrics: Metrics, what: str = "images") -> "LearningCurves | None":
-        """Of a row an epoch; None if no row holds anything to draw.
+        """Draw the curves of a row an epoch; None if no row holds anything to draw.
 
         Args:
             what: what the examples are, such as "images" or "texts".
@@ -111,7 +111,7 @@ class LearningCurves(Exhibit):
 
     @classmethod
     def of_test(cls, tested: Tested) -> "Iterator[LearningCurves | None]":
-        """Of what a classifier was tested on."""
+        """Make the exhibit of what a classifier was tested on."""
         yield cls.of(tested.metrics, tested.images.what)
 
     def draw(self) -> Iterator[Picture]:

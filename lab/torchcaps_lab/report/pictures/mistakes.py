@@ -28,11 +28,11 @@ class Mistake(NamedTuple):
     """An image that was taken for another class.
 
     Args:
-        name: of its file, or its place in the set.
+        name: the name of its file, or its place in the set.
         true: the name of its class.
         said: the name of the class that it was taken for.
-        said_activation: of that class.
-        true_activation: of the true class.
+        said_activation: the activation of that class.
+        true_activation: the activation of the true class.
 
     Example:
         >>> from torchcaps_lab.report.pictures.mistakes import Mistake
@@ -71,9 +71,9 @@ class Mistakes(Exhibit):
 
     Attributes:
         mistakes: at most 24.
-        pictures: of them, (N, C, H, W).
+        pictures: the pictures of these, (N, C, H, W).
         wrong: how many mistakes there are.
-        images: of how many images.
+        images: how many images.
         files: whether the mistakes are named by files.
 
     Example:
@@ -95,7 +95,7 @@ class Mistakes(Exhibit):
 
     @classmethod
     def of(cls, findings: Findings, image_set: Examples) -> "Mistakes":
-        """Of images of one class each."""
+        """Make the exhibit of images of one class each."""
         chosen = findings.mistakes(_MISTAKES).tolist()
         wrong = int((findings.prediction != findings.labels).sum())
         high, wide = image_set.image_shape[1:]
@@ -120,7 +120,7 @@ class Mistakes(Exhibit):
 
     @classmethod
     def of_test(cls, tested: Tested) -> "Iterator[Mistakes]":
-        """Of what a classifier was tested on."""
+        """Make the exhibit of what a classifier was tested on."""
         if tested.images.pictured:
             yield cls.of(tested.findings, tested.images)
 

@@ -28,7 +28,8 @@ class NoneOfThese(Exhibit):
 
     Attributes:
         pictures: (B, C, H, W).
-        reconstructions: of the most active class of each, (B, C, H, W).
+        reconstructions: the reconstructions of the most active class of each, (B, C, H,
+            W).
         differences: between the two, from none, 0, to 1, (B, C, H, W).
         said: the most active class of each.
         strangeness: the share of the validation images that are less strange, (B,).
@@ -62,11 +63,11 @@ class NoneOfThese(Exhibit):
         strangers: Strangers,
         more: str = "",
     ) -> "NoneOfThese | None":
-        """Of images that are asked about their most active classes; None without a
-        decoder.
+        """Make the exhibit of images that are asked about their most active classes;
+        None without a decoder.
 
         Args:
-            observation: of the images.
+            observation: the observation of the images.
             strangers: says which of them are known.
             more: is said of them, after all else.
         """

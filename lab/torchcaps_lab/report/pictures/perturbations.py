@@ -64,11 +64,11 @@ class Perturbations(Exhibit):
     def of(
         cls, observation: Observation, values: Tensor | None = None
     ) -> "Perturbations | None":
-        """None without a decoder.
+        """Make the exhibit; None without a decoder.
 
         Args:
-            observation: of one image of each class, titled with the name of the class;
-                else its label is its name.
+            observation: the observation of one image of each class, titled with the
+                name of the class; else its label is its name.
             values: what to add; default: :func:`~torchcaps_lab.report.default_sweep`.
         """
         if not observation.decodes:
@@ -105,7 +105,7 @@ class Perturbations(Exhibit):
     def of_images(
         cls, shown: Observation, examples: Observation
     ) -> "Perturbations | None":
-        """Of one image of each class."""
+        """Make the exhibit of one image of each class."""
         return cls.of(examples)
 
     def draw(self) -> Iterator[Picture]:

@@ -57,8 +57,8 @@ class PoseReadout(Exhibit):
 
     @classmethod
     def of(cls, model: ClassifierNetwork, image_set: Examples) -> "PoseReadout | None":
-        """None unless classes share their pose dimensions, images are bright figures on
-        black, and can be measured.
+        """Make the exhibit; None unless classes share their pose dimensions, images are
+        bright figures on black, and can be measured.
 
         It takes scikit-image, and two measured images for each number of a pose.
 
@@ -101,7 +101,7 @@ class PoseReadout(Exhibit):
 
     @classmethod
     def of_test(cls, tested: Tested) -> "Iterator[PoseReadout | None]":
-        """Of what a classifier was tested on."""
+        """Make the exhibit of what a classifier was tested on."""
         if tested.images.pictured:
             yield cls.of(tested.model, tested.images)
 

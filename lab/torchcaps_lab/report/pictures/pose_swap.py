@@ -38,8 +38,8 @@ class PoseSwap(Exhibit):
 
     @classmethod
     def of(cls, first: Observation, second: Observation) -> "PoseSwap | None":
-        """Of the examples of two looks with the same network; None without a
-        decoder.
+        """Make the exhibit of the examples of two looks with the same network; None
+        without a decoder.
         """
         if first.classes is None or second.classes is None or not first.decodes:
             return None

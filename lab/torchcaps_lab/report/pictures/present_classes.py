@@ -16,7 +16,7 @@ def class_table(figures: Mapping[str, Figures], examples: str = "images") -> Tab
     """How well each class is recognised, by its name.
 
     Args:
-        figures: of each class.
+        figures: the figures of each class.
         examples: what the examples are, such as "images" or "texts".
     """
     rows = []
@@ -32,7 +32,7 @@ class PresentClasses(Exhibit):
     """How well a network finds all classes of images, and each.
 
     Attributes:
-        figures: of each class, by name.
+        figures: the figures of each class, by name.
 
     Example:
         >>> from torchcaps_lab.report.pictures.present_classes import PresentClasses
@@ -53,12 +53,12 @@ class PresentClasses(Exhibit):
         figures: Mapping[str, Figures],
         verdict: Verdict | None = None,
     ) -> "PresentClasses":
-        """Of what was measured.
+        """Make the exhibit of what was measured.
 
         Args:
-            title: of the page.
+            title: the title of the page.
             lines: what was measured, the most important first.
-            figures: of each class, by name.
+            figures: the figures of each class, by name.
             verdict: what routing and decoder do; None where that is not known.
         """
         recalls = {

@@ -38,7 +38,7 @@ class Reconstructions(OfImages):
 
     @classmethod
     def of(cls, observation: Observation) -> "Reconstructions | None":
-        """None without a decoder."""
+        """Make the exhibit; None without a decoder."""
         classes = observation.classes
         if classes is None or not observation.decodes:
             return None

@@ -19,7 +19,7 @@ class ReliabilityCurve(NamedTuple):
     how sure it was.
 
     Args:
-        name: of the probabilities.
+        name: the name of the probabilities.
         confidence: mean probability of the class that was said, for each bin that has
             images.
         accuracy: share of the images of the bin for which that class was right.
@@ -66,7 +66,8 @@ class Reliability(Exhibit):
         calibration: Calibration | None,
         what: str = "images",
     ) -> "Reliability | None":
-        """Of examples of one class each; None for activations that are not finite.
+        """Make the exhibit of examples of one class each; None for activations that are
+        not finite.
 
         Args:
             findings: about them.
@@ -109,7 +110,7 @@ class Reliability(Exhibit):
 
     @classmethod
     def of_test(cls, tested: Tested) -> "Iterator[Reliability | None]":
-        """Of what a classifier was tested on."""
+        """Make the exhibit of what a classifier was tested on."""
         calibration = Calibration.from_config(tested.model.extra.get("calibration"))
         if calibration is not None:
             yield cls.of(tested.findings, calibration, tested.images.what)

@@ -22,9 +22,9 @@ class RoutingStep(NamedTuple):
     """One step of routing.
 
     Args:
-        assignment: of the children shown, (I', E).
-        agreement: of the same, cosines in [-1, 1], (I', E).
-        activation: of the classes, (E,).
+        assignment: the assignment of the children shown, (I', E).
+        agreement: the agreement of the same, cosines in [-1, 1], (I', E).
+        activation: the activation of the classes, (E,).
         maps: share of the active children at each position that went to each class,
             (H', W', E); None off a grid.
 
@@ -82,8 +82,8 @@ class RoutingSteps(Exhibit):
 
     @classmethod
     def of(cls, observation: Observation) -> "RoutingSteps | None":
-        """Of the example; None if the classes are not found by routing votes. Routes it
-        anew, step by step.
+        """Make the exhibit of the example; None if the classes are not found by routing
+        votes. Routes it anew, step by step.
 
         The children shown are the most active ones, by the class that most of them goes
         to in the end.

@@ -62,7 +62,7 @@ class Summary(Exhibit):
 
     @classmethod
     def of_test(cls, tested: Tested) -> "Iterator[Summary]":
-        """Of what a classifier was tested on."""
+        """Make the exhibit of what a classifier was tested on."""
         yield cls.of("Settings and measures", tested.summary, measures(tested.findings))
 
     def table(self) -> Table:
