@@ -55,7 +55,8 @@ class Case(ABC):
         """How many numbers the votes of the largest layer have if they are stored,
         counted in a pass of one image.
         """
-        single, sizes = with_batch(self, 1), [0]
+        single = with_batch(self, 1)
+        sizes = [0]
         module = single.build()
 
         def note_size(_: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -78,7 +79,8 @@ def call_of(
     A training step clears the gradients first, and leaves new ones.
     """
     torch.manual_seed(0)
-    module, inputs = case.build().to(device), case.inputs(device)
+    module = case.build().to(device)
+    inputs = case.inputs(device)
     leaves = [
         tensor for tensor in (*module.parameters(), *inputs) if tensor.requires_grad
     ]

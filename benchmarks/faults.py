@@ -154,13 +154,16 @@ def fuzzed_networks(folder: Path, count: int, chance: random.Random) -> Iterator
     import json
 
     create_model("capsnet_digits", **OPTIONS["model_args"]).save_pretrained(folder)
-    config, weights = folder / "config.json", folder / "model.safetensors"
-    text, tensors = config.read_bytes(), weights.read_bytes()
+    config = folder / "config.json"
+    weights = folder / "model.safetensors"
+    text = config.read_bytes()
+    tensors = weights.read_bytes()
     for number in range(count):
         config.write_bytes(text)
         weights.write_bytes(tensors)
         if number % 3 == 0:
-            start, remainder = tensors[: 8 + 2000], tensors[8 + 2000 :]
+            start = tensors[: 8 + 2000]
+            remainder = tensors[8 + 2000 :]
             weights.write_bytes(damaged(start, chance) + remainder)
         elif number % 3 == 1:
             config.write_bytes(damaged(text, chance))
@@ -274,7 +277,8 @@ def damaged_checkpoints(
     """Checkpoints with one bit flipped, or cut, or that would run a command: all must
     be detected.
     """
-    mark, run = folder / "mark", RunFolder(folder / "run")
+    mark = folder / "mark"
+    run = RunFolder(folder / "run")
     finish(run.path, epochs=1)
     path = run.checkpoint
     if path is None:
@@ -468,7 +472,8 @@ def run(options: argparse.Namespace, show: Show) -> None:
             start = time.perf_counter()
             results = list(tries(folder, counts.get(name, 1), chance))
             seconds = time.perf_counter() - start
-            tried, right = len(results), sum(results)
+            tried = len(results)
+            right = sum(results)
             show(f"{title}: {right} of {tried} ({seconds:.0f} s)")
             rows.append((title, expected, str(tried), str(right), f"{seconds:.0f}"))
             if right < tried:

@@ -119,7 +119,8 @@ def orders_of_axes(folder: Path, count: int, chance: random.Random) -> Iterator[
     """Images of 1, 3 or 4 channels and sides of 1 to 40."""
     for number in range(count):
         channels = chance.choice((1, 3, 4))
-        height, width = chance.randrange(1, 40), chance.randrange(1, 40)
+        height = chance.randrange(1, 40)
+        width = chance.randrange(1, 40)
         images = torch.randint(0, 256, (12, channels, height, width), dtype=torch.uint8)
         labels = [place % 2 for place in range(12)]
         array = images if number % 2 else images.permute(0, 2, 3, 1)

@@ -27,7 +27,8 @@ SECONDS, MEBIBYTES = 20, 1024
 
 def _modest(act: Callable[[], Any]) -> bool:
     """Whether a call works or fails with a named error, in little time and memory."""
-    start, before = time.perf_counter(), _peak()
+    start = time.perf_counter()
+    before = _peak()
     return (
         no_crash(act)
         and time.perf_counter() - start < SECONDS
@@ -72,7 +73,8 @@ def _flac(path: Path, stated: int) -> None:
 )
 def stated_sizes(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
     """Sounds, tables, vectors, JSON and options of a few KB to a MiB."""
-    waves, packed = folder / "waves", folder / "packed"
+    waves = folder / "waves"
+    packed = folder / "packed"
     for sounds in (waves, packed):
         sounds.mkdir()
         _wav(sounds / "low_ann_0.wav", 8000, 8000)
@@ -139,7 +141,8 @@ def annotations(folder: Path, count: int, chance: random.Random) -> Iterator[boo
     )
     numbers: tuple[Any, ...] = (60, 40, 0, -1, 1e9, 1e400, "x", None, 2**40, [1])
     for _ in range(count):
-        name, sides = chance.choice(names), chance.choices(numbers, k=2)
+        name = chance.choice(names)
+        sides = chance.choices(numbers, k=2)
         count_of_runs = chance.randrange(20)
         letters = [chr(chance.randrange(33, 127)) for _ in range(count_of_runs)]
         runs = "".join(letters)

@@ -70,7 +70,8 @@ def kills_of_all(folder: Path, count: int, chance: random.Random) -> Iterator[bo
     resumed: the same bits as in one go.
     """
     for name, variant in VARIANTS.items():
-        unbroken, began = folder / name / "unbroken", time.perf_counter()
+        unbroken = folder / name / "unbroken"
+        began = time.perf_counter()
         unbroken.parent.mkdir()
         _start(unbroken, variant).join()
         seconds = time.perf_counter() - began

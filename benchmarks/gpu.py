@@ -317,7 +317,8 @@ def time_trial(trial: Trial, way: str, device: str) -> Timing:
 
 def timings(device: str, show: Callable[[str], None], until: float) -> Iterator[Timing]:
     """All trials in all ways; one that fails is shown, and left out."""
-    small, ways = device == "cpu", ["eager", "graph", "naive", "compiled"]
+    small = device == "cpu"
+    ways = ["eager", "graph", "naive", "compiled"]
     if small:
         ways = ["eager", "naive"]
     yardstick = YardstickCase("yardstick", 128)
@@ -481,7 +482,8 @@ def run(options: argparse.Namespace, show: Callable[[str], None]) -> None:
     Raises:
         ValueError: if there is no GPU and none was waived.
     """
-    device, begin = options.device, time.monotonic()
+    device = options.device
+    begin = time.monotonic()
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("there is no GPU here: --device cpu tries the command itself")
     warnings.simplefilter("ignore")

@@ -170,29 +170,25 @@ def _matrixcapsnet(batch: int) -> Work:
         channels=64,
         types=(8, 16, 16),
     )
-    images, labels = (
-        torch.rand(
-            batch,
-            1,
-            32,
-            32,
-        ),
-        torch.arange(batch) % 5,
+    images = torch.rand(
+        batch,
+        1,
+        32,
+        32,
     )
+    labels = torch.arange(batch) % 5
     return lambda: [tc.spread_loss(network(images).activation, labels, 0.5)]
 
 
 def _capsnet(batch: int) -> Work:
     network = tc.create_model("capsnet", image_shape=(1, 28, 28), classes=10)
-    images, labels = (
-        torch.rand(
-            batch,
-            1,
-            28,
-            28,
-        ),
-        torch.arange(batch) % 10,
+    images = torch.rand(
+        batch,
+        1,
+        28,
+        28,
     )
+    labels = torch.arange(batch) % 10
 
     def loss() -> Sequence[Tensor]:
         output = network(images, labels)
@@ -217,7 +213,8 @@ def launches(case: str, batch: int = 2) -> Launches:
         case: one of :data:`CASES`.
         batch: of images; the count hardly depends on it.
     """
-    work, counter = CASES[case](batch), _Counter()
+    work = CASES[case](batch)
+    counter = _Counter()
     with _imagined_gpu(counter):
         work()  # what is made once is made here
         counter.count.clear()

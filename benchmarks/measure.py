@@ -21,7 +21,8 @@ Call = Callable[[], object]
 FEWEST = 3
 """Runs that are made even beyond the time limit."""
 
-_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
 HAVE_PEAK = _CLEAR.exists()
 """Whether the peak of a process's resident memory can be read and reset on this system.
 """

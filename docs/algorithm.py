@@ -25,7 +25,12 @@ def sizes() -> dict[str, float]:
     """MiB of each tensor in EM ConvCaps1, one image: 14x14x32 children of 4x4, 6x6
     windows of 3x3, 32 parents each.
     """
-    G, B, I, J, P, H = 14 * 14 * 32, 6 * 6, 3 * 3 * 32, 32, 4 * 4, 4 * 4
+    G = 14 * 14 * 32
+    B = 6 * 6
+    I = 3 * 3 * 32
+    J = 32
+    P = 4 * 4
+    H = 4 * 4
     numbers = {
         "children": G * (P + 1),
         "transforms": I * J * 4 * 4,
@@ -145,7 +150,8 @@ def arrow(
     look["mutation_scale"] = 9 + 1.5 * width
     axes.annotate("", end, start, arrowprops=look)
     if label:
-        x, y = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
+        x = (start[0] + end[0]) / 2
+        y = (start[1] + end[1]) / 2
         axes.text(
             x + side,
             y,

@@ -20,7 +20,9 @@ PAGE = Path(__file__).with_suffix(".md")
 PICTURE = Path(__file__).parent / "pictures" / "attribution.png"
 
 
-EPOCHS, BATCH, SEED = 8, 32, 0
+EPOCHS = 8
+BATCH = 32
+SEED = 0
 
 
 def computed() -> dict[str, Any]:

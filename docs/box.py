@@ -229,7 +229,8 @@ def tested_in_words(
 
 def measured(classifier: Classifier, packed: Classifier, test: Examples) -> str:
     """What the stored weights do on test images."""
-    prepared, task = classifier.prepared(test), classifier.task
+    prepared = classifier.prepared(test)
+    task = classifier.task
     before = ask(classifier.network, prepared).activation
     after = ask(packed.network, prepared).activation
     changed = answers(task, before) != answers(task, after)
@@ -239,7 +240,8 @@ def measured(classifier: Classifier, packed: Classifier, test: Examples) -> str:
     moved = float((after - before).abs().max())
     boxes = ""
     if "box_iou" in figures:
-        iou, precision = figures["box_iou"], figures["map_50"]
+        iou = figures["box_iou"]
+        precision = figures["map_50"]
         boxes = f", boxes: IoU {iou:.3f}, mAP at 0.5 {precision:.3f}"
     return (
         f"{figures['error_percent']:.2f} % ({wrong:,} of {len(test):,}) as "
@@ -284,7 +286,8 @@ def write_card(
     options: argparse.Namespace, packed: Classifier, tested: dict[str, str]
 ) -> None:
     """The card, of what the run reported of itself."""
-    data, model = data_of(options), options.name.rpartition("/")[2]
+    data = data_of(options)
+    model = options.name.rpartition("/")[2]
     summary = json.loads((options.run / "summary.json").read_text())
     network = packed.network
     rows = {

@@ -45,7 +45,10 @@ SHOWN = (
 """The networks that the page is shown with, if no others are named."""
 
 INK, GREY, PALE, RED, BLUE = "#1d2530", "#667080", "#dfe3e8", "#b5382c", "#2b5c8a"
-SIZE, SIDE, SCALE, FRAMES = (720, 250), 168, 2, 28
+SIZE = (720, 250)
+SIDE = 168
+SCALE = 2
+FRAMES = 28
 """The picture and a digit in it in pixels; how much larger it is drawn; frames for each
 number that moves.
 """
@@ -96,7 +99,8 @@ def numbers_to_move(tells: tuple[str, ...], measures: tuple[str, ...]) -> list[i
 
 def frames(shown: Scene, measures: tuple[str, ...]) -> Iterator[Image.Image]:
     """Each chosen number goes up, down and back."""
-    pose, reach = shown.exhibit.pose, shown.exhibit.reach
+    pose = shown.exhibit.pose
+    reach = shown.exhibit.reach
     angles = [2 * math.pi * frame / FRAMES for frame in range(FRAMES)]
     waves = torch.tensor(list(map(math.sin, angles)))
     targets = torch.full((FRAMES,), shown.exhibit.target)
@@ -114,14 +118,17 @@ def frame(shown: Scene, numbers: Tensor, picture: Tensor, place: int) -> Image.I
     pen = ImageDraw.Draw(canvas)
     put(canvas, pen, shown.image, 16, "an image")
     put(canvas, pen, picture, SIZE[0] - SIDE - 16, "what its capsule draws")
-    left, right, top = SIDE + 60, SIZE[0] - SIDE - 60, 18
+    left = SIDE + 60
+    right = SIZE[0] - SIDE - 60
+    top = 18
     furthest = float(shown.exhibit.pose.abs().max()) + shown.exhibit.reach
     for row, number in enumerate(numbers.tolist()):
         y = top + row * (SIDE / len(numbers)) + 5
         colour = RED if row == place else BLUE
         share = 0.5 + number / furthest / 2
         pen.line(scaled(left, y, right, y), PALE, 3 * SCALE)
-        x, radius = left + share * (right - left), 5 if row == place else 3.5
+        x = left + share * (right - left)
+        radius = 5 if row == place else 3.5
         pen.ellipse(
             scaled(
                 x - radius,

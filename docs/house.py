@@ -245,7 +245,12 @@ def reduced(graph: dict[str, set[str]]) -> dict[str, set[str]]:
     return shortest
 
 
-WIDTH, HEIGHT, GAP, ROW, MARGIN, BAR = 176, 52, 40, 96, 24, 152
+WIDTH = 176
+HEIGHT = 52
+GAP = 40
+ROW = 96
+MARGIN = 24
+BAR = 152
 """Of the picture, in pixels: a box, the space between boxes and between the tops of two
 rows, the edge, a full bar.
 """
@@ -334,7 +339,8 @@ def curve(points: Sequence[Point]) -> str:
     of the last.
     """
     half = HEIGHT / 2
-    x, y = points[0].x, points[0].y + half
+    x = points[0].x
+    y = points[0].y + half
     drawn = [f"M{x:.0f} {y:.0f}"]
     bend = (ROW - HEIGHT) / 2
     for number, point in enumerate(points[1:], 2):
@@ -349,7 +355,8 @@ def curve(points: Sequence[Point]) -> str:
         )
         if not is_last:
             drawn.append(f"V{point.y + half:.0f}")
-        x, y = point.x, point.y + half
+        x = point.x
+        y = point.y + half
     return " ".join(drawn)
 
 
@@ -386,7 +393,8 @@ def picture() -> str:
 
 
 def _box(name: str, middle: Point, lines: int, most: int) -> str:
-    x, y = middle.x - WIDTH / 2, middle.y - HEIGHT / 2
+    x = middle.x - WIDTH / 2
+    y = middle.y - HEIGHT / 2
     kind = "room beside" if name in BESIDE else "room"
     bar = max(BAR * lines / most, 1)
     return (

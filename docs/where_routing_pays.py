@@ -31,11 +31,10 @@ from torchcaps_lab.report import new_figure
 
 ROOT = Path(__file__).parent
 RESULTS = ROOT / "results/recipes"
-RESULT, DIGITS = (
-    RESULTS / "smallnorb-viewpoints-quick.json",
-    RESULTS / "digit-heads-quick.json",
-)
-PAGE, README = ROOT / "where-routing-pays.md", ROOT.parent / "README.md"
+RESULT = RESULTS / "smallnorb-viewpoints-quick.json"
+DIGITS = RESULTS / "digit-heads-quick.json"
+PAGE = ROOT / "where-routing-pays.md"
+README = ROOT.parent / "README.md"
 PICTURES = ROOT / "pictures"
 UNIFORM, PUBLISHED = "dynamic, 1 step", "fully connected"
 """What the others are compared with on viewpoints: no routing, and the head that is
@@ -217,7 +216,8 @@ def difference(
         matched: a measure whose errors explain a part of the difference, which is
             subtracted: their difference times the :func:`slope` of both heads.
     """
-    of_head, of_reference = runs[head], runs[reference]
+    of_head = runs[head]
+    of_reference = runs[reference]
     seeds = sorted(of_head.keys() & of_reference.keys())
 
     def subtracted(name: str) -> np.ndarray:
@@ -329,7 +329,8 @@ def verdicts(runs: Runs, references: Mapping[str, str]) -> Iterator[str]:
         tests: dict[str, list[str]] = {"fewer": [], "more": [], "open": []}
         for test, points in differences(runs, head, reference).items():
             tests[points.verdict].append(test)
-        fewer, more = "; ".join(tests["fewer"]), "; ".join(tests["more"])
+        fewer = "; ".join(tests["fewer"])
+        more = "; ".join(tests["more"])
         yield f"| {head} | {reference} | {fewer} | {more} |"
 
 

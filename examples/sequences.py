@@ -44,7 +44,8 @@ def signals(count: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     )
     beats = torch.tensor(list(BEATS.values())).repeat_interleave(2, dim=1)
     for number in range(count):
-        signal, beat = noisy[number, 0], beats[labels[number]]
+        signal = noisy[number, 0]
+        beat = beats[labels[number]]
         length = int(lengths[number])
         start = int(
             torch.randint(
@@ -122,7 +123,8 @@ def main(steps: int = 200, batch: int = 64) -> float:
 
 
 if __name__ == "__main__":
-    accuracy, chance = main(), 1 / len(BEATS)
+    accuracy = main()
+    chance = 1 / len(BEATS)
     print(
         f"{accuracy:.1%} of 500 signals classified correctly (by chance: {chance:.1%})"
     )

@@ -69,7 +69,8 @@ def main(epochs: int = 30, batch: int = 64) -> float:
     """
     torch.manual_seed(0)
     digits = Digits(validation=0)
-    images, labels = binary(digits.train), digits.train.labels
+    images = binary(digits.train)
+    labels = digits.train.labels
     model = Sketch()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for _ in range(epochs):

@@ -85,7 +85,8 @@ SIDE_BY_SIDE, ABOVE = "side by side", "one above the other"
 SHOWN = 6
 """Pairs of each layout in the report: the first ones, whatever the networks answer."""
 
-FIRST, SECOND = (0.90, 0.42, 0.05), (0.10, 0.40, 0.85)
+FIRST = (0.90, 0.42, 0.05)
+SECOND = (0.10, 0.40, 0.85)
 """The colours of the two digits, red, green and blue."""
 
 
@@ -146,7 +147,8 @@ def learn_to_draw(
             network.encode(moved[:, :, top : top + side, left : left + side]).pose
             for top, left in places
         ]
-    poses, labels = torch.cat(poses), digits.labels.repeat(len(places))
+    poses = torch.cat(poses)
+    labels = digits.labels.repeat(len(places))
     drawings = drawings.repeat(len(places), 1, 1, 1)
     decoder = nn.Sequential(
         tc.layers.PoseInput(network.classes, network.pose_dim, "pose_and_class"),
@@ -202,7 +204,8 @@ def pairs_of(digits: Examples, layout: str, count: int = 500) -> Pairs:
     )
     labels = digits.labels[chosen]
     different = (labels[0] != labels[1]).nonzero()[:count, 0]
-    chosen, labels = chosen[:, different], labels[:, different]
+    chosen = chosen[:, different]
+    labels = labels[:, different]
     first, second = digits.inputs[chosen].float() / 255
     axis = 3 if layout == SIDE_BY_SIDE else 2
     return Pairs(layout, torch.cat([first, second], axis), labels.T)
@@ -271,7 +274,10 @@ class TwoDigits(Exhibit):
         cls, pairs: list[Pairs], capsules: CapsuleClassifier, plain: ImageClassifier
     ) -> "TwoDigits":
         """Of all pairs the figures, and the first ones to show."""
-        shares, entropies, changed, columns = [], [], [], []
+        shares = []
+        entropies = []
+        changed = []
+        columns = []
         for of_layout in pairs:
             images = of_layout.images
             look = Observation(capsules, Selection(images, images))
@@ -280,7 +286,8 @@ class TwoDigits(Exhibit):
             changed.append(changed_without_routing(capsules, images))
             columns.append(columns_of(of_layout, look, plain))
         own_share, other_share = torch.tensor(shares).mean(0).tolist()
-        entropy, decided = mean_of(entropies), mean_of(changed)
+        entropy = mean_of(entropies)
+        decided = mean_of(changed)
         return cls(
             title="Two digits in one image, after training on single digits",
             text=(
@@ -322,7 +329,8 @@ def assigned(pairs: Pairs, look: Observation) -> tuple[float, float]:
     """
     ((name, maps),) = look.maps.items()
     weights = pairs.halves(look.capsules[name].activation)
-    to_own, to_other = torch.zeros(2), torch.zeros(2)
+    to_own = torch.zeros(2)
+    to_other = torch.zeros(2)
     images = torch.arange(len(maps))
     for place in (0, 1):
         weight = weights[place]
@@ -354,7 +362,8 @@ def mean_of(values: Sequence[float]) -> float:
 
 def columns_of(pairs: Pairs, look: Observation, plain: ImageClassifier) -> Columns:
     """What to show of the first pairs."""
-    images, labels = pairs.images[:SHOWN], pairs.labels[:SHOWN]
+    images = pairs.images[:SHOWN]
+    labels = pairs.labels[:SHOWN]
     ((name, maps),) = look.maps.items()
     shares = [maps[torch.arange(SHOWN), :, :, labels[:, place]] for place in (0, 1)]
     drawn = [

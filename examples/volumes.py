@@ -106,7 +106,8 @@ def main(steps: int = 150, batch: int = 32) -> float:
 
 
 if __name__ == "__main__":
-    accuracy, chance = main(), 1 / len(SHAPES)
+    accuracy = main()
+    chance = 1 / len(SHAPES)
     print(
         f"{accuracy:.1%} of 300 volumes classified correctly (by chance: {chance:.1%})"
     )

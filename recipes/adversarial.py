@@ -33,11 +33,9 @@ IN_TABLE: dict[str, tuple[float, ...]] = {"FGSM": (0.01, 0.1), "BIM": (0.01,)}
 large as the paper's.
 """
 
-CLEAN, NOISE, ZEROS = (
-    "accuracy, no attack",
-    "accuracy, random signs 0.1",
-    "zeros in the gradient, no attack",
-)
+CLEAN = "accuracy, no attack"
+NOISE = "accuracy, random signs 0.1"
+ZEROS = "zeros in the gradient, no attack"
 
 
 def measured(network: str) -> Iterator[tuple[str, attacks.Key, float]]:
@@ -121,7 +119,10 @@ class Adversarial(Recipe[AdversarialSettings]):
     settings: ClassVar = AdversarialSettings
 
     def job(
-        self, settings: AdversarialSettings, row: str, stop_at: float | None = None
+        self,
+        settings: AdversarialSettings,
+        row: str,
+        stop_at: float | None = None,
     ) -> Job:
         """The capsule network is that of ``smallnorb-em`` if the options are those of
         one of its presets.

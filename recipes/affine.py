@@ -36,7 +36,12 @@ class Tested(NamedTuple):
     few: Examples
 
 
-def _steps(first: int, last: int, step: int, unit: float = 1.0) -> tuple[float, ...]:
+def _steps(
+    first: int,
+    last: int,
+    step: int,
+    unit: float = 1.0,
+) -> tuple[float, ...]:
     return tuple(round(value * unit, 6) for value in range(first, last + 1, step))
 
 
@@ -44,10 +49,8 @@ def factors(pad: int) -> dict[str, Factor]:
     """The factors on the x axes of the curves, for a training that shifted digits by up
     to ``pad`` pixels.
     """
-    turned, sheared = (
-        (-AFFNIST.rotation, AFFNIST.rotation),
-        (-AFFNIST.shear, AFFNIST.shear),
-    )
+    turned = (-AFFNIST.rotation, AFFNIST.rotation)
+    sheared = (-AFFNIST.shear, AFFNIST.shear)
     return {
         "rotation": Factor(
             "rotation, degrees", _steps(-60, 60, 10), (0.0, 0.0), turned
@@ -68,7 +71,10 @@ def factors(pad: int) -> dict[str, Factor]:
 
 
 def accuracy_under(
-    network: ImageClassifier, images: Examples, affine: Affine, batch_size: int
+    network: ImageClassifier,
+    images: Examples,
+    affine: Affine,
+    batch_size: int,
 ) -> float:
     """The share of transformed images, in percent, whose most active class is the true
     one.
@@ -149,9 +155,16 @@ class AffineRobustness(Recipe[AffineSettings]):
         }
         return Tested(test, AFFNIST.draw(test.inputs), few)
 
-    def measure(self, study: Study, row: str, given: Tested) -> dict[str, float]:
+    def measure(
+        self,
+        study: Study,
+        row: str,
+        given: Tested,
+    ) -> dict[str, float]:
         """Random transforms, and one factor at a time."""
-        trained, batch, few = study.trained[row], study.settings.batch_size, given.few
+        trained = study.trained[row]
+        batch = study.settings.batch_size
+        few = given.few
         for name, factor in factors(study.settings.pad).items():
             points = (
                 Affine.of_factor(name, value, len(few)) for value in factor.values

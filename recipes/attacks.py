@@ -53,7 +53,12 @@ class Curve(NamedTuple):
     accuracy: list[float]
     success: list[float]
 
-    def add(self, epsilon: float, predicted: Tensor, sample: "Sample") -> None:
+    def add(
+        self,
+        epsilon: float,
+        predicted: Tensor,
+        sample: "Sample",
+    ) -> None:
         """Adds a point: the predictions for a sample that was changed by epsilon."""
         self.epsilon.append(epsilon)
         self.accuracy.append(percent(predicted == sample.labels))
@@ -80,7 +85,10 @@ class Sample(NamedTuple):
 
 
 def draw_sample(
-    test: Examples, preprocess: Preprocess, count: int, seed: int = 0
+    test: Examples,
+    preprocess: Preprocess,
+    count: int,
+    seed: int = 0,
 ) -> Sample:
     """Chooses test images, and a target for each, every wrong class equally likely.
 
@@ -273,7 +281,8 @@ def attack_all(
     }
     curves: dict[Key, Curve] = {}
     for source, attack, goal in product(attackers, points, (UNTARGETED, TARGETED)):
-        attacker, targeted = attackers[source], goal == TARGETED
+        attacker = attackers[source]
+        targeted = goal == TARGETED
         aim = sample.targets if targeted else sample.labels
         for epsilon in points[attack]:
             images = attacker.attacked(attack, epsilon, sample.pixels, aim, targeted)
@@ -287,7 +296,10 @@ def attack_all(
 
 
 def random_signs(
-    attacker: Attacker, sample: Sample, epsilons: Sequence[float], seed: int = 0
+    attacker: Attacker,
+    sample: Sample,
+    epsilons: Sequence[float],
+    seed: int = 0,
 ) -> Curve:
     """What a network predicts for images whose every pixel went up or down by epsilon
     at random: no attack, but noise.
@@ -376,7 +388,12 @@ def _plot(
     axes.plot(curve.epsilon, values, style, marker=marker, **look)
 
 
-def _set_axes(axes: "Axes", attack: str, goal: str, curve: Curve) -> None:
+def _set_axes(
+    axes: "Axes",
+    attack: str,
+    goal: str,
+    curve: Curve,
+) -> None:
     """Sets ticks, labels and limits of a panel."""
     epsilons = curve.epsilon
     # linear only from 0 to the first

@@ -157,7 +157,12 @@ def _points(studies: Sequence[Study], curve: str) -> list[_Point]:
     return points
 
 
-def _draw(axes: "Axes", points: Sequence[_Point], law: Law, aim: float) -> None:
+def _draw(
+    axes: "Axes",
+    points: Sequence[_Point],
+    law: Law,
+    aim: float,
+) -> None:
     """Draws the trainings, the law through them, and the error that was aimed at."""
     epochs = [point.epochs for point in points]
     axes.loglog(epochs, [point.error for point in points], "o")

@@ -276,7 +276,10 @@ def relative_gradients(network: Any, images: Tensor) -> list[float]:
 
 
 def over_depth(
-    studies: Sequence[Study], measure: str, between: Between, bias: bool
+    studies: Sequence[Study],
+    measure: str,
+    between: Between,
+    bias: bool,
 ) -> Mapping[int, list[float]]:
     """The figures of each depth, of all seeds that have them."""
     by_depth = {}

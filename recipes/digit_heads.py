@@ -38,8 +38,12 @@ from torchcaps_lab.report import ask
 
 HEADS: dict[str, dict[str, Any]] = facts_of("digit-heads")["heads"]
 
-SINGLE, ABOVE, BESIDE = "single digits", "two, one above the other", "two, side by side"
-OVERLAPPING, AFFINE, HIDDEN = "two that overlap", "affine transforms", "a square hidden"
+SINGLE = "single digits"
+ABOVE = "two, one above the other"
+BESIDE = "two, side by side"
+OVERLAPPING = "two that overlap"
+AFFINE = "affine transforms"
+HIDDEN = "a square hidden"
 ATTACKED, NOISY = "FGSM 0.1, white box", "random signs 0.1"
 PAIRS = {ABOVE: "one above the other", BESIDE: "side by side"}
 """The layouts of the tests of two digits that do not overlap."""
@@ -118,7 +122,8 @@ def hide(images: Tensor, side: int, seed: int = 0) -> Tensor:
         )
         for extent in (height, width)
     )
-    rows, columns = torch.arange(height), torch.arange(width)
+    rows = torch.arange(height)
+    columns = torch.arange(width)
     in_rows = (rows >= top) & (rows < top + side)
     in_columns = (columns >= left) & (columns < left + side)
     inside = in_rows[:, :, None] & in_columns[:, None]
@@ -146,7 +151,8 @@ class DigitHeads(Recipe[DigitHeadsSettings]):
         """Test digits: alone, two of them, transformed, hidden in part. The same for
         all heads and seeds.
         """
-        settings, test = study.settings, data_of(study.settings.data).test
+        settings = study.settings
+        test = data_of(study.settings.data).test
         single = F.one_hot(test.labels, len(test.classes)).bool()
         shown = {SINGLE: Shown(test.inputs, single)}
         for name, layout in PAIRS.items():
@@ -169,7 +175,8 @@ class DigitHeads(Recipe[DigitHeadsSettings]):
         tests: Tests,
     ) -> dict[str, float]:
         """The errors, and how many images of each group were wrong, for intervals."""
-        network, classifier = study.trained[row].network, study.trained[row].classifier
+        network = study.trained[row].network
+        classifier = study.trained[row].classifier
         wrong = {name: shown.wrong(network) for name, shown in tests.shown.items()}
         wrong |= _attacked(classifier, tests.sample)
         study.curves[row] = by_groups(wrong)

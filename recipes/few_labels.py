@@ -107,7 +107,12 @@ class FewLabels(Recipe[FewLabelsSettings]):
         }
         return changed(super().options(settings, row), changes)
 
-    def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
+    def train(
+        self,
+        study: Study,
+        row: str,
+        stop_at: float | None,
+    ) -> Trained:
         """Trains on images that the seed draws: all networks of a seed get the same."""
         options = self.options(study.settings, row)
         options["data"] = {**options["data"], "draw": study.lab.seed}
@@ -122,7 +127,10 @@ class FewLabels(Recipe[FewLabelsSettings]):
 
 
 def compare(
-    studies: Sequence[Study], data: str, count: int, network: str
+    studies: Sequence[Study],
+    data: str,
+    count: int,
+    network: str,
 ) -> Compared | None:
     """A network beside the pooled one, over the seeds that have both; None if no seed
     has.

@@ -38,7 +38,8 @@ RESERVED = 2
 """Numbers of words begin with this one."""
 
 MOST = 50
-HIT, GAIN = f"HR@{MOST}", f"NDCG@{MOST}"
+HIT = f"HR@{MOST}"
+GAIN = f"NDCG@{MOST}"
 HEADS: dict[str, dict[str, Any]] = facts_of("interests")["heads"]
 
 
@@ -121,7 +122,8 @@ def _read() -> list[list[str]]:
     ratings: dict[int, list[tuple[float, int]]] = {}
     with path.open(encoding="utf-8") as lines:
         for row in csv.DictReader(lines, delimiter="\t"):
-            time, film = float(row["timestamp:float"]), int(row["item_id:token"])
+            time = float(row["timestamp:float"])
+            film = int(row["item_id:token"])
             ratings.setdefault(int(row["user_id:token"]), []).append((time, film))
     histories = []
     for user in sorted(ratings):
@@ -156,7 +158,11 @@ class NextFilm(TextClassifier):
     sharpness: float | None = None
 
     def __init__(
-        self, vocabulary: int, classes: int, word_dim: int, dropout: float
+        self,
+        vocabulary: int,
+        classes: int,
+        word_dim: int,
+        dropout: float,
     ) -> None:
         super().__init__(vocabulary, classes, word_dim, dropout, 0.0)
         self.bias = nn.Parameter(torch.zeros(classes))
@@ -251,7 +257,8 @@ class Interests(NextFilm):
     routing: InitVar[Routing | None] = None
 
     def __post_init__(self, routing: Routing | None) -> None:
-        D, routing = self.word_dim, routing or create_routing("interests")
+        D = self.word_dim
+        routing = routing or create_routing("interests")
         self.capsules = CapsLinear(
             None, self.interests, D, D, transforms="subspace", routing=routing
         )

@@ -106,7 +106,10 @@ def pair_error(network: ImageClassifier, pairs: Any, batch_size: int = 256) -> f
 
 @torch.no_grad()
 def _picture(
-    network: CapsuleClassifier, pairs: Any, caption: str, count: int = 7
+    network: CapsuleClassifier,
+    pairs: Any,
+    caption: str,
+    count: int = 7,
 ) -> Picture:
     """Pairs, separated in two colours, and what the capsules of wrong and of absent
     digits draw (figure 5).

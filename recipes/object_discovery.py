@@ -32,12 +32,10 @@ ROWS: dict[str, Any] = {**FACTS["rows"], **dict.fromkeys(UNTRAINED)}
 FIXED: tuple[str, ...] = tuple(FACTS["fixed"])
 """Rows whose parents are not exchangeable, so that their number is fixed."""
 
-OBJECTS, GROUND, OVERLAP, ERROR = (
-    "FG-ARI",
-    "ARI with the ground",
-    "mean best overlap",
-    "error of the drawing, of 255",
-)
+OBJECTS = "FG-ARI"
+GROUND = "ARI with the ground"
+OVERLAP = "mean best overlap"
+ERROR = "error of the drawing, of 255"
 LONGER = "FG-ARI, two more steps"
 MORE = "FG-ARI, more figures and slots"
 FEW_SLOTS, MANY_SLOTS = "FG-ARI, fewer slots than figures", "FG-ARI, three more slots"
@@ -65,7 +63,8 @@ def measures_of(row: str) -> tuple[str, ...]:
 
 
 def _line(row: str, measure: str) -> Line:
-    unit, higher_is_better = _UNITS.get(measure, INDEX), measure != ERROR
+    unit = _UNITS.get(measure, INDEX)
+    higher_is_better = measure != ERROR
     return Line(row, measure, unit=unit, higher_is_better=higher_is_better)
 
 
@@ -117,7 +116,10 @@ class PixelClusters(ImageClassifier):
     """
 
     def __init__(
-        self, image_shape: tuple[int, int, int], clusters: int, how: Clustering
+        self,
+        image_shape: tuple[int, int, int],
+        clusters: int,
+        how: Clustering,
     ) -> None:
         super().__init__(image_shape, clusters)
         self.how = how
@@ -150,7 +152,12 @@ class FeatureClusters(PixelClusters):
         how: what K-Means is told; places are in the features.
     """
 
-    def __init__(self, network: Any, clusters: int, how: Clustering) -> None:
+    def __init__(
+        self,
+        network: Any,
+        clusters: int,
+        how: Clustering,
+    ) -> None:
         super().__init__(network.image_shape, clusters, how)
         self.features = network.features
 
@@ -213,13 +220,26 @@ class ObjectDiscovery(Recipe[DiscoverySettings]):
     settings: ClassVar = DiscoverySettings
     grows: ClassVar = True
 
-    def measure(self, study: Study, row: str, shared: Any) -> Mapping[str, float]:
+    def measure(
+        self,
+        study: Study,
+        row: str,
+        shared: Any,
+    ) -> Mapping[str, float]:
         """What the slots of test images say of their objects."""
-        trained, settings = study.trained[row], study.settings
-        task, network = trained.classifier.task, trained.network
+        trained = study.trained[row]
+        settings = study.settings
+        task = trained.classifier.task
+        network = trained.network
         least, most = settings.more
         data = self.data(settings, row)
-        more = {**data, "least": least, "most": most, "slots": most + 1, "count": 20}
+        more = {
+            **data,
+            "least": least,
+            "most": most,
+            "slots": most + 1,
+            "count": 20,
+        }
         tests = Tests(data_of(data).test, data_of(more).test)
         if row in UNTRAINED:
             validation = first_of(trained.data.validation, settings.fitted)
@@ -273,7 +293,10 @@ def other_figures(task: Task, network: Any, images: Examples) -> dict[str, float
 
 
 def objects_found(
-    task: Task, network: Any, images: Examples, name: str
+    task: Task,
+    network: Any,
+    images: Examples,
+    name: str,
 ) -> dict[str, float]:
     """FG-ARI of masks, under a name, and of assigned pixels if there are any, in
     points; the network may have any number of slots.
@@ -308,7 +331,12 @@ def with_other_numbers(task: Task, network: Any, tests: Tests) -> dict[str, floa
     return figures
 
 
-def best_clustering(task: Task, network: Any, row: str, images: Examples) -> Clustering:
+def best_clustering(
+    task: Task,
+    network: Any,
+    row: str,
+    images: Examples,
+) -> Clustering:
     """Of the candidates, the one with the best FG-ARI on some images, which are not
     those of the test.
     """
@@ -320,7 +348,12 @@ def best_clustering(task: Task, network: Any, row: str, images: Examples) -> Clu
     return max(scores, key=scores.__getitem__)
 
 
-def clusters_of(network: Any, row: str, clusters: int, how: Clustering) -> Any:
+def clusters_of(
+    network: Any,
+    row: str,
+    clusters: int,
+    how: Clustering,
+) -> Any:
     """K-Means of a row."""
     if row == PIXELS:
         return PixelClusters(network.image_shape, clusters, how)

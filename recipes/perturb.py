@@ -44,17 +44,17 @@ def digits_for(trained: Trained) -> Examples:
     if trained.classifier.image_shape == test.image_shape:
         return trained.classifier.prepared(test)
     _, height, width = trained.network.image_shape
-    more_rows, more_columns = height - test.image_shape[1], width - test.image_shape[2]
-    top, left = more_rows // 2, more_columns // 2
+    more_rows = height - test.image_shape[1]
+    more_columns = width - test.image_shape[2]
+    top = more_rows // 2
+    left = more_columns // 2
     border = left, more_columns - left, top, more_rows - top
     return replace(test, inputs=F.pad(test.inputs, border))
 
 
-CHANGE, IDLE, ERROR = (
-    "change at ±0.25, median",
-    "dimensions with hardly any effect",
-    "error of the reconstruction",
-)
+CHANGE = "change at ±0.25, median"
+IDLE = "dimensions with hardly any effect"
+ERROR = "error of the reconstruction"
 MEASURES: dict[str, tuple[str, bool | None]] = {
     CHANGE: ("% of grey", None),
     IDLE: ("%", None),
@@ -205,7 +205,8 @@ class Perturb(Recipe[PerturbSettings]):
         """Sweeps the poses of the first test images of each class; reconstructs
         others.
         """
-        settings, network = study.settings, study.trained[row].network
+        settings = study.settings
+        network = study.trained[row].network
         assert isinstance(network, CapsuleClassifier)
         test = digits_for(study.trained[row])
         sweeps = sweep(network, test, settings.images)

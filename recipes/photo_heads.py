@@ -252,10 +252,8 @@ class PhotoHeads(Recipe[PhotoHeadsSettings]):
         if lab.preset not in self.photos:
             self.photos[lab.preset] = look_at(settings)
         photos = self.photos[lab.preset]
-        channels, classes = (
-            photos.train.features.shape[1],
-            photos.train.present.shape[1],
-        )
+        channels = photos.train.features.shape[1]
+        classes = photos.train.present.shape[1]
         for row in self.present(settings):
             start = time.perf_counter()
             torch.manual_seed(lab.seed)

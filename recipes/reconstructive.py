@@ -56,9 +56,14 @@ def reconstructive(
 
 
 def _attacked(
-    scores: Scores, start: Tensor, labels: Tensor, epsilon: float, steps: int
+    scores: Scores,
+    start: Tensor,
+    labels: Tensor,
+    epsilon: float,
+    steps: int,
 ) -> Tensor:
-    low, high = (start - epsilon).clamp_min(0), (start + epsilon).clamp_max(1)
+    low = (start - epsilon).clamp_min(0)
+    high = (start + epsilon).clamp_max(1)
     images = best = attempt = start
     least = torch.full(
         (len(start),),

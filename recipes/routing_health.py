@@ -97,7 +97,12 @@ class AtSteps:
         return next(iter(self.layers.values()))
 
 
-def at_steps(network: Any, test: Examples, steps: int, observed: int) -> AtSteps:
+def at_steps(
+    network: Any,
+    test: Examples,
+    steps: int,
+    observed: int,
+) -> AtSteps:
     """What a network does if all its routings make this number of steps.
 
     Args:
@@ -143,7 +148,8 @@ class Source:
         return f"{self.name(row)}, against {self.pairs[row]}"
 
 
-_ONE, _THREE = f"{VARIANT}: 1 step", f"{VARIANT}: none (3 steps, squash half)"
+_ONE = f"{VARIANT}: 1 step"
+_THREE = f"{VARIANT}: none (3 steps, squash half)"
 _CAPSNETS = {
     row: changes["routing"]["steps"]
     for row, changes in get_recipe("mnist-dynamic").rows.items()
@@ -303,10 +309,14 @@ class StepsWorth(Recipe[RoutingHealthSettings]):
         return tests
 
     def measure(
-        self, study: Study, row: str, tests: Mapping[str, Examples]
+        self,
+        study: Study,
+        row: str,
+        tests: Mapping[str, Examples],
     ) -> dict[str, float]:
         """Accuracy and health of the network with every number of steps."""
-        trained, settings = study.trained[row], study.settings
+        trained = study.trained[row]
+        settings = study.settings
         source, row_of_source = ROWS[row]
         steps_of_training = source.steps[row_of_source]
         test = at_random(tests[source.label], settings.images)

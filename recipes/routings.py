@@ -56,7 +56,9 @@ ROWS = tuple(
 
 AFFINE = "error under affine transforms"
 CALIBRATION, SCALED = "expected calibration error", "the same, temperature fitted"
-ENTROPY, STEP, KEPT = "entropy of the assignment", "training step", "kept for backward"
+ENTROPY = "entropy of the assignment"
+STEP = "training step"
+KEPT = "kept for backward"
 TRAINING = "training"
 
 _KINDS: dict[str, tuple[str, bool | None]] = facts_of("routings")["measures"]
@@ -96,11 +98,9 @@ def kept_an_image(network: CapsuleClassifier, images: Tensor) -> float:
     """Bytes that the class capsules keep for each additional image: for all images less
     those for half of them.
     """
-    layer, children, half = (
-        network.class_caps,
-        network.children_of(images),
-        len(images) // 2,
-    )
+    layer = network.class_caps
+    children = network.children_of(images)
+    half = len(images) // 2
     of_half = Capsules(
         children.pose[:half].contiguous(), children.activation[:half].contiguous()
     )
@@ -145,7 +145,12 @@ class RoutingsSideBySide(Recipe[RoutingsSettings]):
         path = f"{kind.__module__}.{kind.__qualname__}"
         return settings.options(routing=option(path, **arguments))
 
-    def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
+    def train(
+        self,
+        study: Study,
+        row: str,
+        stop_at: float | None,
+    ) -> Trained:
         """Trains the network of a row; a routing that cannot train is put into the
         trained network of another.
         """
@@ -173,7 +178,8 @@ class RoutingsSideBySide(Recipe[RoutingsSettings]):
     ) -> dict[str, float]:
         """Accuracy and calibration on the test images."""
         trained = study.trained[row]
-        network, prepared = trained.network, trained.classifier.prepared
+        network = trained.network
+        prepared = trained.classifier.prepared
         batch = 4 * study.settings.batch_size
         clean = examine(network, prepared(tested.test), batch)
         moved = examine(network, prepared(tested.moved), batch)
@@ -200,7 +206,8 @@ class RoutingsSideBySide(Recipe[RoutingsSettings]):
         """Times the training steps of all networks, in turn, and measures the memory
         that their layers keep.
         """
-        settings, device = study.settings, study.lab.device
+        settings = study.settings
+        device = study.lab.device
         networks = {
             row: trained.network
             for row, trained in study.trained.items()
@@ -208,7 +215,8 @@ class RoutingsSideBySide(Recipe[RoutingsSettings]):
         }
         places = list(range(settings.batch_size))
         batch = data_of(settings.data).train.__getitems__(places)
-        images, labels = batch.inputs.to(device), batch.labels.to(device)
+        images = batch.inputs.to(device)
+        labels = batch.labels.to(device)
         steps: dict[str, Callable[[], object]] = {
             row: _step(network.train(), images, labels)
             for row, network in networks.items()

@@ -51,7 +51,11 @@ PIXEL_OUTLINES = tuple(starmap(Outline, product((0.0, 0.1, 0.2, 0.4), (1.0, 2.0,
 
 
 def segments(
-    scenes: Tensor, maps: Tensor, predicted: Tensor, cut: float, reach: float = 1.0
+    scenes: Tensor,
+    maps: Tensor,
+    predicted: Tensor,
+    cut: float,
+    reach: float = 1.0,
 ) -> Tensor:
     """Which pixels belong to which class: bright ones, to the class whose map is
     largest there.
@@ -76,14 +80,27 @@ def segments(
     fine = fine * predicted[:, :, None, None]
     radius = round((reach - 1) * size[0] / maps.shape[2] / 2)
     if radius:
-        fine = F.max_pool2d(fine, (2 * radius + 1, 1), 1, (radius, 0))
-        fine = F.max_pool2d(fine, (1, 2 * radius + 1), 1, (0, radius))
+        fine = F.max_pool2d(
+            fine,
+            (2 * radius + 1, 1),
+            1,
+            (radius, 0),
+        )
+        fine = F.max_pool2d(
+            fine,
+            (1, 2 * radius + 1),
+            1,
+            (0, radius),
+        )
     largest = F.one_hot(fine.argmax(1), maps.shape[1]).movedim(-1, 1).bool()
     return largest & (fine > cut) & (scenes.amax(1, keepdim=True) >= Scenery.ink)
 
 
 def pixel_overlap(
-    batch: Batch, maps: Tensor, predicted: Tensor, outline: Outline
+    batch: Batch,
+    maps: Tensor,
+    predicted: Tensor,
+    outline: Outline,
 ) -> Tensor:
     """IoU of :func:`segments` with the digits' own pixels, of each class that is there;
     1-D.
@@ -136,7 +153,10 @@ def peaks(maps: Tensor, cell: int) -> Tensor:
 
 
 def look(
-    network: Any, batch: Batch, outline: Outline | None = None, threshold: float = 0.5
+    network: Any,
+    batch: Batch,
+    outline: Outline | None = None,
+    threshold: float = 0.5,
 ) -> dict[str, Tensor]:
     """The predictions of a network for some scenes, beside the truth.
 
@@ -153,7 +173,8 @@ def look(
         of the pixels.
     """
     assert batch.parts is not None
-    prediction, maps = network(batch.inputs), network.maps_of(batch.inputs).float()
+    prediction = network(batch.inputs)
+    maps = network.maps_of(batch.inputs).float()
     predicted = prediction.activation > threshold
     true = class_boxes(batch.parts, network.classes)
     x, y = peaks(maps, network.cell).unbind(-1)
@@ -254,7 +275,8 @@ class Scenes(Recipe[SceneSettings]):
             "outline of the pixels": pixel_outline._asdict(),
         }
         results = look_at_all(network, scenes, pixel_outline)
-        boxes, true = results["boxes"], results["true"]
+        boxes = results["boxes"]
+        true = results["true"]
         present = (true[..., 2:] > true[..., :2]).all(-1)
         precision = average_precision(results["activation"], boxes, true)
         larger = look_at_all(network, on_larger_canvases(scenes))
@@ -282,7 +304,10 @@ class Scenes(Recipe[SceneSettings]):
 
 
 def drawn(
-    network: Any, batch: Batch, classes: tuple[str, ...], threshold: float = 0.5
+    network: Any,
+    batch: Batch,
+    classes: tuple[str, ...],
+    threshold: float = 0.5,
 ) -> list[Boxed]:
     """Scenes with the boxes of the classes that a network predicts, and the true
     ones.

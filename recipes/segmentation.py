@@ -50,7 +50,12 @@ class SegmentationRecipe(Recipe[TrainingOptions]):
     settings: ClassVar = TrainingOptions
     grows: ClassVar = True
 
-    def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
+    def train(
+        self,
+        study: Study,
+        row: str,
+        stop_at: float | None,
+    ) -> Trained:
         """Trains without the fold of this seed."""
         name, options = self.job(study.settings, row, stop_at)
         data = dict(options["data"])

@@ -36,8 +36,12 @@ from torchcaps_lab.report import list_exhibits
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CAPSULES, CNN, ROCKET = "capsules", "CNN of equal size", "MiniRocket"
-VOWELS, WATCH, DIGITS = "JapaneseVowels", "watch", "spoken digits"
+CAPSULES = "capsules"
+CNN = "CNN of equal size"
+ROCKET = "MiniRocket"
+VOWELS = "JapaneseVowels"
+WATCH = "watch"
+DIGITS = "spoken digits"
 ACCURACY, DIFFERENCE = "test accuracy", "accuracy above that of the CNN"
 FACTS = facts_of("series")
 NETWORKS: dict[str, dict[str, Any]] = FACTS["heads"]
@@ -163,7 +167,12 @@ class SeriesRecipe(Recipe[SeriesSettings]):
         options["data"] = settings.data or option(DATA[name])
         return settings.options(**options)
 
-    def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
+    def train(
+        self,
+        study: Study,
+        row: str,
+        stop_at: float | None,
+    ) -> Trained:
         """Trains without the people that are tested with this seed."""
         name, options = self.job(study.settings, row, stop_at)
         collection, _ = ROWS[row]
@@ -226,7 +235,8 @@ def rocket(data: Mapping[str, Any], seed: int) -> float:
         from aeon.classification.convolution_based import MiniRocketClassifier
 
     source = data_of(data)
-    train, test = source.train, source.test
+    train = source.train
+    test = source.test
     assert isinstance(train, SeriesSet)
     assert isinstance(test, SeriesSet)
     longest = max(row.shape[1] for row in (*_scaled(train), *_scaled(test)))

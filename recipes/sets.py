@@ -36,11 +36,9 @@ for _data in HEADS:
         ROWS[f"{_data}: {_head}"] = _data, _head
 
 GRAPHS = [row for row, (data, _) in ROWS.items() if data != "shapes"]
-ACCURACY, MARGIN, VIEW = (
-    "test accuracy",
-    "half of its 95 % interval over the folds",
-    "test accuracy, {}",
-)
+ACCURACY = "test accuracy"
+MARGIN = "half of its 95 % interval over the folds"
+VIEW = "test accuracy, {}"
 PUBLISHED = {
     (row, ACCURACY): tuple(figure) for row, figure in FACTS["published"].items()
 }
@@ -68,7 +66,8 @@ class Sets(NamedTuple):
     def of(self, places: Any) -> "Sets":
         """Some of them."""
         edges = None if self.edges is None else self.edges[places]
-        elements, present = self.elements[places], self.present[places]
+        elements = self.elements[places]
+        present = self.present[places]
         return Sets(elements, present, edges, self.labels[places])
 
 
@@ -95,7 +94,8 @@ def read_graphs(folder: Path) -> Sets:
         attributes -= np.stack(means, 1)[graph]
         features.append(attributes / attributes.std(0))
     values = torch.as_tensor(np.concatenate(features, 1), dtype=torch.float32)
-    G, N = graph.max() + 1, node.max() + 1
+    G = graph.max() + 1
+    N = node.max() + 1
     elements = torch.zeros(G, N, values.shape[1])
     elements[graph, node] = values
     present = torch.zeros(G, N, dtype=torch.bool)
@@ -118,13 +118,11 @@ def graphs(name: str) -> Sets:
 
 def _rings(count: int) -> Sets:
     """Made-up graphs of 4 to 7 equal nodes: rings, and paths."""
-    edges, present = (
-        torch.zeros(count, 7, 7),
-        torch.zeros(
-            count,
-            7,
-            dtype=torch.bool,
-        ),
+    edges = torch.zeros(count, 7, 7)
+    present = torch.zeros(
+        count,
+        7,
+        dtype=torch.bool,
     )
     labels = torch.arange(count) % 2
     for graph in range(count):
@@ -309,9 +307,14 @@ class SetsOfChildren(Recipe[SetsSettings]):
         return study
 
     def _graphs(
-        self, study: Study, row: str, options: dict[str, Any], head: Mapping[str, Any]
+        self,
+        study: Study,
+        row: str,
+        options: dict[str, Any],
+        head: Mapping[str, Any],
     ) -> Any:
-        settings, seed = study.settings, study.lab.seed
+        settings = study.settings
+        seed = study.lab.seed
         sets = graphs(options["name"])
         labels = sets.labels.numpy()
         splitter = StratifiedKFold(options["folds"], shuffle=True, random_state=seed)
@@ -333,9 +336,14 @@ class SetsOfChildren(Recipe[SetsSettings]):
         return network, figures
 
     def _shapes(
-        self, study: Study, row: str, options: dict[str, Any], head: Mapping[str, Any]
+        self,
+        study: Study,
+        row: str,
+        options: dict[str, Any],
+        head: Mapping[str, Any],
     ) -> Any:
-        settings, seed = study.settings, study.lab.seed
+        settings = study.settings
+        seed = study.lab.seed
         sets = shapes(settings.shapes, seed)
         torch.manual_seed(seed)
         network = network_of(head, options, sets)
@@ -380,7 +388,8 @@ def _shown(network: SetCapsNet, sets: Sets) -> dict[str, Any]:
     """Points, the answers, and how much each point spoke for them: what its votes add
     along the pose of that class.
     """
-    routed, places = network.route(*sets[:3]), torch.arange(len(sets.labels))
+    routed = network.route(*sets[:3])
+    places = torch.arange(len(sets.labels))
     answer = routed.activation.argmax(1)
     votes = routed.votes.dense()[places, :, answer]
     direction = normalize(routed.pose[places, answer], dim=1)

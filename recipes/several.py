@@ -72,7 +72,12 @@ class Several(Recipe[SeveralSettings]):
     )
     settings: ClassVar = SeveralSettings
 
-    def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
+    def train(
+        self,
+        study: Study,
+        row: str,
+        stop_at: float | None,
+    ) -> Trained:
         """Trains the network of a row from the weights that the preset says."""
         start = [_Start(study.settings.start)] if study.settings.start else []
         return study.lab.train(*self.job(study.settings, row, stop_at), callbacks=start)
@@ -93,7 +98,8 @@ class Several(Recipe[SeveralSettings]):
         answers = look_for_things(network, scenes)
         precision = answers.precision()
         larger = look_for_things(network, on_larger_canvases(scenes))
-        overlap, network.overlap = network.overlap, None
+        overlap = network.overlap
+        network.overlap = None
         parts = look_for_things(network, scenes)
         network.overlap = overlap
         return {

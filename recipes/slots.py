@@ -27,7 +27,9 @@ from torchcaps_lab.report import new_figure
 
 FACTS = facts_of("slots")
 HEADS: dict[str, dict[str, Any]] = FACTS["heads"]
-F1, INTENT, SENTENCE = "F1 of slots", "accuracy of intents", "accuracy of sentences"
+F1 = "F1 of slots"
+INTENT = "accuracy of intents"
+SENTENCE = "accuracy of sentences"
 ROWS = {
     f"{data}: {head}": (data, head) for data, head in product(("SNIPS", "ATIS"), HEADS)
 }
@@ -91,10 +93,12 @@ def read_sentences(folder: Path) -> list[Sentence]:
 
 def made_sentences(count: int, seed: int) -> list[Sentence]:
     """Sentences of two intents and three slots, for tests."""
-    draw, sentences = random.Random(seed), []
+    draw = random.Random(seed)
+    sentences = []
     for _ in range(count):
         intent, slot, start, names = draw.choice(PATTERNS)
-        before, name = start.split(), draw.choice(names).split()
+        before = start.split()
+        name = draw.choice(names).split()
         of_name = (f"B-{slot}", *(f"I-{slot}" for _ in name[1:]))
         slots = (*("O" for _ in before), *of_name)
         sentences.append(Sentence((*before, *name), slots, intent))
@@ -299,7 +303,9 @@ def train_network(
     """Trains on ``data["train"]``; shows figures on ``data["valid"]`` after each
     epoch.
     """
-    train, validation, size = data["train"], data["valid"], options["batch_size"]
+    train = data["train"]
+    validation = data["valid"]
+    size = options["batch_size"]
     network = SlotNet(train, options)
     optimizer = torch.optim.Adam(
         network.parameters(),
@@ -359,7 +365,8 @@ class Slots(Recipe[SlotsSettings]):
                 **settings.sets[data],
                 **HEADS[head],
             }
-            start, cpu_start = time.perf_counter(), time.process_time()
+            start = time.perf_counter()
+            cpu_start = time.process_time()
             with torch.random.fork_rng(devices=()):
                 torch.manual_seed(lab.seed)
                 parts = {part: _part(options, part) for part in ("train", "valid")}
@@ -448,7 +455,12 @@ def _picture(row: str, sentences: Sequence[Mapping[str, Any]]) -> Picture:
                 place, -1, word, color=colour, ha="center", va="center", fontsize=10
             )
             areas = [130 * share for share in shares]
-            axes.scatter([place] * len(order), range(len(order)), areas, colours)
+            axes.scatter(
+                [place] * len(order),
+                range(len(order)),
+                areas,
+                colours,
+            )
         axes.set_yticks(
             range(len(order)),
             order,

@@ -90,7 +90,8 @@ class Curve(L.Callback):
     """
 
     def __init__(self, path: Path, tests: Mapping[str, Views]) -> None:
-        self.path, self.tests = path, tests
+        self.path = path
+        self.tests = tests
 
     def on_train_epoch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule
@@ -135,7 +136,12 @@ class SmallNORBViewpoints(Recipe[TrainingOptions]):
             measure: views(data, preprocess, test) for measure, test in TESTS.items()
         }
 
-    def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
+    def train(
+        self,
+        study: Study,
+        row: str,
+        stop_at: float | None,
+    ) -> Trained:
         """Trains the network of a row, and tests it on a third of the images of other
         toys after each epoch.
         """
@@ -155,7 +161,9 @@ class SmallNORBViewpoints(Recipe[TrainingOptions]):
         images of each toy were wrong.
         """
         trained = study.trained[row]
-        wrong, toys, figures = {}, {}, {}
+        wrong = {}
+        toys = {}
+        figures = {}
         for name, test in self.tests(study.settings, row).items():
             wrong[name], entropy = test.answer(trained.network)
             toys[name] = test.toys

@@ -32,21 +32,17 @@ PACKED: dict[str, tuple[str, float]] = FACTS["packed"]
 put aside for validation.
 """
 
-OTHER, NOISE, LETTERS, TURNED = (
-    "other data",
-    "uniform noise",
-    "letters",
-    "digits upside down",
-)
+OTHER = "other data"
+NOISE = "uniform noise"
+LETTERS = "letters"
+TURNED = "digits upside down"
 ATTACKS = FGSM, BIM, KNOWING = "FGSM", "BIM", "the attack that knows"
 KINDS = (OTHER, NOISE, LETTERS, TURNED)
 UNDETECTED, BY_ACTIVATION = "undetected, {}", "undetected by the activation, {}"
-ERROR, FALSE, AUC, AUC_ACTIVATION = (
-    "test error",
-    "false alarms",
-    f"AUC, {OTHER}",
-    f"AUC by the activation, {OTHER}",
-)
+ERROR = "test error"
+FALSE = "false alarms"
+AUC = f"AUC, {OTHER}"
+AUC_ACTIVATION = f"AUC by the activation, {OTHER}"
 FOOLED = "fooled, {}"
 INK, INK_SQUARES = (
     "error and ink, rank correlation",
@@ -172,7 +168,8 @@ def strangers_of(test: Examples, settings: StrangersSettings) -> dict[str, Tenso
     1].
     """
     generator = torch.Generator().manual_seed(0)
-    count, shape = settings.tested, test.raw_image_shape
+    count = settings.tested
+    shape = test.raw_image_shape
     without_symmetry = torch.isin(test.labels, torch.tensor([3, 4, 7]))
     turned = test.inputs[without_symmetry].rot90(2, (2, 3))
     noise = torch.randint(
@@ -193,7 +190,10 @@ def strangers_of(test: Examples, settings: StrangersSettings) -> dict[str, Tenso
 
 
 def interval(
-    of_known: Tensor, of_strangers: Tensor, false_alarms: float, resamples: int
+    of_known: Tensor,
+    of_strangers: Tensor,
+    false_alarms: float,
+    resamples: int,
 ) -> list[float]:
     """95 % of the shares of undetected strangers, in percent, over bootstrap samples of
     both kinds of images.
@@ -211,7 +211,8 @@ def interval(
 
     shares = []
     for _ in range(resamples):
-        strangers, known_images = resampled(of_strangers), resampled(of_known)
+        strangers = resampled(of_strangers)
+        known_images = resampled(of_known)
         threshold = known_images.quantile(1 - false_alarms)
         shares.append(percent(strangers <= threshold))
     return torch.tensor(shares).quantile(torch.tensor([0.025, 0.975])).tolist()
@@ -235,7 +236,12 @@ class Strangers(Recipe[StrangersSettings]):
     )
     settings: ClassVar = StrangersSettings
 
-    def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
+    def train(
+        self,
+        study: Study,
+        row: str,
+        stop_at: float | None,
+    ) -> Trained:
         """Trains the network of a row, or opens that of the package."""
         if row not in PACKED:
             return super().train(study, row, stop_at)
@@ -260,7 +266,10 @@ class Strangers(Recipe[StrangersSettings]):
         return tested, strangers_of(test, study.settings)
 
     def measure(
-        self, study: Study, row: str, images: tuple[Examples, dict[str, Tensor]]
+        self,
+        study: Study,
+        row: str,
+        images: tuple[Examples, dict[str, Tensor]],
     ) -> dict[str, float]:
         """Shares of the strangers that are not detected, beside what the activation of
         the winning class detects.
@@ -284,7 +293,8 @@ class Strangers(Recipe[StrangersSettings]):
         other = of_strangers[OTHER]
         by_error = told_apart(of_test.error, other.error, limit)
         by_doubt = told_apart(of_test.doubt, other.doubt, doubt_limit)
-        error, ink = of_validation.error, of_validation.ink
+        error = of_validation.error
+        ink = of_validation.ink
         figures = {
             ERROR: percent(of_test.predicted != test.labels),
             FALSE: percent(of_test.error > limit),
@@ -333,10 +343,14 @@ class Strangers(Recipe[StrangersSettings]):
         return figures
 
     def _attacked(
-        self, study: Study, row: str, test: Examples
+        self,
+        study: Study,
+        row: str,
+        test: Examples,
     ) -> tuple[Sample, dict[str, Tensor]]:
         """Test images, and what the attacks make of them."""
-        settings, classifier = study.settings, study.trained[row].classifier
+        settings = study.settings
+        classifier = study.trained[row].classifier
         network: Any = classifier.network
         device = study.lab.device
         sample = draw_sample(test, classifier.preprocess, settings.attacked)
@@ -344,7 +358,9 @@ class Strangers(Recipe[StrangersSettings]):
         attacker = Attacker(
             scores, network.image_shape, network.classes, settings.steps, 100, device
         )
-        epsilon, pixels, labels = settings.epsilon, sample.pixels, sample.labels
+        epsilon = settings.epsilon
+        pixels = sample.pixels
+        labels = sample.labels
         images = {
             attack: attacker.attacked(attack, epsilon, pixels, labels, False)
             for attack in (FGSM, BIM)
@@ -398,7 +414,10 @@ def rank_correlation(x: Tensor, y: Tensor) -> float:
 
 
 def _images(
-    classifier: Classifier, kinds: Mapping[str, Tensor], limit: float, caption: str
+    classifier: Classifier,
+    kinds: Mapping[str, Tensor],
+    limit: float,
+    caption: str,
 ) -> Picture:
     """An image of each kind, what the winning class draws, and the difference."""
     cells: dict[str, list[Cell]] = {

@@ -135,7 +135,10 @@ class TopTwo(Recipe[TopTwoSettings]):
         }
 
     def measure(
-        self, study: Study, row: str, given: Mapping[str, Scenes]
+        self,
+        study: Study,
+        row: str,
+        given: Mapping[str, Scenes],
     ) -> dict[str, float]:
         """Accuracy on single images, and on two in one."""
         trained = study.trained[row]

@@ -81,7 +81,8 @@ class Posed(NamedTuple):
 
     def at(self, places: Tensor) -> "Posed":
         """Some of them."""
-        pose, activation = self.capsules.pose[places], self.capsules.activation[places]
+        pose = self.capsules.pose[places]
+        activation = self.capsules.activation[places]
         return Posed(
             self.pictures[places],
             self.labels[places],
@@ -177,7 +178,10 @@ class Transfer(Recipe[TransferSettings]):
         return TransferTest(judge, contents, styles, wanted)
 
     def measure(
-        self, study: Study, row: str, transfer_test: "TransferTest"
+        self,
+        study: Study,
+        row: str,
+        transfer_test: "TransferTest",
     ) -> dict[str, float]:
         """The share of drawn images whose class the judge sees, and how they follow the
         styles.
@@ -186,7 +190,8 @@ class Transfer(Recipe[TransferSettings]):
         network = trained.network
         assert isinstance(network, CapsuleClassifier)
         test = posed(network, trained.classifier.prepared(trained.data.test))
-        content, style = test.at(transfer_test.contents), test.at(transfer_test.styles)
+        content = test.at(transfer_test.contents)
+        style = test.at(transfer_test.styles)
         wanted = transfer_test.wanted
         readout = None
         if row == ALONE:

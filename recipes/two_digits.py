@@ -48,11 +48,9 @@ tested on all layouts.
 FACTS = facts_of("two-digits")
 ROWS: dict[str, dict[str, Any]] = FACTS["rows"]
 
-SINGLE, MOST_ACTIVE, ALSO_SURE = (
-    "single digit, accuracy",
-    "{}, the most active",
-    "{}, and above 0.5",
-)
+SINGLE = "single digit, accuracy"
+MOST_ACTIVE = "{}, the most active"
+ALSO_SURE = "{}, and above 0.5"
 """Measures; the last two, for each layout: the most active classes are the digits, and
 all of these are above 0.5.
 """
@@ -119,7 +117,8 @@ class TwoDigits(Recipe[TwoDigitsSettings]):
 
     def begin(self, study: Study) -> Mapping[str, Scenes]:
         """Test digits in every layout, the same for all networks."""
-        test, settings = data_of(study.settings.data).test, study.settings
+        test = data_of(study.settings.data).test
+        settings = study.settings
         tests = {}
         for name, layout in Scenes.layouts().items():
             count = settings.pairs if name in PAIRS else settings.scenes
@@ -127,7 +126,10 @@ class TwoDigits(Recipe[TwoDigitsSettings]):
         return tests
 
     def measure(
-        self, study: Study, row: str, tests: Mapping[str, Scenes]
+        self,
+        study: Study,
+        row: str,
+        tests: Mapping[str, Scenes],
     ) -> dict[str, float]:
         """Accuracy on single digits, and on every layout in the table."""
         trained = study.trained[row]

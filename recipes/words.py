@@ -30,11 +30,9 @@ ZHAO = "Zhao et al. 2018, table 2, with pretrained word vectors"
 KIM = "Kim 2014, CNN-rand, recalled"
 
 CNN, SOFTMAX = "CNN, a sigmoid for each class", "CNN, softmax"
-CAPSULES, CAPSULES_B, ENCODER = (
-    "capsules, form A",
-    "capsules, form B",
-    "routing encoder",
-)
+CAPSULES = "capsules, form A"
+CAPSULES_B = "capsules, form B"
+ENCODER = "routing encoder"
 POOLED = "capsules of maxima"
 NETWORKS: dict[str, dict[str, Any]] = facts_of("words")["heads"]
 ROWS = {f"TREC: {network}": network for network in NETWORKS}
@@ -105,7 +103,10 @@ class WordsRecipe(Recipe[WordsSettings]):
         return joined(test, study.settings.pairs)
 
     def measure(
-        self, study: Study, row: str, joined_texts: TextSet
+        self,
+        study: Study,
+        row: str,
+        joined_texts: TextSet,
     ) -> dict[str, float]:
         """Accuracy on questions of one class and of two."""
         trained = study.trained[row]

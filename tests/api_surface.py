@@ -38,7 +38,8 @@ def surface() -> list[str]:
         public_modules(), key=lambda module: -module.__name__.count(".")
     ):
         for name in module.__all__:
-            thing, path = getattr(module, name), f"{module.__name__}.{name}"
+            thing = getattr(module, name)
+            path = f"{module.__name__}.{name}"
             lines.update([path] if id(thing) in described else lines_of(path, thing))
             described.add(id(thing))
     return sorted(lines)

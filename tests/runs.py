@@ -17,7 +17,11 @@ from torchcaps_lab.training import Learner, Optimisation, TrainerOptions
 
 CPU = TrainerOptions(accelerator="cpu")
 FEW = Digits().train.subset(torch.arange(64))
-TINY: dict[str, Any] = {"channels": 4, "types": 2, "decoder_hidden": None}
+TINY: dict[str, Any] = {
+    "channels": 4,
+    "types": 2,
+    "decoder_hidden": None,
+}
 TRAIN = [
     *(
         "train",

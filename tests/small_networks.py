@@ -17,7 +17,12 @@ SMALLER: dict[str, dict[str, Any]] = {
         "pose": (2, 2),
         "image_shape": (3, 16, 16),
     },
-    "byerly": {"channels": 4, "growth": 2, "stages": (1, 2), "image_shape": (1, 8, 9)},
+    "byerly": {
+        "channels": 4,
+        "growth": 2,
+        "stages": (1, 2),
+        "image_shape": (1, 8, 9),
+    },
     "byerly_maps": {
         "channels": 4,
         "growth": 2,
@@ -37,7 +42,11 @@ SMALLER: dict[str, dict[str, Any]] = {
     "matrixcapsnet_mnist": {"types": (4, 3, 2)},
     "matrixcapsnet_paper": {"types": (4, 3, 2)},
     "matrixcapsnet_small": {"types": (4, 3, 2)},
-    "segcaps": {"channels": (4,), "types": (2, 3), "image_shape": (1, 8, 9)},
+    "segcaps": {
+        "channels": (4,),
+        "types": (2, 3),
+        "image_shape": (1, 8, 9),
+    },
     "self_routing_resnet20": {"channels": 4, "blocks": 1, "types": 3, "pose_dim": 4},
     "slot_autoencoder": {"channels": 4, "dim": 6, "image_shape": (3, 8, 9)},
     "slot_autoencoder_mixture": {"channels": 4, "dim": 6, "image_shape": (3, 8, 9)},

@@ -19,7 +19,8 @@ def test_every_routing_says_what_it_is(name: str) -> None:
 
 
 def test_measures_in_turn_and_writes_into_a_page(tmp_path: Path) -> None:
-    page, shown = tmp_path / "page.md", list[str]()
+    page = tmp_path / "page.md"
+    shown = list[str]()
     page.write_text(f"# Title\n\n{routings.BEGIN}\nold\n{routings.END}\n\nafter\n")
     only = ["mean", "dynamic", "hard_kmeans"]
     options = [

@@ -141,7 +141,12 @@ class TestKindsOfImages:
             ValueError, match=r"left.png: it has 1 channels, expected 2"
         ):
             pairs(tmp_path / "left.png")
-        both = np.random.default_rng(0).integers(0, 256, (8, 8, 2), dtype=np.uint8)
+        both = np.random.default_rng(0).integers(
+            0,
+            256,
+            (8, 8, 2),
+            dtype=np.uint8,
+        )
         np.save(tmp_path / "both.npy", both)
         assert pairs(tmp_path / "both.npy").lengths == pairs(both).lengths
         with pytest.raises(
@@ -298,11 +303,10 @@ class TestWhatIsSavedWithIt:
         ("dtype", "bound"), [(torch.float64, 1e-5), (torch.bfloat16, 0.05)]
     )
     def test_any_precision(self, folder, dtype, bound):
-        image, network = picture(8, 8, 1), tc.load_pretrained(folder / "model")
-        expected, answer = (
-            Classifier(network)(image),
-            Classifier(network.to(dtype))(image),
-        )
+        image = picture(8, 8, 1)
+        network = tc.load_pretrained(folder / "model")
+        expected = Classifier(network)(image)
+        answer = Classifier(network.to(dtype))(image)
         torch.testing.assert_close(
             lengths(answer), lengths(expected), rtol=0, atol=bound
         )

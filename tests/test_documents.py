@@ -374,7 +374,8 @@ def test_relative_links_of_the_documents_exist(document: str) -> None:
 
 
 def test_every_document_is_reached_from_the_readme() -> None:
-    reached, todo = set(), [ROOT / "README.md"]
+    reached = set()
+    todo = [ROOT / "README.md"]
     while todo:
         document = todo.pop().resolve()
         if document.suffix == ".md" and document not in reached:

@@ -51,7 +51,8 @@ def test_evaluate_explain_and_resume_use_the_split_of_the_run(
     monkeypatch.setattr(
         "torchcaps_lab.report.write_report", lambda folder, *_: folder
     )  # the drawing takes its time
-    root, run = make_root(tmp_path / "images"), tmp_path / "run"
+    root = make_root(tmp_path / "images")
+    run = tmp_path / "run"
     options = ["--data", "ImageFolder", "--data.root", str(root)]
     assert main(["train", *options, "--run", str(run), *SMALL]) == 0
     recorded = json.loads((run / "data.json").read_text())
@@ -76,7 +77,8 @@ def test_evaluate_explain_and_resume_use_the_split_of_the_run(
 
 
 def test_other_data_are_tested_without_what_the_run_was_trained_on(tmp_path, capsys):
-    root, run = make_root(tmp_path / "images"), tmp_path / "run"
+    root = make_root(tmp_path / "images")
+    run = tmp_path / "run"
     options = ["--data", "ImageFolder", "--data.root", str(root)]
     assert main(["train", *options, "--run", str(run), *SMALL]) == 0
     trained = {
@@ -119,7 +121,8 @@ def test_a_folder_of_troubles_trains_and_the_summary_says_what_was_left_out(
     tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", LIMIT)
-    troubles, run = make_troubles(tmp_path / "photos"), tmp_path / "run"
+    troubles = make_troubles(tmp_path / "photos")
+    run = tmp_path / "run"
     options = [
         "--data",
         "ImageFolder",

@@ -240,7 +240,8 @@ PUBLIC, PRIVATE_IMPORTS, WITHOUT_USERS = 170, 0, 2
 class TestReadsAtFirstSight:
     @pytest.mark.parametrize("folder", reading.FOLDERS)
     def test_as_easily_as_before(self, folder: str) -> None:
-        measured, most = reading.reading_of(folder), MOST[folder]
+        measured = reading.reading_of(folder)
+        most = MOST[folder]
         worse = {
             name: value
             for name, value, limit in zip(most._fields, measured, most, strict=True)
@@ -366,7 +367,8 @@ class TestImportOfThePackage:
 
 
 def test_public_names_are_those_of_the_list() -> None:
-    was, now = set(json.loads(SURFACE.read_text(encoding="utf-8"))), set(surface())
+    was = set(json.loads(SURFACE.read_text(encoding="utf-8")))
+    now = set(surface())
     changes = [f"- {name}" for name in sorted(was - now)] + [
         f"+ {name}" for name in sorted(now - was)
     ]
@@ -434,7 +436,12 @@ class TestPicture:
                 )
 
     def test_arrows_that_follow_from_others_are_left_out(self) -> None:
-        graph = {"a": {"b", "c", "d"}, "b": {"c"}, "c": set(), "d": set()}
+        graph = {
+            "a": {"b", "c", "d"},
+            "b": {"c"},
+            "c": set(),
+            "d": set(),
+        }
         assert house.reduced(graph) == {
             "a": {"b", "d"},
             "b": {"c"},

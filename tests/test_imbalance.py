@@ -313,7 +313,8 @@ def test_options_figures_and_resume(tmp_path, capsys):
         *("--trainer.accelerator", "cpu", "--report", "false", "--batch_size", "8"),
         *("--class_weights", "balanced", "--sampler", "balanced", "--epochs"),
     ]
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole = tmp_path / "whole"
+    parts = tmp_path / "parts"
     assert main(["train", *options, "2", "--run", str(whole)]) == 0
     assert "balanced accuracy" in capsys.readouterr().out
     assert main(["train", *options, "1", "--run", str(parts)]) == 0

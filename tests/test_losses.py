@@ -101,7 +101,8 @@ class TestMargin:
     def test_released_code_halves_and_averages_over_the_classes(
         self, classes: int
     ) -> None:
-        scores, labels = activation(5, classes), torch.arange(5) % classes
+        scores = activation(5, classes)
+        labels = torch.arange(5) % classes
         paper = margin_loss(scores, labels)
         released = margin_loss(scores, labels, weighting="released")
         torch.testing.assert_close(released, paper / (2 * classes), rtol=1e-12, atol=0)
@@ -252,7 +253,8 @@ class TestSpread:
         assert loss.margin == 0.6
 
     def test_a_sum_is_the_mean_times_the_batch(self) -> None:
-        activation, labels = torch.rand(6, 4, dtype=torch.float64), torch.arange(6) % 4
+        activation = torch.rand(6, 4, dtype=torch.float64)
+        labels = torch.arange(6) % 4
         mean, total = (
             SpreadLoss(end=0.7, schedule="constant", reduction=one)
             for one in ("mean", "sum")

@@ -116,7 +116,8 @@ def test_mode_gradients_and_random_numbers_are_left_as_they_were() -> None:
 
 
 def test_figures_do_not_depend_on_how_many_are_observed_at_once() -> None:
-    model, images = tiny().eval(), DIGITS.__getitems__(list(range(37))).inputs
+    model = tiny().eval()
+    images = DIGITS.__getitems__(list(range(37))).inputs
     with torch.no_grad():
         layers = observe_layers(model, images)
     health = routing_health(model, images)

@@ -84,7 +84,8 @@ def test_evaluate_and_the_network_alone(
     assert 0 <= json.loads(capsys.readouterr().out)["accuracy"] <= 1
     classifier = Classifier.open(run / "model")
     rows = [torch.randn(12, 9), torch.randn(12, 30)]
-    alone, together = [classifier(row) for row in rows], classifier(rows)
+    alone = [classifier(row) for row in rows]
+    together = classifier(rows)
     for first, second in zip(alone, together, strict=True):
         torch.testing.assert_close(
             list(first.lengths.values()), list(second.lengths.values())

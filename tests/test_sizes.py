@@ -32,7 +32,12 @@ LAYERS: dict[type, dict[str, Any]] = {
         "stride": 1,
     }
     | {"dilation": 1, "groups": 1},
-    tc.ClassCaps: {"in_types": 2, "classes": 2, "in_pose": (2, 2), "out_pose": (2, 2)},
+    tc.ClassCaps: {
+        "in_types": 2,
+        "classes": 2,
+        "in_pose": (2, 2),
+        "out_pose": (2, 2),
+    },
     tc.PrimaryCaps: {
         "in_channels": 2,
         "types": 2,

@@ -309,7 +309,8 @@ class TestBackwardByHand:
     )  # torch's own, in forward mode
     def test_other_ways_to_differentiate(self, kind: str) -> None:
         """Forward mode, ``torch.func``, and the compiler have the formulas."""
-        pose, tangent = poses(4, 3), poses(4, 3).flip(0)
+        pose = poses(4, 3)
+        tangent = poses(4, 3).flip(0)
 
         def both(pose: Tensor) -> Tensor:
             return squash(pose, kind) * length(pose)[..., None]
@@ -374,13 +375,15 @@ class TestLearnedConstant:
         )
 
     def test_gradients(self) -> None:
-        layer, pose = LearnedSquash(0.7).double(), poses(3, 4).requires_grad_()
+        layer = LearnedSquash(0.7).double()
+        pose = poses(3, 4).requires_grad_()
         assert torch.autograd.gradcheck(
             lambda pose, theta: layer(pose), (pose, layer.log_constant)
         )
 
     def test_it_learns_the_constant_of_others(self) -> None:
-        layer, pose = LearnedSquash(), poses(64, 4).float()
+        layer = LearnedSquash()
+        pose = poses(64, 4).float()
         optimizer = torch.optim.Adam(layer.parameters(), 0.05)
         for _ in range(200):
             optimizer.zero_grad()

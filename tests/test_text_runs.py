@@ -232,7 +232,8 @@ class TestColours:
         "name", ["text_capsnet", "text_capsnet_b", "text_encoder", "text_pooled"]
     )
     def test_shares(self, name: str) -> None:
-        model, words = self.network(name), self.data.test.__getitems__([0, 1, 2]).inputs
+        model = self.network(name)
+        words = self.data.test.__getitems__([0, 1, 2]).inputs
         shares = word_shares(model, words)
         assert shares.shape == (*words.shape, 4)
         assert (shares[words == 0] == 0).all()
@@ -254,7 +255,8 @@ class TestColours:
         with torch.no_grad():
             model.embedding.weight[:] = 0.5
         words = torch.tensor([[3] * 40])
-        shares, activation = word_shares(model, words)[0], model(words).activation[0]
+        shares = word_shares(model, words)[0]
+        activation = model(words).activation[0]
         middle = shares[10:30]  # those at the ends are seen by fewer windows
         torch.testing.assert_close(
             middle, activation.expand_as(middle) / 2, rtol=0.1, atol=0

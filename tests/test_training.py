@@ -152,7 +152,8 @@ def test_two_processes_train_like_one(folder, unbroken):
         )
     )
     assert "sync_dist" not in output
-    one, two = rows(unbroken), rows(run)
+    one = rows(unbroken)
+    two = rows(run)
     assert len(two) == 3
     for expected, got in zip(one, two, strict=True):
         for name in (

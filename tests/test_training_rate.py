@@ -115,7 +115,8 @@ def test_the_learning_rate_of_an_epoch_is_the_one_it_was_trained_with(
     assert main([*TRAIN, *SMALL, *LIMITED, *halving, "--run", str(run)]) == 0
     assert rates_of(run) == [0.008, 0.004, 0.002]
     events = EventAccumulator(str(run / "tensorboard")).Reload()
-    drawn, beside = events.Scalars("learning_rate"), events.Scalars("train_loss")
+    drawn = events.Scalars("learning_rate")
+    beside = events.Scalars("train_loss")
     assert [point.value for point in drawn] == pytest.approx([0.008, 0.004, 0.002])
     assert [point.step for point in drawn] == [point.step for point in beside]
 

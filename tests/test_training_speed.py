@@ -207,10 +207,8 @@ class TestChannelsLast:
             assert torch.equal(loaded.state_dict()[name], tensor), name
         pixels = images.inputs.float() / 255
         with torch.no_grad():
-            activation, expected = (
-                loaded(pixels).activation,
-                trained.model.eval()(pixels).activation,
-            )
+            activation = loaded(pixels).activation
+            expected = trained.model.eval()(pixels).activation
         torch.testing.assert_close(activation, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -297,7 +295,8 @@ class TestResident:
         return moved
 
     def test_sets_up_to_the_size_are_moved(self, moved: list[tuple[int, str]]) -> None:
-        images, device = Digits().test, torch.device("cuda")
+        images = Digits().test
+        device = torch.device("cuda")
         size = images.inputs.nbytes / 2**30
         Speed(resident=size).near(images, device)
         assert moved == [(len(images), "cuda")]
@@ -410,7 +409,8 @@ def test_command_line() -> None:
 
 class TestDigitsOfAnySize:
     def test_larger(self) -> None:
-        small, large = Digits(), Digits(size=28)
+        small = Digits()
+        large = Digits(size=28)
         assert large.image_shape == (1, 28, 28)
         for one, other in (
             (small.train, large.train),
@@ -437,7 +437,8 @@ class TestDigitsOfAnySize:
 class TestFused:
     @pytest.mark.parametrize("name", ["AdamW", "SGD"])
     def test_steps_are_the_same(self, name: str, tmp_path: Path) -> None:
-        images, results = two_channels(24, 8), []
+        images = two_channels(24, 8)
+        results = []
         for fused in (True, False):
             optimizer = partial(getattr(torch.optim, name), lr=0.01, weight_decay=0.1)
             one = digits_task(Speed(fused=fused), optimizer, image_shape=(2, 8, 8))
@@ -466,7 +467,8 @@ class TestFused:
         self, tmp_path: Path
     ) -> None:
         """The kernel takes all tensors as they lie in memory."""
-        images, ends = two_channels(24, 8), []
+        images = two_channels(24, 8)
+        ends = []
         for last in (False, True):
             folder = tmp_path / str(last)
             train(

@@ -72,7 +72,8 @@ def candidates(hint: Any) -> Iterator[Any]:
 
 
 def _of_part(part: Any) -> Iterator[Any]:
-    origin, inner = get_origin(part) or part, get_args(part)
+    origin = get_origin(part) or part
+    inner = get_args(part)
     registry = registry_of(part)
     if registry is not None:
         names = [*sorted(registry), *(cls.__name__ for cls in registry.classes())]
@@ -193,10 +194,8 @@ def test_no_argument_takes_the_place_of_the_name(
         f"self.{reserved} = {reserved}",
         namespace,
     )
-    named, message = (
-        namespace["Named"],
-        f"thing Named: no argument may be called '{reserved}'",
-    )
+    named = namespace["Named"]
+    message = f"thing Named: no argument may be called '{reserved}'"
     if registered:
         with pytest.raises(ValueError, match=message):
             things.register("named")(named)
@@ -282,9 +281,14 @@ def test_runs_whose_file_lost_the_name_of_the_data_set(
         "seed": 3,
     }
     assert restored(old) == new == restored(new)
-    before, now = training_options(restored(old)).plain(), training_options(new).plain()
+    before = training_options(restored(old)).plain()
+    now = training_options(new).plain()
     assert before == now
-    images = {"classes": ["a"], "images": {"train": 1, "validation": 1}, "data": "x"}
+    images = {
+        "classes": ["a"],
+        "images": {"train": 1, "validation": 1},
+        "data": "x",
+    }
     assert (
         differences({"options": {**now, **old}, **images}, {"options": now, **images})
         == []

@@ -42,7 +42,8 @@ def run(chapter: Path, accept: bool = False) -> None:
         line = document.count("\n", 0, block.start(1))
         with redirect_stdout(StringIO()) as printed:
             exec(compile("\n" * line + block[1], chapter.name, "exec"), names)
-        actual, expected = printed.getvalue(), block[2] or ""
+        actual = printed.getvalue()
+        expected = block[2] or ""
         if accept and block[2] is not None:
             new = block[0].removesuffix(f"{block[2]}```\n") + f"{actual}```\n"
             accepted = accepted.replace(block[0], new)

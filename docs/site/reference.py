@@ -129,7 +129,8 @@ class Public(SphinxDirective):
             key=lambda name: (kind_of(getattr(module, name)) != "class", name.lower()),
         )
         for name in names:
-            thing, path = getattr(module, name), f"{module.__name__}.{name}"
+            thing = getattr(module, name)
+            path = f"{module.__name__}.{name}"
             if inspect.ismodule(thing):
                 if not hasattr(thing, "__all__"):  # no page of its own
                     yield from [

@@ -216,7 +216,12 @@ class Recipe(Generic[Settings]):
         """
         return settings.of_row(row, self.rows[row] or {})
 
-    def job(self, settings: Settings, row: str, stop_at: float | None = None) -> Job:
+    def job(
+        self,
+        settings: Settings,
+        row: str,
+        stop_at: float | None = None,
+    ) -> Job:
         """Name of the run and options of ``torchcaps train`` for a row, as
         :meth:`Lab.train` takes them.
 
@@ -260,7 +265,12 @@ class Recipe(Generic[Settings]):
         """The rows of a preset."""
         return settings.rows or tuple(self.rows)
 
-    def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
+    def train(
+        self,
+        study: Study,
+        row: str,
+        stop_at: float | None,
+    ) -> Trained:
         """Trains the network of a row, or opens it if it is trained."""
         if row in self.borrowed:
             recipe, borrowed_row = self.borrowed[row]

@@ -308,7 +308,9 @@ def dot_panels(rows: Sequence[str], panels: Sequence[Dots]) -> "Figure":
             place,
             sharey=first,
         )
-        values, places, spreads = [], [], []
+        values = []
+        places = []
+        spreads = []
         for row, value in enumerate(panel.values):
             if value is not None:
                 values.append(value)

@@ -173,7 +173,10 @@ class Lab:
         return torch.device("cpu")
 
     def train(
-        self, name: str, config: Mapping[str, Any], callbacks: Sequence[Any] = ()
+        self,
+        name: str,
+        config: Mapping[str, Any],
+        callbacks: Sequence[Any] = (),
     ) -> Trained:
         """Trains a network, resumes its training, or opens it if it is trained already.
 

@@ -10,7 +10,8 @@ def option(kind: str | type, **arguments: Any) -> dict[str, Any]:
     return {"name": kind if isinstance(kind, str) else kind.__name__, **arguments}
 
 
-MARGIN, ENTROPY = option("MarginLoss"), option("NegativeLogLikelihood")
+MARGIN = option("MarginLoss")
+ENTROPY = option("NegativeLogLikelihood")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -168,7 +168,8 @@ def _overview(results: Mapping[str, _Results]) -> str:
         latest = paper or quick
         seeds = ", ".join(map(str, latest["seeds"])) if latest else ""
         for line in recipe.lines:
-            of_paper, of_quick = values_of(paper, line), values_of(quick, line)
+            of_paper = values_of(paper, line)
+            of_quick = values_of(quick, line)
             shown = line.elsewhere or of_paper or of_quick
             if line.published is None or not shown:
                 continue

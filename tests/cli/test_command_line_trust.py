@@ -110,10 +110,8 @@ class TestSavedNetworkCarriesItsPreprocessing:
     def test_predict_resizes_as_the_training_did(self, run, photos, capsys):
         files = sorted(photos.glob("*/0[0-2].png"))
         network = tc.load_pretrained(run / "model")
-        stretched, padded = (
-            lengths(network, files, "stretch"),
-            lengths(network, files, "pad"),
-        )
+        stretched = lengths(network, files, "stretch")
+        padded = lengths(network, files, "pad")
         assert not torch.allclose(stretched, padded)
         for source in (run, run / "model"):
             torch.testing.assert_close(
@@ -386,7 +384,8 @@ class TestPredict:
 
     def test_names_of_files_command_no_terminal(self, run, photos, tmp_path, capsys):
         """The defect: an escape sequence in a name went to the terminal as it was."""
-        whole, broken = tmp_path / "a\x1b[2Jb.png", tmp_path / "c\x1b]0;d.png"
+        whole = tmp_path / "a\x1b[2Jb.png"
+        broken = tmp_path / "c\x1b]0;d.png"
         whole.write_bytes((photos / "red" / "00.png").read_bytes())
         broken.write_bytes(b"no image")
         assert main(["predict", str(run), str(whole), str(broken)]) == 1

@@ -28,7 +28,8 @@ def forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """What a test wrote, imported and registered is gone afterwards; libraries stay,
     whose objects others hold.
     """
-    modules, routings = set(sys.modules), dict(ROUTINGS)
+    modules = set(sys.modules)
+    routings = dict(ROUTINGS)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield
     for name in set(sys.modules) - modules:

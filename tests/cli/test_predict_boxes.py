@@ -82,7 +82,8 @@ def test_two_things_of_a_class_and_one_of_another(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """They were told as one, with a box in the empty middle between the two."""
-    digits, scene = digit_samples((1, 28, 28)), torch.zeros(96, 96, dtype=torch.uint8)
+    digits = digit_samples((1, 28, 28))
+    scene = torch.zeros(96, 96, dtype=torch.uint8)
     for label, top, left in ((1, 8, 8), (1, 56, 56), (6, 8, 56)):
         scene[top : top + 28, left : left + 28] = digits.inputs[digits.labels == label][
             0, 0
@@ -99,7 +100,12 @@ def test_two_things_of_a_class_and_one_of_another(
     torch.testing.assert_close(
         second.box, first.box + 48, rtol=0, atol=1
     )  # whole cells away, with the same pose
-    torch.testing.assert_close(second.pose[:-4], first.pose[:-4], rtol=0, atol=0.02)
+    torch.testing.assert_close(
+        second.pose[:-4],
+        first.pose[:-4],
+        rtol=0,
+        atol=0.02,
+    )
 
 
 def test_one_box_for_several_places_is_warned_of(tmp_path: Path) -> None:

@@ -107,7 +107,8 @@ def test_nobody_waits_for_torch_to_read_help_or_an_error(
 @pytest.mark.parametrize(("module", "name"), OWNERS, ids=str)
 def test_the_source_is_read_as_python_reads_it(module: str, name: str):
     owner = getattr(import_module(module), name)
-    taken, documentation = declared(owner).arguments, documented(owner.__doc__)
+    taken = declared(owner).arguments
+    documentation = documented(owner.__doc__)
     actual = {sketch.name: sketch for sketch in sketches(module, name)}
     assert [*actual] == [*taken]
     for sketch in actual.values():

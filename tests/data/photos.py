@@ -26,7 +26,8 @@ def photo(digit: np.ndarray, seed: int) -> Image.Image:
     turned = Image.fromarray(digit).resize((side, side), Image.Resampling.BICUBIC)
     turned = turned.rotate(draw.uniform(-15, 15), Image.Resampling.BICUBIC)
     ink = np.zeros((height, width))
-    top, left = draw.integers(0, height - side + 1), draw.integers(0, width - side + 1)
+    top = draw.integers(0, height - side + 1)
+    left = draw.integers(0, width - side + 1)
     ink[top : top + side, left : left + side] = np.asarray(turned) / 255
     paper, pen = _colours(draw)
     picture = paper + ink[..., None] * (pen - paper)
@@ -39,7 +40,8 @@ def _colours(draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Of the paper and the ink, one of them light and the other dark: each third
     picture is light on dark.
     """
-    light, dark = draw.uniform(0.7, 1, 3), draw.uniform(0, 0.4, 3)
+    light = draw.uniform(0.7, 1, 3)
+    dark = draw.uniform(0, 0.4, 3)
     return (dark, light) if draw.random() < 1 / 3 else (light, dark)
 
 

@@ -33,7 +33,8 @@ def write(folder: Path, kind: str, boxes: dict[str, list[Any]] = BOXES) -> Path:
             image.paste(255, box)
         image.save(folder / f"{name}.png")
         images.append({"id": number, "file_name": f"{name}.png"})
-        text, xml = "", f"<annotation><filename>{name}.png</filename>"
+        text = ""
+        xml = f"<annotation><filename>{name}.png</filename>"
         for label, (left, top, right, low) in things:
             size = right - left, low - top
             rows.append(

@@ -38,7 +38,8 @@ def test_both_orders_and_kinds_of_numbers_are_the_same_data(
     data = MapStyle((images, LABELS))
     assert data.classes == ("0", "1")
     for part in ("train", "validation", "test"):
-        first, second = getattr(data, part), getattr(PLAIN, part)
+        first = getattr(data, part)
+        second = getattr(PLAIN, part)
         assert torch.equal(first.inputs, second.inputs)
         assert torch.equal(first.labels, second.labels)
     assert any(f"are {order}: 3 channels" in note for note in data.notes())
@@ -71,7 +72,8 @@ def test_grey_images_need_no_channels() -> None:
 
 @pytest.mark.parametrize("form", ["flat", "nested", "named"])
 def test_test_arrays_are_kept_apart(form: str) -> None:
-    train, test = (PIXELS[:30], LABELS[:30]), (PIXELS[30:], LABELS[30:])
+    train = (PIXELS[:30], LABELS[:30])
+    test = (PIXELS[30:], LABELS[30:])
     given = {
         "flat": ((*train, *test),),
         "nested": ((train, test),),
@@ -152,7 +154,8 @@ def test_an_image_whose_channels_stand_elsewhere_is_an_error_that_names_the_orde
 
 
 def test_arrays_are_trained_on_in_one_line(tmp_path: Path) -> None:
-    images, labels = PIXELS[..., 0], np.array(["cat", "dog"])[LABELS]
+    images = PIXELS[..., 0]
+    labels = np.array(["cat", "dog"])[LABELS]
     how = {
         "run": tmp_path / "run",
         "epochs": 1,

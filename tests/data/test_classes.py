@@ -124,7 +124,8 @@ class Pairs(Sequence):
 
 
 def test_pairs_with_names_in_another_order() -> None:
-    train, test = Pairs(("black", "grey", "white"), 4), Pairs(("white", "black"), 2)
+    train = Pairs(("black", "grey", "white"), 4)
+    test = Pairs(("white", "black"), 2)
     data = MapStyle(train, test_data=test, validation_data=test)
     for part in (data.train, data.validation, data.test):
         assert_named_as_drawn(part)
@@ -142,7 +143,8 @@ def test_pairs_with_names_in_another_order() -> None:
 
 def test_labels_that_only_the_test_pairs_have_are_named() -> None:
     images = [torch.full((1, 6, 6), 10 * n, dtype=torch.uint8) for n in range(12)]
-    train, test = [(one, n % 2) for n, one in enumerate(images)], [(images[0], 2)]
+    train = [(one, n % 2) for n, one in enumerate(images)]
+    test = [(images[0], 2)]
     with pytest.raises(
         ValueError, match="the test images may hold the classes 0, 1, but not 2"
     ):
@@ -203,7 +205,8 @@ def test_masks_of_classes_pixels_and_boxes_are_renumbered() -> None:
         images, torch.tensor([[[0, 1], [255, 1]]], dtype=torch.uint8), ("a", "b")
     )
     assert pixels.in_classes(("b", "c", "a")).labels.tolist() == [[[2, 0], [255, 0]]]
-    boxes, things = torch.tensor([[[0, 0, 1, 1]]]), torch.tensor([[1]])
+    boxes = torch.tensor([[[0, 0, 1, 1]]])
+    things = torch.tensor([[1]])
     boxed = AnnotatedSet(
         images, torch.tensor([[False, True]]), ("a", "b"), things=things, boxes=boxes
     )
@@ -216,11 +219,26 @@ def folder(root: Path) -> Spec:
 
 
 def test_a_run_is_evaluated_on_a_folder_of_some_of_its_classes(tmp_path: Path) -> None:
-    root = save(tmp_path / "photos", {"black": 8, "grey": 8, "white": 8})
+    root = save(
+        tmp_path / "photos",
+        {
+            "black": 8,
+            "grey": 8,
+            "white": 8,
+        },
+    )
     tc.train(
         str(root), run=tmp_path / "run", epochs=1, show=None, report=False, size=16
     )
-    second = save(tmp_path / "other", {"white": 3, "black": 2, "grey": 0}, 20)
+    second = save(
+        tmp_path / "other",
+        {
+            "white": 3,
+            "black": 2,
+            "grey": 0,
+        },
+        20,
+    )
     classifier, images = open_run(str(tmp_path / "run"), folder(second), "all")
     assert images.classes == classifier.classes == ("black", "grey", "white")
     assert sorted(shades(images)) == [10, 10, 240, 240, 240]

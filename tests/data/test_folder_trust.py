@@ -109,11 +109,9 @@ class TestItem1:
 
     def test_following_keeps_the_parts_and_names_what_changed(self, tmp_path):
         data = ImageFolder(str(make_root(tmp_path)))
-        manifest, before, fingerprint = (
-            data.manifest(),
-            part_of(data),
-            data.fingerprint(),
-        )
+        manifest = data.manifest()
+        before = part_of(data)
+        fingerprint = data.fingerprint()
         for number in range(20):
             save(tmp_path / "a" / f"{number:03} new.png", 5000 + number)
         later = ImageFolder(str(tmp_path))
@@ -128,7 +126,8 @@ class TestItem1:
 
     def test_removed_changed_and_renamed_are_told_apart(self, tmp_path):
         data = ImageFolder(str(make_root(tmp_path)), validation=0, test=0)
-        manifest, fingerprint = data.manifest(), data.fingerprint()
+        manifest = data.manifest()
+        fingerprint = data.fingerprint()
         (tmp_path / "a" / "000.png").unlink()
         save(tmp_path / "a" / "001.png", 7000)
         (tmp_path / "b" / "002.png").rename(tmp_path / "b" / "other.png")
@@ -164,7 +163,8 @@ class TestItem1:
 
     def test_swapped_classes_change_the_fingerprint(self, tmp_path):
         data = ImageFolder(str(make_root(tmp_path)))
-        manifest, fingerprint = data.manifest(), data.fingerprint()
+        manifest = data.manifest()
+        fingerprint = data.fingerprint()
         for old, new in (("a", "c"), ("b", "a"), ("c", "b")):
             (tmp_path / old).rename(tmp_path / new)
         later = ImageFolder(str(tmp_path))
@@ -478,7 +478,8 @@ class TestItem7:
         )
 
     def test_what_may_not_be_read_is_broken(self, tmp_path, monkeypatch):
-        root, locked = make_root(tmp_path, 5), tmp_path / "a" / "000.png"
+        root = make_root(tmp_path, 5)
+        locked = tmp_path / "a" / "000.png"
         monkeypatch.setattr(
             Path, "open", refusing(Path.open, locked)
         )  # the tests may run as root, whom nothing stops

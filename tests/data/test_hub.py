@@ -26,7 +26,15 @@ def offline(tmp_path, monkeypatch):
 
 def pictures(count: int, start: int = 0) -> list[np.ndarray]:
     random = np.random.default_rng(start)
-    return [random.integers(0, 256, (6, 8, 3), dtype=np.uint8) for _ in range(count)]
+    return [
+        random.integers(
+            0,
+            256,
+            (6, 8, 3),
+            dtype=np.uint8,
+        )
+        for _ in range(count)
+    ]
 
 
 def png(pixels: np.ndarray) -> bytes:
@@ -105,10 +113,8 @@ def test_validation_images_are_reported_where_there_is_no_test(tmp_path):
 
 def test_a_folder_of_images_a_file_and_what_was_saved(tmp_path):
     root = make_root(tmp_path / "images", 6)
-    folder, hub = (
-        ImageFolder(str(root), test=0, validation=0),
-        Hub(str(root), test=0, validation=0),
-    )
+    folder = ImageFolder(str(root), test=0, validation=0)
+    hub = Hub(str(root), test=0, validation=0)
     assert hub.classes == folder.classes
     assert torch.equal(hub.train.inputs, folder.train.inputs)
     path = write(tmp_path / "p", train=table(20))
@@ -161,7 +167,8 @@ def test_broken_images_are_told_or_left_out(tmp_path):
 
 def test_the_parts_of_a_run_are_kept(tmp_path):
     before = Hub(write(tmp_path / "old", train=table(40)))
-    manifest, fingerprint = before.manifest(), before.fingerprint()
+    manifest = before.manifest()
+    fingerprint = before.fingerprint()
     later = Hub(
         write(
             tmp_path / "new",

@@ -218,7 +218,12 @@ def test_size_is_height_and_width(
 
 
 def test_pixels_are_kept(tmp_path: Path) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (3, 4, 3), dtype=np.uint8)
+    pixels = np.random.default_rng(0).integers(
+        0,
+        256,
+        (3, 4, 3),
+        dtype=np.uint8,
+    )
     image = load_image(save(tmp_path / "x.png", Image.fromarray(pixels)), (3, 3, 4))
     assert image.dtype == torch.uint8
     assert image.permute(1, 2, 0).tolist() == pixels.tolist()

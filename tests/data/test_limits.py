@@ -392,7 +392,8 @@ def test_a_label_for_each_example_is_no_class() -> None:
 
 
 def test_many_classes_are_split_in_a_moment() -> None:
-    labels, digests = torch.arange(20_000), [str(number) for number in range(20_000)]
+    labels = torch.arange(20_000)
+    digests = [str(number) for number in range(20_000)]
     begun = time.process_time()
     kept, aside = stable_split(labels.repeat(2), digests * 2, 0.2, seed=0)
     assert (len(kept), len(aside)) == (20_000, 20_000)

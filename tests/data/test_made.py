@@ -50,7 +50,8 @@ def noise(count, size, seed=0):
 def slowly(image, matrix, shift):
     """The transform of one image (H, W), pixel by pixel from the definition."""
     size = len(image)
-    back, middle = torch.linalg.inv(matrix.double()), (size - 1) / 2
+    back = torch.linalg.inv(matrix.double())
+    middle = (size - 1) / 2
     moved = torch.zeros(size, size, dtype=torch.double)
     for row in range(size):
         for column in range(size):
@@ -251,10 +252,8 @@ class TestPadded:
 
     @pytest.mark.parametrize("part", ["validation", "test"])
     def test_others_are_somewhere_on_the_canvas_unharmed(self, data, part):
-        images, inner = (
-            getattr(data, part),
-            getattr(Digits(size=6, validation=0.2), part),
-        )
+        images = getattr(data, part)
+        inner = getattr(Digits(size=6, validation=0.2), part)
         assert torch.equal(images.labels, inner.labels)
         windows = (
             images.inputs.unfold(2, 6, 1).unfold(3, 6, 1)[:, 0].flatten(1, 2)
@@ -423,7 +422,8 @@ class TestPairs:
         pairs = Pairs(digits, 12, 2)
         assert pairs.image_shape == (1, 12, 12)
         for name in ("train", "validation", "test"):
-            own, images = getattr(digits, name), getattr(pairs, name)
+            own = getattr(digits, name)
+            images = getattr(pairs, name)
             known = {image.numpy().tobytes() for image in own.inputs}
             shown = (
                 (255 * images.__getitems__(list(range(30))).parts.pictures)
@@ -505,10 +505,8 @@ class TestTurnedDigits:
     def test_only_novel_test_digits_are_changed(self) -> None:
         plain = Digits(size=16)
         for kind in ("azimuth", "elevation"):
-            familiar, novel = (
-                TurnedDigits(kind, "familiar", size=16),
-                TurnedDigits(kind, "novel", size=16),
-            )
+            familiar = TurnedDigits(kind, "familiar", size=16)
+            novel = TurnedDigits(kind, "novel", size=16)
             assert torch.equal(familiar.test.inputs, plain.test.inputs)
             assert torch.equal(novel.train.inputs, plain.train.inputs)
             assert torch.equal(novel.test.labels, plain.test.labels)

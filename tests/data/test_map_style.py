@@ -12,7 +12,12 @@ from torch.utils.data import Dataset, Subset, TensorDataset, random_split
 from torchcaps_lab.data import ImageFolder, MapStyle
 from torchcaps_lab.testing import check_dataset
 
-PIXELS = np.random.default_rng(0).integers(0, 256, (60, 6, 7, 3), dtype=np.uint8)
+PIXELS = np.random.default_rng(0).integers(
+    0,
+    256,
+    (60, 6, 7, 3),
+    dtype=np.uint8,
+)
 LABELS = [number % 3 for number in range(60)]
 
 
@@ -26,7 +31,9 @@ class Photos(Dataset):
     def __init__(
         self, transform=lambda image: image, start: int = 0, end: int = 60
     ) -> None:
-        self.transform, self.start, self.end = transform, start, end
+        self.transform = transform
+        self.start = start
+        self.end = end
         self.asked: list[int] = []
         self.busy = Lock()
 
@@ -59,16 +66,15 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_images_of_all_kinds_are_the_same_data(kind):
-    data, plain = (
-        MapStyle(Photos(KINDS[kind])),
-        MapStyle(
-            [(pixels, label) for pixels, label in zip(PIXELS, LABELS, strict=True)]
-        ),
+    data = MapStyle(Photos(KINDS[kind]))
+    plain = MapStyle(
+        [(pixels, label) for pixels, label in zip(PIXELS, LABELS, strict=True)]
     )
     assert data.classes == ("cat", "dog", "bird")
     assert data.image_shape == (3, 6, 7)
     for part in ("train", "validation", "test"):
-        first, second = getattr(data, part), getattr(plain, part)
+        first = getattr(data, part)
+        second = getattr(plain, part)
         assert torch.equal(first.inputs, second.inputs)
         assert torch.equal(first.labels, second.labels)
         for image, label, file in zip(
@@ -104,7 +110,8 @@ def test_files_are_read_as_those_of_a_folder(tmp_path):
 
 
 def test_splits_of_its_own_are_kept():
-    train, test = Photos(end=40), Photos(start=40)
+    train = Photos(end=40)
+    test = Photos(start=40)
     data = MapStyle(train, test_data=test, validation=0)
     assert (len(data.train), len(data.validation), len(data.test)) == (40, 0, 20)
     assert data.test.files[3] == "test/3"

@@ -36,10 +36,12 @@ def files(cache: Path) -> dict[str, int]:
 
 def test_mapped_images_are_those_in_memory(tmp_path, cache):
     root = str(make_root(tmp_path / "images"))
-    memory, mapped = ImageFolder(root, size=7), ImageFolder(root, size=7, memory=0)
+    memory = ImageFolder(root, size=7)
+    mapped = ImageFolder(root, size=7, memory=0)
     assert not cache.exists() or not files(cache)
     for part in ("train", "validation", "test"):
-        first, second = getattr(memory, part), getattr(mapped, part)
+        first = getattr(memory, part)
+        second = getattr(mapped, part)
         assert torch.equal(first.inputs, second.inputs)
         assert first.files == second.files
         rows = [2, 0, 1]

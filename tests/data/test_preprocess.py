@@ -39,7 +39,8 @@ def places(
     crop: RandomCrop, indices: Tensor, epoch: int, margins: tuple[int, int] = (4, 6)
 ) -> Tensor:
     """Which place each crop came from, numbered row by row."""
-    height, width = crop.size + margins[0], crop.size + margins[1]
+    height = crop.size + margins[0]
+    width = crop.size + margins[1]
     corner = crop(positions(len(indices), height, width), indices, epoch)[
         :, 0, 0, 0
     ].long()
@@ -115,7 +116,8 @@ def test_gradient_of_standardising_a_flat_image_is_finite() -> None:
 
 
 def test_no_images_give_no_images() -> None:
-    empty, no_indices = torch.zeros(0, 1, 12, 12), torch.zeros(0, dtype=torch.int64)
+    empty = torch.zeros(0, 1, 12, 12)
+    no_indices = torch.zeros(0, dtype=torch.int64)
     assert standardise(empty).shape == (0, 1, 12, 12)
     assert thirteen_crops(empty, 6).shape == (0, 13, 1, 6, 6)
     assert [change(empty, no_indices, 0).shape for change in RANDOM] == [
@@ -180,7 +182,8 @@ def test_random_crops_are_slices() -> None:
     for image, result, place in zip(
         images, crop(images, indices, epoch=2), where.tolist(), strict=True
     ):
-        top, left = place // 7, place % 7
+        top = place // 7
+        left = place % 7
         assert torch.equal(result, image[:, top : top + 4, left : left + 4])
 
 
@@ -196,7 +199,8 @@ def test_all_crops_are_equally_likely() -> None:
 
 
 def test_brightness_adds_one_number_to_an_image() -> None:
-    images, indices = pictures(50).double(), torch.arange(50)
+    images = pictures(50).double()
+    indices = torch.arange(50)
     change = RandomBrightness(0.25, seed=1)
     added = offsets(change, indices, epoch=4)[:, None, None, None]
     torch.testing.assert_close(change(images, indices, epoch=4), images + added)
@@ -209,7 +213,8 @@ def test_brightness_is_uniform_within_its_bounds() -> None:
 
 
 def test_contrast_scales_each_channel_around_its_mean() -> None:
-    images, indices = pictures(50).double(), torch.arange(50)
+    images = pictures(50).double()
+    indices = torch.arange(50)
     change = RandomContrast(0.2, 1.8, seed=1)
     result = change(images, indices, epoch=4)
     mean = images.mean(dim=(2, 3), keepdim=True)
@@ -225,7 +230,8 @@ def test_contrast_is_uniform_within_its_bounds() -> None:
 
 
 def test_no_change_is_the_identity() -> None:
-    images, indices = pictures(5), torch.arange(5)
+    images = pictures(5)
+    indices = torch.arange(5)
     assert torch.equal(RandomBrightness(0)(images, indices, epoch=0), images)
     torch.testing.assert_close(RandomContrast(1, 1)(images, indices, epoch=0), images)
 
@@ -244,7 +250,8 @@ def test_standardising_takes_brightness_and_contrast_of_a_grey_image_back(
 
 @pytest.mark.parametrize("change", RANDOM, ids=lambda change: type(change).__name__)
 def test_result_depends_on_seed_epoch_and_index_alone(change: Any) -> None:
-    images, indices = pictures(1, 1, 40, 40).repeat(300, 1, 1, 1), torch.arange(300)
+    images = pictures(1, 1, 40, 40).repeat(300, 1, 1, 1)
+    indices = torch.arange(300)
     first = change(images, indices, epoch=0)
     torch.manual_seed(5)
     state = torch.get_rng_state()
@@ -369,7 +376,8 @@ def flips(flip: RandomFlip, indices: Tensor, epoch: int) -> Tensor:
 
 
 def test_a_flip_mirrors_left_and_right_or_nothing() -> None:
-    images, indices = pictures(50), torch.arange(50)
+    images = pictures(50)
+    indices = torch.arange(50)
     result = RandomFlip(seed=2)(images, indices, epoch=1)
     for image, got, flipped in zip(
         images, result, flips(RandomFlip(seed=2), indices, 1).tolist(), strict=True

@@ -36,13 +36,15 @@ def test_each_image_is_a_slice_of_its_padded_self(
     for image, result, place in zip(images, moved, places.tolist(), strict=True):
         # The bright pixel in the middle moves to `place` where the window starts
         # opposite to it.
-        top, left = side - 1 - place // side, side - 1 - place % side
+        top = side - 1 - place // side
+        left = side - 1 - place % side
         padded = F.pad(image, (pixels,) * 4)
         assert torch.equal(result, padded[:, top : top + height, left : left + width])
 
 
 def test_result_depends_on_seed_epoch_and_index_alone() -> None:
-    shift, indices = RandomShift(2, seed=1), torch.arange(1000)
+    shift = RandomShift(2, seed=1)
+    indices = torch.arange(1000)
     first = shifts(shift, indices, epoch=0)
     torch.manual_seed(5)
     order = torch.randperm(1000)
@@ -62,10 +64,8 @@ def test_all_shifts_are_equally_likely_and_independent_of_those_of_neighbours(
 ) -> None:
     indices = torch.arange(50_000)
     shift = RandomShift(2)
-    first, second = (
-        shifts(shift, indices, epoch=0),
-        shifts(shift, indices + index, epoch=epoch),
-    )
+    first = shifts(shift, indices, epoch=0)
+    second = shifts(shift, indices + index, epoch=epoch)
     assert (
         chi_square(first * 25 + second, 625) < 740
     )  # the 99.9 % quantile at 624 degrees of freedom

@@ -35,7 +35,8 @@ def make_copies(root: Path, count: int = 20) -> Path:
     turned = Image.Exif()
     turned[0x0112] = 3
     for number in range(2 * count):
-        folder, picture = root / "ab"[number % 2], noise(number)
+        folder = root / "ab"[number % 2]
+        picture = noise(number)
         saved(folder / f"{number}.png", picture)
         saved(folder / f"{number} again.bmp", picture)
         saved(folder / f"{number} turned.tif", picture.rotate(180), exif=turned)
@@ -97,7 +98,8 @@ def test_a_picture_of_its_own_stays_where_its_file_puts_it(tmp_path):
 def test_a_recorded_split_is_kept_and_its_copies_are_named(tmp_path):
     root = make_root(tmp_path)
     first = ImageFolder(root)
-    manifest, fingerprint = first.manifest(), first.fingerprint()
+    manifest = first.manifest()
+    fingerprint = first.fingerprint()
     entry = manifest.parts["test"][0]
     saved(root / "a" / "new.bmp", Image.open(root / entry.name))
     changes = ImageFolder(root).follow(manifest)

@@ -97,7 +97,8 @@ class TestScenery:
                 Batch(pixels, digits.labels[index], index, pixels), epoch, seed
             )
 
-        together, alone = made([3, 8, 5]), made([8])
+        together = made([3, 8, 5])
+        alone = made([8])
         assert torch.equal(together.inputs[1], alone.inputs[0])
         assert torch.equal(together.labels[1], alone.labels[0])
         assert torch.equal(together.parts.pictures[1], alone.parts.pictures[0])
@@ -261,7 +262,8 @@ class TestDigitScenes:
     def test_each_part_is_made_of_its_own_digits(self) -> None:
         data = DigitScenes(Digits(validation=0.2), **SMALL)
         for part in ("train", "validation", "test"):
-            images, own = getattr(data, part), getattr(data.data, part)
+            images = getattr(data, part)
+            own = getattr(data.data, part)
             assert images.composition.digits is own
             assert len(images) == len(own)
         assert data.image_shape == (1, 48, 56)

@@ -287,7 +287,8 @@ class InMemory(Series):
         rows = []
         for number in range(15, -1, -1):
             values = torch.full((1, 5), float(number)) + torch.arange(5)
-            label, person = "ab"[number % 2], "abcd"[number // 4]
+            label = "ab"[number % 2]
+            person = "abcd"[number // 4]
             rows.append((f"{number:02}", label, values, person))
         return self.listed_of(rows)
 

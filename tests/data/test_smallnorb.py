@@ -271,7 +271,8 @@ def test_cameras_are_channels(folder: str, cameras: Any, fill: list[int]) -> Non
 def test_cameras_are_images_that_stay_together(folder: str) -> None:
     data = SmallNORB(folder, cameras="both_as_images", validation=0.3)
     assert data.image_shape == (1, 48, 48)
-    held_out, test = values(data.validation.inputs), values(data.test.inputs)
+    held_out = values(data.validation.inputs)
+    test = values(data.test.inputs)
     assert len(held_out) == 2 * 5 * 5
     assert {value % 100 for value in held_out}.isdisjoint(
         value % 100 for value in values(data.train.inputs)

@@ -67,7 +67,14 @@ def annotate(
     pytest.importorskip("pycocotools")
     outline = [left, top, right, top, right, low, left, low]
     content = {
-        "images": [{"id": 1, "file_name": name, "width": size[0], "height": size[1]}],
+        "images": [
+            {
+                "id": 1,
+                "file_name": name,
+                "width": size[0],
+                "height": size[1],
+            }
+        ],
         "annotations": [
             {
                 "id": 1,
@@ -302,7 +309,9 @@ def test_text_of_runs_that_make_up_no_picture_reaches_no_other_code(
     notes.write_text(
         json.dumps({"images": [image], "annotations": [], "categories": []})
     )
-    file, chance, whole = Coco(notes), random.Random(0), 0
+    file = Coco(notes)
+    chance = random.Random(0)
+    whole = 0
     for _ in range(5000):
         text = "".join(
             chr(chance.randrange(33, 127)) for _ in range(chance.randrange(12))

@@ -36,7 +36,8 @@ def pictures(
 class TestEach:
     @pytest.mark.parametrize("channels", [1, 2, 3])
     def test_depends_on_seed_epoch_and_index_alone(self, change, channels):
-        images, indices = pictures(40, channels), torch.arange(40)
+        images = pictures(40, channels)
+        indices = torch.arange(40)
         actual = change(images, indices, 3)
         assert actual.shape == images.shape
         assert 0 <= float(actual.min()) <= float(actual.max()) <= 1
@@ -57,7 +58,8 @@ def test_angles_are_even_in_their_range():
     images = torch.zeros(2000, 1, 41, 41)
     images[:, :, 20, 36] = 1  # to the right of the middle
     turned = RandomRotation(90.0)(images, torch.arange(2000), 0).flatten(1)
-    rows, columns = turned.argmax(1) // 41 - 20, turned.argmax(1) % 41 - 20
+    rows = turned.argmax(1) // 41 - 20
+    columns = turned.argmax(1) % 41 - 20
     angles = torch.atan2(-rows.double(), columns.double()) * 180 / math.pi
     assert -92 < angles.min() < -80
     assert 80 < angles.max() < 92
@@ -69,7 +71,8 @@ def test_zooms_are_even_in_width_and_height_alone():
     images = torch.zeros(2000, 1, 41, 41)
     images[:, :, 10:31, 10:31] = 1  # 21 x 21 in the middle
     actual = RandomZoom(0.5)(images, torch.arange(2000), 0)[:, 0]
-    height, width = actual[:, :, 20].sum(1) / 21, actual[:, 20].sum(1) / 21
+    height = actual[:, :, 20].sum(1) / 21
+    width = actual[:, 20].sum(1) / 21
     for factor in (height, width):
         assert [factor.min().item(), factor.max().item()] == pytest.approx(
             [0.5, 1.5], abs=0.06
@@ -88,7 +91,8 @@ def test_erased_are_rectangles_of_the_published_sizes():
     hit = black.flatten(1).any(1)
     assert hit.float().mean().item() == pytest.approx(0.5, abs=0.04)
     area = black[hit].flatten(1).sum(1)
-    height, width = black[hit].any(2).sum(1), black[hit].any(1).sum(1)
+    height = black[hit].any(2).sum(1)
+    width = black[hit].any(1).sum(1)
     assert torch.equal(area, height * width)  # whole, and one
     assert area.min() < 0.04 * 1200
     assert 0.28 * 1200 < area.max() < 0.36 * 1200
@@ -117,7 +121,8 @@ def test_operations_of_randaugment(name):
 
 
 def test_preprocess_does_them_in_training_only():
-    images, indices = pictures(16), torch.arange(16)
+    images = pictures(16)
+    indices = torch.arange(16)
     plain = Preprocess(flip=True)
     for options in (
         {"rotate": 20.0},

@@ -132,7 +132,12 @@ class TestForms:
         ):
             Text(str(tmp_path / "all.csv"))
         data = Text(str(tmp_path / "all.tsv"), validation=0.0, test=0.0)
-        assert texts_of(data.train) == {'"a': "x", "b": "y", 'say "c"': "x", "d": "y"}
+        assert texts_of(data.train) == {
+            '"a': "x",
+            "b": "y",
+            'say "c"': "x",
+            "d": "y",
+        }
 
     def test_how_often_a_word_must_be_there_says_nothing_of_other_sizes(
         self, tmp_path: Path
@@ -215,7 +220,8 @@ class TestForms:
     def test_a_file_for_each_class(self, tmp_path: Path, good: str, bad: str) -> None:
         write(tmp_path, {good: "fine\nnice\n", bad: "dull\nslow"})
         data = Text(str(tmp_path), validation=0.0, test=0.0)
-        first, second = Path(good).suffix[1:], Path(bad).suffix[1:]
+        first = Path(good).suffix[1:]
+        second = Path(bad).suffix[1:]
         actual = {text: name[:3] for text, name in texts_of(data.train).items()}
         assert actual == {
             "fine": first[:3],

@@ -61,7 +61,8 @@ def image_set(count: int = 5) -> Examples:
 
 
 def test_without_options_images_stay_as_they_are() -> None:
-    images, indices = pictures(3), torch.arange(3)
+    images = pictures(3)
+    indices = torch.arange(3)
     for view in (
         Preprocess().train(images, indices, epoch=4),
         Preprocess().evaluate(images),
@@ -72,7 +73,10 @@ def test_without_options_images_stay_as_they_are() -> None:
 
 
 def test_training_view_makes_every_change_in_order() -> None:
-    images, indices, epoch, seed = pictures(40), torch.arange(100, 140), 3, 7
+    images = pictures(40)
+    indices = torch.arange(100, 140)
+    epoch = 3
+    seed = 7
     steps: list[Callable[[Tensor, Tensor, int], Tensor]] = [
         RandomShift(2, seed),
         RandomCrop(6, seed),
@@ -93,7 +97,8 @@ def test_training_view_makes_every_change_in_order() -> None:
 def test_training_view_depends_on_seed_epoch_and_index_alone(
     preprocess: Preprocess,
 ) -> None:
-    images, indices = pictures(50), torch.arange(50)
+    images = pictures(50)
+    indices = torch.arange(50)
     whole = preprocess.train(images, indices, epoch=2, seed=1)
     order = torch.randperm(50, generator=torch.Generator().manual_seed(1))
     for rows in (order, torch.arange(0, 50, 2)):
@@ -132,7 +137,8 @@ def test_test_view_is_the_standardised_centre() -> None:
 
 def test_thirteen_crops_are_standardised_one_by_one() -> None:
     images = pictures(4)
-    crops, parts = PAPER.evaluate_crops(images), thirteen_crops(images, 6)
+    crops = PAPER.evaluate_crops(images)
+    parts = thirteen_crops(images, 6)
     torch.testing.assert_close(crops[:, 0], PAPER.evaluate(images).images)
     for place in range(13):
         torch.testing.assert_close(crops[:, place], standardise(parts[:, place]))
@@ -321,12 +327,11 @@ def test_rescaling_is_bilinear_without_smoothing(size: int) -> None:
 
 
 def test_set_wise_views() -> None:
-    images, indices = pictures(5), torch.arange(5)
+    images = pictures(5)
+    indices = torch.arange(5)
     assert SET_WISE.image_shape(SHAPE) == (2, 6, 6)
-    mean, deviation = (
-        torch.tensor([0.25, 0.75])[:, None, None],
-        torch.tensor([0.5, 0.125])[:, None, None],
-    )
+    mean = torch.tensor([0.25, 0.75])[:, None, None]
+    deviation = torch.tensor([0.5, 0.125])[:, None, None]
     scaled = written_out(images, 8)
     changed = RandomContrast(0.5, 1.5, 7)(
         RandomBrightness(0.3, 7)(RandomCrop(6, 7)(scaled, indices, 3), indices, 3),

@@ -205,7 +205,11 @@ def test_only_the_first_finger_and_the_main_button_draw(page: Any) -> None:
     canvas = page.locator("#canvas")
     before = canvas.evaluate("canvas => canvas.toDataURL()")
     box = canvas.bounding_box()
-    there = {"clientX": box["x"] + 20, "clientY": box["y"] + 250, "bubbles": True}
+    there = {
+        "clientX": box["x"] + 20,
+        "clientY": box["y"] + 250,
+        "bubbles": True,
+    }
     page.mouse.move(box["x"] + 20, box["y"] + 250)
     page.mouse.down(button="right")
     page.mouse.move(box["x"] + 250, box["y"] + 250)

@@ -220,7 +220,8 @@ class TestExplorer:
         assert local_samples("mnist/mine", small(classes=3)) is None
 
     def test_swapped(self, explorer: Explorer, drawing: bytes) -> None:
-        first, second = explorer.look("a", drawing), explorer.sample("a", "7")
+        first = explorer.look("a", drawing)
+        second = explorer.sample("a", "7")
         swapped = explorer.swap(first, 2, second, 7)
         assert swapped is not None
         assert swapped["swapped"][0] == explorer.pose(first, 2)["in_classes"][7]
@@ -468,10 +469,14 @@ def ask(
     """Status, body (JSON if it is) and headers."""
     try:
         with urlopen(Request(address, body, headers), timeout=120) as answer:
-            status, text, given = answer.status, answer.read(), answer.headers
+            status = answer.status
+            text = answer.read()
+            given = answer.headers
     except HTTPError as error:
         with error:
-            status, text, given = error.code, error.read(), error.headers
+            status = error.code
+            text = error.read()
+            given = error.headers
     return (
         status,
         json.loads(text) if "json" in given.get("content-type", "") else text,
@@ -751,7 +756,8 @@ def test_an_upload_with_damaged_exif_is_taken_as_it_is_stored(
     """It was an error of the server."""
     from PIL import Image
 
-    file, exif = BytesIO(), Image.Exif()
+    file = BytesIO()
+    exif = Image.Exif()
     exif[0x0112] = 6
     Image.new("L", (40, 31)).save(file, "JPEG", exif=exif)
     damaged = file.getvalue().replace(b"Exif\0\0MM", b"Exif\0\0M?")
@@ -763,10 +769,8 @@ def test_an_upload_with_damaged_exif_is_taken_as_it_is_stored(
 
 def test_enlarged_digits_are_sharp_enough_for_networks_of_mnist() -> None:
     """As blurred as they are when enlarged, every second one was misread."""
-    classifier, digits = (
-        Classifier.open("mnist/capsnet_small"),
-        digit_samples((1, 28, 28)),
-    )
+    classifier = Classifier.open("mnist/capsnet_small")
+    digits = digit_samples((1, 28, 28))
     view = classifier.preprocess.evaluate(digits.inputs.float() / 255)
     with torch.no_grad():
         answers = classifier.network.encode(view.images).activation.argmax(1)
@@ -776,7 +780,12 @@ def test_enlarged_digits_are_sharp_enough_for_networks_of_mnist() -> None:
 @pytest.fixture(scope="module")
 def objects() -> Explorer:
     torch.manual_seed(0)
-    small = {"image_shape": (3, 16, 16), "classes": 4, "channels": 4, "dim": 6}
+    small = {
+        "image_shape": (3, 16, 16),
+        "classes": 4,
+        "channels": 4,
+        "dim": 6,
+    }
     network = create_model("slot_autoencoder", **small)
     classifier = Classifier(network, task="objects")
     samples = Shapes(size=16, most=3, count=20, tests=3)

@@ -38,7 +38,8 @@ def picture(path: Path, colour: str, number: int, size: int = 24) -> Path:
     noise = np.random.default_rng(number).integers(0, 60, (size, size, 3))
     image = Image.fromarray(noise.astype(np.uint8))
     draw = ImageDraw.Draw(image)
-    left, top = 2 + number % 5, 2 + number % 7
+    left = 2 + number % 5
+    top = 2 + number % 7
     draw.rectangle((left, top, left + 9, top + 9), fill=COLOURS[colour])
     image.save(path)
     return path
@@ -108,7 +109,8 @@ def masks(root: Path) -> Path:
     for number in range(12):
         picture(root / "cells" / "images" / f"{number}.png", "gold", number, 40)
         mask = Image.new("L", (40, 40))
-        left, top = 2 + number % 5, 2 + number % 7
+        left = 2 + number % 5
+        top = 2 + number % 7
         ImageDraw.Draw(mask).rectangle((left, top, left + 9, top + 9), fill=255)
         (root / "cells" / "masks").mkdir(exist_ok=True)
         mask.save(root / "cells" / "masks" / f"{number}.png")
@@ -240,7 +242,8 @@ def table_of_texts(root: Path) -> Path:
     return _table(root / "reviews.csv", rows)
 
 
-TWO, THREE = ("gold", "navy"), ("bright", "gold", "navy")
+TWO = ("gold", "navy")
+THREE = ("bright", "gold", "navy")
 SHAPES = {
     "class folders": Shape(class_folders, TWO, 24, 24, "ImageFolder"),
     "nested folders": Shape(nested, TWO, 24, 24, "ImageFolder"),

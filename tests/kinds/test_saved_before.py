@@ -62,7 +62,8 @@ class TestSavedByEarlierCode:
         classifier = tc.Classifier.open(SAVED / name)
         classifier.network.save_pretrained(tmp_path, **classifier.card.saved())
         for file in ("config.json", "model.safetensors"):
-            before, after = (SAVED / name / file), (tmp_path / file)
+            before = SAVED / name / file
+            after = tmp_path / file
             if file.endswith("json"):
                 assert json.loads(after.read_text()) == json.loads(before.read_text())
             else:

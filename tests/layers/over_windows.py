@@ -59,7 +59,9 @@ def by_windows(layer: CapsConvNd, children: Capsules) -> Capsules:
     """Dense capsules at each position, with the transforms of the layer; each group for
     itself.
     """
-    windows, share, parts = layer.windows(children), layer.in_types // layer.groups, []
+    windows = layer.windows(children)
+    share = layer.in_types // layer.groups
+    parts = []
     for group, routing in enumerate(layer.routings):
         types = slice(group * share, (group + 1) * share)
         own_capsules = Capsules(

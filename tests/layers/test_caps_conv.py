@@ -156,7 +156,15 @@ class TestOneWindow:
             "routing": create_routing(routing),
             "competition": "window",
         }
-        layer = make_layer(2, 3, (2, 3), (2, 2), 3, padding=1, **options).eval()
+        layer = make_layer(
+            2,
+            3,
+            (2, 3),
+            (2, 2),
+            3,
+            padding=1,
+            **options,
+        ).eval()
         bare = make_layer(2, 3, (2, 3), (2, 2), 3, **options).eval()
         bare.load_state_dict(layer.state_dict())
         beside = (0, 0, 1, 1, 1, 1)
@@ -234,7 +242,13 @@ class TestWholeImage:
         backend: str = "naive",
         orphan: bool = False,
     ) -> tuple[Windows, Votes]:
-        windows = Windows((6, 5), (kernel,) * 2, (stride,) * 2, (padding,) * 2, (1, 1))
+        windows = Windows(
+            (6, 5),
+            (kernel,) * 2,
+            (stride,) * 2,
+            (padding,) * 2,
+            (1, 1),
+        )
         children = random(2, 6, 5, TYPES, 2, 3)
         transforms = random(kernel**2 * TYPES, PARENTS, 3, 2, seed=1)
         normaliser = GridWide(orphan=orphan, windows=windows, types=TYPES)
@@ -385,7 +399,13 @@ class TestWholeImage:
             backend=backend,
         )
         (routed,) = layer.route(children)
-        windows = Windows((5, 4), (3, 3), (1, 1), (0, 0), (1, 1))
+        windows = Windows(
+            (5, 4),
+            (3, 3),
+            (1, 1),
+            (0, 0),
+            (1, 1),
+        )
         dense = routed.votes.dense()
         first = looped_assignment(
             torch.zeros_like(dense[..., 0]), windows, TYPES, orphan=True

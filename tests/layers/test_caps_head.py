@@ -24,7 +24,8 @@ def test_features_of_any_shape(shape: tuple[int, ...]) -> None:
 
 
 def test_maps_are_tokens() -> None:
-    head, maps = tc.CapsHead(4), torch.randn(2, 20, 3, 3)
+    head = tc.CapsHead(4)
+    maps = torch.randn(2, 20, 3, 3)
     assert torch.allclose(head(maps).pose, head(maps.flatten(2).mT).pose, atol=1e-6)
 
 
@@ -44,10 +45,8 @@ def test_as_the_last_layer_of_a_network_it_learns() -> None:
 
 
 def test_weights_are_loaded_before_the_first_batch() -> None:
-    trained, features = (
-        tc.CapsHead(3, routing=tc.create_routing("em")),
-        torch.randn(2, 9),
-    )
+    trained = tc.CapsHead(3, routing=tc.create_routing("em"))
+    features = torch.randn(2, 9)
     expected = trained(features)
     again = tc.CapsHead(3, routing=tc.create_routing("em"))
     again.load_state_dict(copy.deepcopy(trained.state_dict()))

@@ -20,7 +20,10 @@ from torchcaps import (
 )
 from torchcaps.routing import DynamicRouting
 
-I, J, P, D = 7, 5, 4, 3
+I = 7
+J = 5
+P = 4
+D = 3
 KINDS = ("full", "shared", "factored")
 TRANSFORMS = pytest.mark.parametrize("transforms", KINDS)
 ROUTINGS = pytest.mark.parametrize("routing", list_routings())

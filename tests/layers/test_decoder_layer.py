@@ -200,7 +200,12 @@ def masked_poses(count: int = 200) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 SMALL = {"channels": (4, 4, 8, 16)}
-TINY = {"image_shape": (3, 16, 16), "widths": (4, 4), "blocks": 1, "types": 2}
+TINY = {
+    "image_shape": (3, 16, 16),
+    "widths": (4, 4),
+    "blocks": 1,
+    "types": 2,
+}
 
 
 class TestPoseInput:

@@ -38,7 +38,18 @@ def stacked(
     layers = []
     for stride in (*strides, *[1] * DEPTH)[:DEPTH]:
         shared = {"routing": routing, "competition": competition, **options}
-        layers.append(CapsConv2d(4, 4, (4, 4), (4, 4), 3, stride, 1, **shared))
+        layers.append(
+            CapsConv2d(
+                4,
+                4,
+                (4, 4),
+                (4, 4),
+                3,
+                stride,
+                1,
+                **shared,
+            )
+        )
     return nn.Sequential(*layers)
 
 

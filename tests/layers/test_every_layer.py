@@ -23,7 +23,8 @@ from torchcaps.ops.windows import _kept_children
 from torchcaps.routing import DynamicRouting, EMRouting, Routed, Routing
 from torchcaps.testing import check_layer
 
-POSE, PARENT = (2, 3), (2, 2)
+POSE = (2, 3)
+PARENT = (2, 2)
 
 
 def capsules(*sites: int, pose: tuple[int, ...] = POSE) -> Capsules:
@@ -148,7 +149,8 @@ def test_every_layer_with_every_routing(
 def test_inference_after_a_transform() -> None:
     """What is kept of windows is no tensor of a transform that is over."""
     make, sites, pose = LAYERS["window"]
-    layer, children = make(make_routing("em")).double(), capsules(*sites, pose=pose)
+    layer = make(make_routing("em")).double()
+    children = capsules(*sites, pose=pose)
     _kept_children.cache_clear()
     torch.func.grad(lambda pose: layer(Capsules(pose, children.activation)).pose.sum())(
         children.pose
@@ -294,7 +296,8 @@ class Plain(nn.Module):
     def forward(self, children: Capsules, mask: Tensor | None = None) -> Capsules:
         pose, activation = children
         if mask is not None:
-            pose, activation = pose.where(mask[..., None], 0), activation.where(mask, 0)
+            pose = pose.where(mask[..., None], 0)
+            activation = activation.where(mask, 0)
         with torch.autocast("cpu", enabled=False):
             return self.parents(
                 pose.to(self.weight.dtype), activation.to(self.weight.dtype)

@@ -68,8 +68,20 @@ class TestWindows:
         [
             Windows((7,), (3,), (2,), (0,), (1,)),
             Windows((6,), (2,), (1,), (2,), (3,)),
-            Windows((5, 4), (2, 3), (2, 1), (0, 1), (1, 2)),
-            Windows((4, 3, 5), (2, 2, 3), (1, 2, 2), (0, 1, 1), (2, 1, 1)),
+            Windows(
+                (5, 4),
+                (2, 3),
+                (2, 1),
+                (0, 1),
+                (1, 2),
+            ),
+            Windows(
+                (4, 3, 5),
+                (2, 2, 3),
+                (1, 2, 2),
+                (0, 1, 1),
+                (2, 1, 1),
+            ),
             Windows(
                 (2, 3, 2, 4), (2, 1, 2, 2), (1, 2, 1, 2), (0, 0, 1, 0), (1, 1, 1, 2)
             ),
@@ -93,7 +105,13 @@ class TestWindows:
             assert last < windows.padded <= last + stride
 
     def test_padding_lies_around_the_grid(self) -> None:
-        windows = Windows((2, 3, 2), (1,) * 3, (1,) * 3, (1, 0, 2), (1,) * 3)
+        windows = Windows(
+            (2, 3, 2),
+            (1,) * 3,
+            (1,) * 3,
+            (1, 0, 2),
+            (1,) * 3,
+        )
         field = random(2, 2, 3, 2, 4, 5)
         padded = windows.pad(field).unflatten(1, (*windows.extent, 4))
         assert torch.equal(padded[:, 1:-1, :, 2:-2], field)
@@ -137,7 +155,13 @@ class TestWindows:
         with pytest.raises(
             ValueError, match=r"grid of 4x2x4 are fewer than a window of 3x3x3 spans"
         ):
-            Windows((4, 2, 4), (3,) * 3, (1,) * 3, (0,) * 3, (1,) * 3)
+            Windows(
+                (4, 2, 4),
+                (3,) * 3,
+                (1,) * 3,
+                (0,) * 3,
+                (1,) * 3,
+            )
 
     def test_what_is_kept_is_no_inference_tensor(self) -> None:
         windows = Windows((11,), (2,), (1,), (0,), (1,))
@@ -180,7 +204,8 @@ class TestConvolution:
             competition="window",
             backend=backend,
         )
-        parents, expected = layer(children), by_windows(layer, children)
+        parents = layer(children)
+        expected = by_windows(layer, children)
         torch.testing.assert_close(parents, expected, rtol=1e-8, atol=1e-10)
         torch.testing.assert_close(
             gradients(parents, list(children), layer),
@@ -196,12 +221,10 @@ class TestConvolution:
         self, axes: int, competition: str, backend: str
     ) -> None:
         """A sequence is an image of one row, an image a volume of one."""
-        grid, kernel, stride, padding = (
-            (6, 5)[:axes],
-            (3, 2)[:axes],
-            (2, 1)[:axes],
-            (1, 0)[:axes],
-        )
+        grid = (6, 5)[:axes]
+        kernel = (3, 2)[:axes]
+        stride = (2, 1)[:axes]
+        padding = (1, 0)[:axes]
         children = make_children(2, *grid, 4)
         options = {"groups": 2, "competition": competition, "backend": backend}
         flat = make_convolution(
@@ -347,17 +370,59 @@ class TestOverAllPositions:
     @pytest.mark.parametrize(
         "windows",
         [
-            Windows((5, 4), (3, 3), (1, 1), (0, 0), (1, 1)),
-            Windows((5, 4), (3, 2), (2, 1), (1, 0), (1, 2)),
-            Windows((7, 6), (3, 3), (2, 2), (1, 1), (1, 1)),
+            Windows(
+                (5, 4),
+                (3, 3),
+                (1, 1),
+                (0, 0),
+                (1, 1),
+            ),
+            Windows(
+                (5, 4),
+                (3, 2),
+                (2, 1),
+                (1, 0),
+                (1, 2),
+            ),
+            Windows(
+                (7, 6),
+                (3, 3),
+                (2, 2),
+                (1, 1),
+                (1, 1),
+            ),
             Windows(
                 (7, 6), (2, 2), (3, 3), (0, 0), (1, 1)
             ),  # children that no window sees
-            Windows((6, 5), (5, 5), (1, 1), (1, 1), (1, 1)),
-            Windows((6, 7), (3, 2), (2, 1), (0, 2), (1, 3)),
-            Windows((6, 7), (1, 2), (2, 3), (0, 1), (1, 2)),
+            Windows(
+                (6, 5),
+                (5, 5),
+                (1, 1),
+                (1, 1),
+                (1, 1),
+            ),
+            Windows(
+                (6, 7),
+                (3, 2),
+                (2, 1),
+                (0, 2),
+                (1, 3),
+            ),
+            Windows(
+                (6, 7),
+                (1, 2),
+                (2, 3),
+                (0, 1),
+                (1, 2),
+            ),
             Windows((8,), (3,), (2,), (1,), (1,)),
-            Windows((3, 4, 3), (2, 2, 2), (1, 2, 1), (0, 0, 1), (1, 1, 1)),
+            Windows(
+                (3, 4, 3),
+                (2, 2, 2),
+                (1, 2, 1),
+                (0, 0, 1),
+                (1, 1, 1),
+            ),
         ],
         ids=lambda windows: f"{windows.axes}d-k{windows.kernel}-s{windows.stride}",
     )
@@ -389,7 +454,8 @@ class TestOverAllPositions:
 
         share = expected * votes.gather(weights)[..., None]
         moments = votes.moments(similarity, weights, scatter=True)
-        mass, total = share.sum(1), torch.einsum("bij,bijh->bjh", share, dense)
+        mass = share.sum(1)
+        total = torch.einsum("bij,bijh->bjh", share, dense)
         second = torch.einsum(
             "bij,bijh->bjh",
             share,
@@ -402,7 +468,8 @@ class TestOverAllPositions:
         marks = [
             random(*tensor.shape, seed=9) for tensor in (expected, mass, total, second)
         ]
-        leaves, results = [*inputs, *parents, weights], []
+        leaves = [*inputs, *parents, weights]
+        results = []
         for outputs in ((assignment, *moments), (expected, mass, total, second)):
             objective = sum(
                 (output * mark).sum()
@@ -464,7 +531,16 @@ class TestOverAllPositions:
         monkeypatch.setitem(FEW, "cpu", 0)
         monkeypatch.setattr("torchcaps.ops.plan.FEW_TILES", 0)
         votes, _ = self.setting(
-            "position", Windows((4, 4), (2, 2), (1, 1), (0, 0), (1, 1)), "native", False
+            "position",
+            Windows(
+                (4, 4),
+                (2, 2),
+                (1, 1),
+                (0, 0),
+                (1, 1),
+            ),
+            "native",
+            False,
         )
         choice = votes.choose(self.similarity("inner", votes.shape[0])[0])
         assert choice.backend == "chunked"
@@ -490,7 +566,9 @@ class TestPrimary:
         self, axes: int, options: dict[str, Any]
     ) -> None:
         maps = random(2, 3, *(9, 8)[:axes]).requires_grad_()
-        kernel, stride, padding = (3, 2)[:axes], (2, 1)[:axes], (1, 0)[:axes]
+        kernel = (3, 2)[:axes]
+        stride = (2, 1)[:axes]
+        padding = (1, 0)[:axes]
         flat = make_primary(axes, 3, 4, (2, 2), kernel, stride, padding, **options)
         deep = make_primary(
             axes + 1, 3, 4, (2, 2), (1, *kernel), (1, *stride), (0, *padding), **options
@@ -501,16 +579,14 @@ class TestPrimary:
                 for name, value in flat.state_dict().items()
             }
         )
-        capsules, deep_capsules = (
-            flat(maps),
-            Capsules(*(field.squeeze(1) for field in deep(maps.unsqueeze(2)))),
+        capsules = flat(maps)
+        deep_capsules = Capsules(
+            *(field.squeeze(1) for field in deep(maps.unsqueeze(2)))
         )
         assert capsules.activation.shape == (2, *flat.sites(*maps.shape[2:]))
         torch.testing.assert_close(capsules, deep_capsules, rtol=1e-12, atol=1e-14)
-        ours, theirs = (
-            gradients(capsules, [maps], flat),
-            gradients(deep_capsules, [maps], deep),
-        )
+        ours = gradients(capsules, [maps], flat)
+        theirs = gradients(deep_capsules, [maps], deep)
         torch.testing.assert_close(
             ours,
             [g.view_as(o) for g, o in zip(theirs, ours, strict=True)],
@@ -520,7 +596,14 @@ class TestPrimary:
 
     @pytest.mark.parametrize("size", [(9, 10, 11), (12, 9, 17)], ids=str)
     def test_sites_of_a_volume(self, size: tuple[int, ...]) -> None:
-        layer = PrimaryCaps3d(2, 3, 4, (3, 4, 9), (1, 2, 3), (0, 1, 2))
+        layer = PrimaryCaps3d(
+            2,
+            3,
+            4,
+            (3, 4, 9),
+            (1, 2, 3),
+            (0, 1, 2),
+        )
         assert layer(torch.randn(1, 2, *size)).activation.shape == (
             1,
             *layer.sites(*size),

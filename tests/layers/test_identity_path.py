@@ -117,7 +117,8 @@ def test_adds_the_children_to_the_routed_poses(
         in_types, out_types, kernel, stride, padding, **options, residual=False
     )
     plain.load_state_dict(layer.state_dict(), strict=False)
-    parents, routed = layer(children, mask), plain(children, mask)
+    parents = layer(children, mask)
+    routed = plain(children, mask)
     torch.testing.assert_close(parents.activation, routed.activation, rtol=0, atol=0)
     torch.testing.assert_close(
         parents.pose - routed.pose, looped(layer, children, mask), rtol=1e-9, atol=1e-10
@@ -145,7 +146,8 @@ def test_other_grids(make: Any) -> None:
 def test_a_change_of_viewpoint_passes_through(
     in_types: int, out_types: int, stride: int, pose_norm: Any
 ) -> None:
-    children, generator = capsules(5, 6, in_types), torch.Generator().manual_seed(0)
+    children = capsules(5, 6, in_types)
+    generator = torch.Generator().manual_seed(0)
     for routing, change in (
         (None, signed_permutation),
         (EMRouting(steps=1), signed_permutation),

@@ -31,7 +31,8 @@ def make_children(*sites: int) -> Capsules:
 
 def spoiled(children: Capsules, mask: Tensor) -> Capsules:
     """NaN where nobody is."""
-    pose, activation = children.pose.clone(), children.activation.clone()
+    pose = children.pose.clone()
+    activation = children.activation.clone()
     pose[~mask] = torch.nan
     activation[~mask] = torch.nan
     return Capsules(pose.requires_grad_(), activation.requires_grad_())
@@ -105,9 +106,35 @@ class TestLinear:
     )
     def test_other_masks(self, mask: Tensor) -> None:
         for layer, children in (
-            (CapsLinear(4, 3, (2, 3), (2, 2)).double(), make_children(1, 4)),
-            (CapsConv1d(1, 3, (2, 3), (2, 2), 2).double(), make_children(1, 4, 1)),
-            (ClassCaps(1, 3, (2, 3), (2, 2), axes=1).double(), make_children(1, 4, 1)),
+            (
+                CapsLinear(
+                    4,
+                    3,
+                    (2, 3),
+                    (2, 2),
+                ).double(),
+                make_children(1, 4),
+            ),
+            (
+                CapsConv1d(
+                    1,
+                    3,
+                    (2, 3),
+                    (2, 2),
+                    2,
+                ).double(),
+                make_children(1, 4, 1),
+            ),
+            (
+                ClassCaps(
+                    1,
+                    3,
+                    (2, 3),
+                    (2, 2),
+                    axes=1,
+                ).double(),
+                make_children(1, 4, 1),
+            ),
         ):
             with pytest.raises(
                 ValueError,
@@ -144,7 +171,12 @@ class TestClassCapsules:
         mask = torch.tensor([False, True, True])[:, None].expand(1, 3, 2)
         votes = layer.route(spoiled(make_children(1, 3, 2), mask), mask).votes.dense()
         expected = layer.route(make_children(1, 3, 2)).votes.dense()
-        torch.testing.assert_close(votes[:, 2:], expected[:, 2:], rtol=0, atol=0)
+        torch.testing.assert_close(
+            votes[:, 2:],
+            expected[:, 2:],
+            rtol=0,
+            atol=0,
+        )
 
 
 class TestConvolution:
@@ -189,7 +221,15 @@ class TestConvolution:
         assert out[..., 0].tolist() == [[True] * 3 + [False] * 2] * 2
 
     def test_out_mask_goes_by_group(self) -> None:
-        layer = CapsConv2d(4, 6, (2, 3), (2, 2), (1, 2), padding=(0, 1), groups=2)
+        layer = CapsConv2d(
+            4,
+            6,
+            (2, 3),
+            (2, 2),
+            (1, 2),
+            padding=(0, 1),
+            groups=2,
+        )
         mask = torch.zeros(1, 1, 4, 4, dtype=torch.bool)
         mask[0, 0, 0, 1] = mask[0, 0, 3, 2] = (
             True  # a type of the first group at one end, of the second at the other

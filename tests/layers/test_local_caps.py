@@ -12,7 +12,11 @@ from torch.nn import functional as F
 import torchcaps as tc
 from torchcaps.layers import LocalCaps
 
-GRIDS = {1: (7,), 2: (5, 3), 3: (3, 2, 5)}
+GRIDS = {
+    1: (7,),
+    2: (5, 3),
+    3: (3, 2, 5),
+}
 
 
 def squash(pose: Tensor) -> Tensor:
@@ -32,7 +36,8 @@ def seen(layer: LocalCaps, place: tuple[int, ...]) -> tuple[int, list[tuple[int,
             for one, odd in zip(place, phase, strict=True)
         ]
         return int("".join(map(str, phase)), 2), list(product(*nearest))
-    stride, half = (2 if layer.resolution == "half" else 1), layer.kernel_size // 2
+    stride = 2 if layer.resolution == "half" else 1
+    half = layer.kernel_size // 2
     return 0, list(
         product(*(range(stride * one - half, stride * one + half + 1) for one in place))
     )
@@ -44,7 +49,9 @@ def by_loop(
     """Every place by itself: votes as sums over the window, dynamic routing as
     Procedure 1 has it; (B, *grid, J, D).
     """
-    B, inside, P = len(pose), pose.shape[1:-2], layer.in_dim
+    B = len(pose)
+    inside = pose.shape[1:-2]
+    P = layer.in_dim
     rows = []
     for place in product(*map(range, grid)):
         phase, children = seen(layer, place)

@@ -36,10 +36,8 @@ def over_poses(norm: PoseNorm) -> Callable[[Capsules], Capsules]:
 def test_element_standardises_each_element_of_each_type() -> None:
     inputs = capsules(5, 6, 7, 2, scale=3.0, shift=2.0)
     actual = PoseNorm(2, (4, 3)).double()(inputs.pose)
-    mean, variance = (
-        inputs.pose.mean((0, 1, 2)),
-        inputs.pose.var((0, 1, 2), unbiased=False),
-    )
+    mean = inputs.pose.mean((0, 1, 2))
+    variance = inputs.pose.var((0, 1, 2), unbiased=False)
     torch.testing.assert_close(actual, (inputs.pose - mean) / (variance + 1e-5).sqrt())
 
 
@@ -184,7 +182,17 @@ def at_the_start(count: int, **options: Any) -> list[float]:
         "routing": EMRouting.preset("standardised", sharpness="mean"),
         **options,
     }
-    layers = [CapsConv2d(8, 8, (4, 4), (4, 4), 3, **shared) for _ in range(count)]
+    layers = [
+        CapsConv2d(
+            8,
+            8,
+            (4, 4),
+            (4, 4),
+            3,
+            **shared,
+        )
+        for _ in range(count)
+    ]
     return deviations(nn.Sequential(*layers), children)
 
 
@@ -216,7 +224,8 @@ def test_running_statistics_in_half_precision(kind: str) -> None:
     )
     poses = (3 + torch.randn(40, 5, 2, 2, 3)).bfloat16()
     for _ in range(4):
-        actual, expected = half(poses), full(poses.float())
+        actual = half(poses)
+        expected = full(poses.float())
         assert actual.dtype == torch.bfloat16
         torch.testing.assert_close(actual, expected.bfloat16(), rtol=0.02, atol=0.02)
     for buffer, wanted in zip(half.buffers(), full.buffers(), strict=True):

@@ -15,7 +15,10 @@ def test_a_capsule_is_the_channels_of_one_type_at_one_position() -> None:
     """A 1x1 convolution that passes channels through: each number of the map says where
     it came from.
     """
-    types, dim, height, width = 3, 4, 2, 5
+    types = 3
+    dim = 4
+    height = 2
+    width = 5
     layer = PrimaryCaps(types * dim, types, dim, kernel_size=1, stride=1, squash="none")
     layer.conv.weight.data = torch.eye(types * dim)[..., None, None]
     layer.conv.bias.data.zero_()
@@ -143,7 +146,8 @@ class TestLearnedActivation:
         torch.manual_seed(0)
         layer = PrimaryCaps(3, 4, (2, 2), 3, 2, 1, squash="none", activation="learned")
         maps = features(2, 3, 9, 7)
-        weight, bias = layer.activation_conv.weight, layer.activation_conv.bias
+        weight = layer.activation_conv.weight
+        bias = layer.activation_conv.bias
         raw = torch.nn.functional.conv2d(maps, weight, bias, stride=2, padding=1)
         activation = layer(maps).activation
         assert activation.shape == (2, *layer.sites(9, 7))

@@ -80,9 +80,12 @@ def test_an_empty_batch_leaves_the_magnitude() -> None:
 
 def test_poses_a_hundred_times_as_large_change_nothing_else() -> None:
     """With a relative floor; published coordinates are lost among them."""
-    ones, hundreds = capsules(4, 3), capsules(4, 3, scale=100.0)
-    layer, plain = make_layer(), make_layer(coordinates=True)
-    before, after = layer(ones), layer(hundreds)
+    ones = capsules(4, 3)
+    hundreds = capsules(4, 3, scale=100.0)
+    layer = make_layer()
+    plain = make_layer(coordinates=True)
+    before = layer(ones)
+    after = layer(hundreds)
     torch.testing.assert_close(
         after.activation, before.activation, rtol=1e-9, atol=1e-9
     )
@@ -129,10 +132,8 @@ def test_the_running_magnitude_follows_the_poses() -> None:
 
 
 def test_children_that_are_not_there_do_not_count() -> None:
-    children, mask = (
-        capsules(6, 3),
-        torch.rand(2, 6, 3, T, generator=torch.Generator().manual_seed(5)) > 0.4,
-    )
+    children = capsules(6, 3)
+    mask = torch.rand(2, 6, 3, T, generator=torch.Generator().manual_seed(5)) > 0.4
     expected = (
         coordinate_addition(6, 3, 6, dtype=torch.float64)
         * children.pose[mask].square().mean().sqrt()

@@ -8,7 +8,12 @@ import torch
 from torchcaps.layers import SlotCaps
 from torchcaps.ops import Votes
 
-B, L, P, K, E, D = 3, 6, 5, 4, 2, 3
+B = 3
+L = 6
+P = 5
+K = 4
+E = 2
+D = 3
 LENGTHS = (6, 3, 1)
 THERE = torch.arange(L) < torch.tensor(LENGTHS)[:, None]
 
@@ -38,7 +43,8 @@ def routed(
     """Algorithm 1 of one sentence: the parents (J, D) and the logits (I, J) of votes
     (I, J, D).
     """
-    b, v = torch.zeros(hat.shape[:2]).double(), hat[0]
+    b = torch.zeros(hat.shape[:2]).double()
+    v = hat[0]
     for _ in range(steps):
         c = b.softmax(1)
         v = squashed(sum(c[i, :, None] * hat[i] for i in range(len(hat))))
@@ -55,7 +61,8 @@ def routed(
 @pytest.mark.parametrize("pull", [0.0, 0.5])
 @pytest.mark.parametrize("steps", [1, 3])
 def test_the_papers_algorithm_word_by_word(steps: int, pull: float) -> None:
-    net, words = layer(steps, pull), sentences()
+    net = layer(steps, pull)
+    words = sentences()
     with torch.no_grad():
         answer = net(words, THERE)
         for row, length in enumerate(LENGTHS):
@@ -103,10 +110,12 @@ def gradients(
 
 
 def test_padding_changes_no_answer_and_no_gradient() -> None:
-    net, words = layer(), sentences()[:1, :3]
+    net = layer()
+    words = sentences()[:1, :3]
     padded = torch.cat([words, torch.full((1, 2, P), torch.nan).double()], 1)
     present = torch.tensor([[True] * 3 + [False] * 2])
-    alone, beside = net(words), net(padded, present)
+    alone = net(words)
+    beside = net(padded, present)
     torch.testing.assert_close(beside.assignment[:, :3], alone.assignment)
     torch.testing.assert_close(beside.intents.pose, alone.intents.pose)
     (of_words, *of_weights), (with_padding, *same) = (
@@ -119,7 +128,9 @@ def test_padding_changes_no_answer_and_no_gradient() -> None:
 
 
 def test_the_order_of_the_words_changes_their_order_only() -> None:
-    net, words, order = layer(), sentences(), torch.tensor([3, 0, 5, 1, 4, 2])
+    net = layer()
+    words = sentences()
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
     torch.testing.assert_close(
         net(words[:, order]).assignment, net(words).assignment[:, order]
     )
@@ -129,7 +140,8 @@ def test_the_order_of_the_words_changes_their_order_only() -> None:
 
 
 def test_the_intent_pulls_words_only_with_re_routing() -> None:
-    with_pull, without = layer(), layer(pull=0.0)
+    with_pull = layer()
+    without = layer(pull=0.0)
     without.load_state_dict(with_pull.state_dict(), strict=False)
     assert without.down is None
     assert not torch.allclose(

@@ -25,7 +25,8 @@ def test_maps_and_sequences_of_the_same_features_give_the_same_slots() -> None:
 
 def test_capsules_that_are_off_count_for_nothing() -> None:
     slots = tc.Slots(3, features=6, dim=8).eval()
-    pose, off = torch.randn(2, 4, 5, 2, 3), torch.rand(2, 4, 5) < 0.3
+    pose = torch.randn(2, 4, 5, 2, 3)
+    off = torch.rand(2, 4, 5) < 0.3
     capsules = tc.Capsules(pose, torch.where(off, 0.0, 1.0))
     changed = tc.Capsules(torch.where(off[..., None, None], 9.0, pose), capsules[1])
     torch.testing.assert_close(slots(capsules), slots(changed))
@@ -128,7 +129,8 @@ class TestPermutations:
     def test_slots_in_another_order_are_the_same_slots(
         self, name: str, start: str, gru: bool
     ) -> None:
-        layer, order = self.layer(name, start, gru), torch.tensor([3, 0, 4, 1, 2])
+        layer = self.layer(name, start, gru)
+        order = torch.tensor([3, 0, 4, 1, 2])
         features = torch.randn(2, 9, 6, dtype=torch.float64)
         before = layer.route(features)
         first: Any = layer.routing.first
@@ -144,9 +146,11 @@ class TestPermutations:
     def test_features_in_another_order_give_the_same_slots(
         self, name: str, start: str, gru: bool
     ) -> None:
-        layer, order = self.layer(name, start, gru), torch.randperm(9)
+        layer = self.layer(name, start, gru)
+        order = torch.randperm(9)
         features = torch.randn(2, 9, 6, dtype=torch.float64)
-        before, after = layer.route(features), layer.route(features[:, order])
+        before = layer.route(features)
+        after = layer.route(features[:, order])
         torch.testing.assert_close(after.pose, before.pose)
         torch.testing.assert_close(after.activation, before.activation)
         torch.testing.assert_close(after.assignment, before.assignment[:, order])

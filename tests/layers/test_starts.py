@@ -175,7 +175,8 @@ def test_any_layer_can_be_started() -> None:
 def test_biases_of_votes_are_scaled_with_the_transforms() -> None:
     layer = tc.CapsLinear(600, 10, 8, 16, vote_bias=True)
     children = tc.Capsules(torch.randn(4, 600, 8), torch.ones(4, 600))
-    weight, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
+    weight = layer.weight.detach().clone()
+    bias = layer.bias.detach().clone()
     factor = start_length(layer, children)
     assert factor != 1
     torch.testing.assert_close(layer.weight, weight * factor)

@@ -47,7 +47,10 @@ map, a bias, or a prototype.
 """
 
 WITHOUT_VOTES = {"heinsen_2022", "homogeneous", "slots", "slot_mixture"}
-I, J, P, D = 6, 4, 5, 5
+I = 6
+J = 4
+P = 5
+D = 5
 Make = Callable[..., nn.Module]
 MAKERS: dict[str, tuple[Make, tuple[int, ...]]] = {
     "full": (lambda **options: CapsLinear(I, J, P, D, **options), (I, P)),

@@ -119,7 +119,12 @@ def test_dice() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, 2**31), st.integers(2, 12), st.integers(2, 4), st.integers(1, 3))
+@given(
+    st.integers(0, 2**31),
+    st.integers(2, 12),
+    st.integers(2, 4),
+    st.integers(1, 3),
+)
 @pytest.mark.filterwarnings("ignore:.*did not settle")
 def test_log_likelihood_never_falls(
     seed: int, n: int, sides: int, components: int

@@ -61,14 +61,17 @@ def by_the_book(
     cost is times the mass.
     """
     B, I, J, H = V.shape
-    mean, variance, prior = np.zeros((B, J, H)), np.zeros((B, J, H)), np.zeros((B, J))
+    mean = np.zeros((B, J, H))
+    variance = np.zeros((B, J, H))
+    prior = np.zeros((B, J))
     for b in range(B):
         R = np.full((I, J), 1 / J)
         if before is not None:
             for i in range(I):
                 p = []
                 for j in range(J):
-                    mu, var = before.mean[b, j].numpy(), before.variance[b, j].numpy()
+                    mu = before.mean[b, j].numpy()
+                    var = before.variance[b, j].numpy()
                     density = np.exp(
                         -((V[b, i, j].numpy() - mu) ** 2) / (2 * var)
                     ) / np.sqrt(2 * math.pi * var)

@@ -81,7 +81,12 @@ def test_agrees_with_scikit_learn(
 
 @UNSETTLED
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, 2**31), st.integers(1, 3), st.integers(1, 4), st.booleans())
+@given(
+    st.integers(0, 2**31),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.booleans(),
+)
 @TYPES
 def test_log_likelihood_never_falls(
     covariance_type: str, seed: int, size: int, components: int, weighted: bool

@@ -42,10 +42,12 @@ def worked_on(network: nn.Module, ran: list[str]) -> None:
     ],
 )
 def test_all_that_does_not_depend_on_it_stays(name: str, tmp_path: Path) -> None:
-    network, ran = small(name), list[str]()
+    network = small(name)
+    ran = list[str]()
     worked_on(network, ran)
     wanted = network.classes + 3
-    fresh, config = small(name, classes=wanted), network.config()
+    fresh = small(name, classes=wanted)
+    config = network.config()
     modules = {
         path: (module, module.training)
         for path, module in network.named_modules(remove_duplicate=False)
@@ -58,10 +60,8 @@ def test_all_that_does_not_depend_on_it_stays(name: str, tmp_path: Path) -> None
     for path, module in network.named_modules(remove_duplicate=False):
         assert (module, module.training) == modules[path]
         assert len(module._forward_hooks) == 1
-    unchanged, learns = (
-        0,
-        {path: weight.requires_grad for path, weight in fresh.named_parameters()},
-    )
+    unchanged = 0
+    learns = {path: weight.requires_grad for path, weight in fresh.named_parameters()}
     for path, tensor in {
         **dict(network.named_parameters()),
         **dict(network.named_buffers()),
@@ -210,7 +210,8 @@ class TestDifferences:
         network = self.Odd(was)
         network.lazy(torch.rand(1, 7))
         heads = list(network.heads[:2])
-        shared, relu = network.shared, network.twice[1]
+        shared = network.shared
+        relu = network.twice[1]
         take_differences(network, self.Odd(was), self.Odd(now))
         assert len(network.heads) == now
         assert list(network.heads[:2]) == heads

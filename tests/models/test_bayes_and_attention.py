@@ -8,7 +8,13 @@ from torch.nn import functional as F
 
 from torchcaps import create_model
 
-SMALL = {"channels": (4, 6), "blocks": (1, 1), "types": 3, "pose": (2, 2), "classes": 3}
+SMALL = {
+    "channels": (4, 6),
+    "blocks": (1, 1),
+    "types": 3,
+    "pose": (2, 2),
+    "classes": 3,
+}
 
 
 def test_published_layers_and_initial_weights_of_bayes() -> None:
@@ -55,7 +61,8 @@ def test_classes_written_out(rounds: int) -> None:
         .eval()
     )
     images = torch.rand(2, 1, 15, 16, dtype=torch.float64)
-    prediction, routed = model(images), model.route(images)
+    prediction = model(images)
+    routed = model.route(images)
     torch.testing.assert_close(
         prediction.capsules.pose.flatten(2), routed.pose, rtol=1e-9, atol=1e-12
     )
@@ -66,7 +73,8 @@ def test_classes_written_out(rounds: int) -> None:
     pose = model.children_of(images).pose.flatten(1, 3)
     votes = torch.einsum("bicp,ijpd->bijcd", pose, model.class_caps.weight).flatten(3)
     total = torch.einsum("bij,bijh->bjh", routed.assignment, votes)
-    gain, bias = model.routing.gain, model.routing.bias
+    gain = model.routing.gain
+    bias = model.routing.bias
     torch.testing.assert_close(
         routed.pose, F.layer_norm(total, (4,), gain, bias), rtol=1e-9, atol=1e-12
     )

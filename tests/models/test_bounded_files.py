@@ -23,7 +23,9 @@ class LooksAtNumbers(Network):
 
     def __init__(self, size: int = 4, layers: int = 1, example: int = 0) -> None:
         super().__init__()
-        self.size, self.layers, self.example = size, layers, example
+        self.size = size
+        self.layers = layers
+        self.example = example
         self.scale = torch.linspace(0, 1, 3)[1].item()
         self.blocks = nn.ModuleList(nn.Linear(size, size) for _ in range(layers))
         if example:
@@ -96,7 +98,8 @@ def test_a_small_file_takes_little(
 ) -> None:
     folder = asks_for(tmp_path / "x", network, **arguments)
     forget_peak()
-    before, begun = peak(), time.process_time()
+    before = peak()
+    begun = time.process_time()
     with pytest.raises(ValueError, match=r"x/config.json"):
         load_pretrained(folder)
     assert time.process_time() - begun < MOST_SECONDS

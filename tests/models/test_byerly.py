@@ -29,7 +29,8 @@ def normalised(x: Tensor, axis: int) -> Tensor:
     gain.
     """
     axes = [axis_of_mean for axis_of_mean in range(x.ndim) if axis_of_mean != axis]
-    mean, variance = x.mean(axes, keepdim=True), x.var(axes, correction=0, keepdim=True)
+    mean = x.mean(axes, keepdim=True)
+    variance = x.var(axes, correction=0, keepdim=True)
     return (x - mean) / (variance + 1e-3).sqrt()
 
 

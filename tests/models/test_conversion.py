@@ -127,7 +127,8 @@ def expect_the_same(network: Network, folder: Path) -> None:
         2, *network.image_shape, generator=torch.Generator().manual_seed(0)
     )
     with torch.no_grad():
-        actual, expected = loaded(images), network(images)
+        actual = loaded(images)
+        expected = network(images)
     assert torch.equal(actual.activation, expected.activation)
     assert torch.equal(actual.capsules.pose, expected.capsules.pose)
     if expected.reconstruction is not None:

@@ -38,7 +38,8 @@ def test_published_sizes(
     assert numbers(model.decoder) == decoder
     assert numbers(model) - decoder == body
     assert sum(p.numel() for p in model.parameters()) - decoder == trainable
-    features, results = images(1, *model.image_shape), []
+    features = images(1, *model.image_shape)
+    results = []
     for layer in model.eval().features:
         features = layer(features)
         if isinstance(layer, nn.Conv2d):
@@ -112,7 +113,8 @@ def test_initial_weights() -> None:
             math.sqrt(2 / (9 * layer.in_channels)), rel=0.03
         )
         assert not layer.bias.any()
-    depthwise, bound = model.primary_caps.conv.weight, math.sqrt(6 / (81 * 129))
+    depthwise = model.primary_caps.conv.weight
+    bound = math.sqrt(6 / (81 * 129))
     assert 0.99 * bound < depthwise.abs().max() <= bound
     assert not model.primary_caps.conv.bias.any()
     assert not model.routing.offset.any()

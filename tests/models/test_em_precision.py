@@ -60,6 +60,7 @@ def test_float32_is_float64_and_one_image_as_in_a_batch(
 ) -> None:
     network, images, expected = network_and_images(name)
     with use_backend(backend):
-        activation, alone = network(images).activation, network(images[1:]).activation
+        activation = network(images).activation
+        alone = network(images[1:]).activation
     torch.testing.assert_close(activation.double(), expected, rtol=0, atol=1e-4)
     torch.testing.assert_close(alone.double(), expected[1:], rtol=0, atol=1e-4)

@@ -532,7 +532,11 @@ class TestSharedCapsNet:
 
 class TestMatrixCapsNet:
     def test_number_of_parameters_by_hand(self) -> None:
-        A, B, C, D, E = 7, 2, 3, 5, 4
+        A = 7
+        B = 2
+        C = 3
+        D = 5
+        E = 4
         model = create_model(
             "matrixcapsnet",
             image_shape=(1, 20, 20),
@@ -669,7 +673,8 @@ class TestMatrixCapsNet:
         }
         model = create_model("matrixcapsnet_small", **options, **routings).eval()
         model.save_pretrained(tmp_path)
-        loaded, pictures = load_pretrained(tmp_path), images(2, 1, 19, 21)
+        loaded = load_pretrained(tmp_path)
+        pictures = images(2, 1, 19, 21)
         assert loaded.config() == model.config()
         assert torch.equal(loaded(pictures).activation, model(pictures).activation)
         for layer in (loaded.conv_caps1, loaded.conv_caps2):

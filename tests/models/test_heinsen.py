@@ -56,10 +56,8 @@ def test_network_written_out() -> None:
     images = torch.rand(
         2, 2, 13, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64
     )
-    rows, columns = (
-        torch.linspace(-1, 1, 13).double(),
-        torch.linspace(-1, 1, 12).double(),
-    )
+    rows = torch.linspace(-1, 1, 13).double()
+    columns = torch.linspace(-1, 1, 12).double()
     grid = torch.stack(torch.meshgrid(rows, columns, indexing="ij")).expand(
         2, -1, -1, -1
     )
@@ -113,8 +111,10 @@ def test_it_learns_from_where_it_starts() -> None:
         "strides": (1, 2, 2),
     }
     model = create_model("heinsen_smallnorb", **shape)
-    images, labels = torch.rand(6, 1, 11, 12), torch.arange(6) % 3
-    optimizer, losses = torch.optim.Adam(model.parameters(), 0.01), []
+    images = torch.rand(6, 1, 11, 12)
+    labels = torch.arange(6) % 3
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    losses = []
     for _ in range(80):
         optimizer.zero_grad()
         losses.append(negative_log_likelihood(model(images).activation, labels))

@@ -137,10 +137,8 @@ class Norms(TorchFunctionMode):
         ):
             place = 2 if name in ("group_norm", "layer_norm") else 3
             padded = (*args, *[None] * 5)
-            weight, bias = (
-                kwargs.get("weight", padded[place]),
-                kwargs.get("bias", padded[place + 1]),
-            )
+            weight = kwargs.get("weight", padded[place])
+            bias = kwargs.get("bias", padded[place + 1])
             self.seen.append((name, weight is not None, bias is not None))
         return function(*args, **kwargs)
 

@@ -43,7 +43,9 @@ class TinyText(Network):
         self, words: int, classes: int, width: int = 6, routing: Routing | None = None
     ) -> None:
         super().__init__()
-        self.words, self.classes, self.width = words, classes, width
+        self.words = words
+        self.classes = classes
+        self.width = width
         self.embedding = nn.Embedding(words, width)
         self.primary_caps = PrimaryCaps1d(
             width, 3, 4, kernel_size=3, stride=1, padding=1
@@ -113,11 +115,9 @@ def test_network_over_something_else(
     torch.manual_seed(0)
     network = make()
     check_model(network, lambda batch: batches[0][:batch])
-    optimizer, labels, losses = (
-        torch.optim.Adam(network.parameters(), 0.03),
-        torch.tensor([0, 1, 2]),
-        [],
-    )
+    optimizer = torch.optim.Adam(network.parameters(), 0.03)
+    labels = torch.tensor([0, 1, 2])
+    losses = []
     for _ in range(15):
         optimizer.zero_grad()
         loss = margin_loss(network(batches[0]).activation, labels)
@@ -142,7 +142,9 @@ class Holding(Network):
         self, value: Any = None, attention: Any = None, routing: Any = None
     ) -> None:
         super().__init__()
-        self.value, self.attention, self.routing = value, attention, routing
+        self.value = value
+        self.attention = attention
+        self.routing = routing
 
     def forward(self) -> None:
         """Nothing."""
@@ -156,7 +158,9 @@ class Layered(Network):
         routing: Routing | None = None,
     ) -> None:
         super().__init__()
-        self.layers, self.named, self.routing = layers, named, routing
+        self.layers = layers
+        self.named = named
+        self.routing = routing
 
     def forward(self) -> None:
         """Nothing."""
@@ -216,10 +220,8 @@ class TestConfiguration:
         assert type(again) is type(value)
 
     def test_routings_wherever_a_type_hint_says_so(self) -> None:
-        em, dynamic = (
-            create_routing("em", steps=2),
-            create_routing("dynamic", bias=True),
-        )
+        em = create_routing("em", steps=2)
+        dynamic = create_routing("dynamic", bias=True)
         again = round_trip(Layered([em, None, dynamic], {"top": dynamic}, routing=em))
         routings = (*again.layers, again.named["top"], again.routing)
         for routing, expected in zip(
@@ -499,6 +501,7 @@ def test_files_of_before(tmp_path: Path) -> None:
             **settings,
         }
     (tmp_path / CONFIG_FILE).write_text(json.dumps(config))
-    loaded, images = load_pretrained(tmp_path), torch.rand(2, 1, 19, 19)
+    loaded = load_pretrained(tmp_path)
+    images = torch.rand(2, 1, 19, 19)
     assert loaded.config() == model.config()
     assert torch.equal(loaded(images).activation, model(images).activation)

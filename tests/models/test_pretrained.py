@@ -149,7 +149,8 @@ class TestNames:
     def test_the_command_line_finds_what_is_in_a_scene(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        seven, zero = Image.new("L", (150, 110)), Image.new("L", (150, 110))
+        seven = Image.new("L", (150, 110))
+        zero = Image.new("L", (150, 110))
         ImageDraw.Draw(seven).line([(20, 20), (38, 20), (26, 46)], fill=255, width=4)
         ImageDraw.Draw(zero).ellipse([96, 60, 116, 92], outline=255, width=4)
         ImageChops.add(seven, zero).save(tmp_path / "scene.png")

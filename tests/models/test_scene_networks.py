@@ -13,7 +13,11 @@ from torchcaps.models import Places, Prediction, SceneCapsNet, boxes_of_maps
 from torchcaps.models.scene_capsnet import _agreeing, _lobes
 from torchcaps_lab.report import Observation, Selection
 
-SMALL = {"image_shape": (1, 32, 32), "classes": 4, "channels": (3, 5)}
+SMALL = {
+    "image_shape": (1, 32, 32),
+    "classes": 4,
+    "channels": (3, 5),
+}
 
 
 def network(name: str = "scene_capsnet", **more: Any) -> Any:
@@ -88,7 +92,8 @@ class TestMaps:
         net = network()
         images = noise(2, 1, 32, 24)
         with torch.no_grad():
-            maps, children = net.maps_of(images), net.children_of(images)
+            maps = net.maps_of(images)
+            children = net.children_of(images)
             share = net.route(images).assignment.unflatten(1, (8, 6))
             orphans = 1 - share.sum(-1)
             expected = (share - orphans[..., None]).clamp_min(0) * children.activation[
@@ -103,7 +108,8 @@ class TestMaps:
         net = network(routing=create_routing("kmeans"))
         images = noise(1, 1, 32, 32)
         with torch.no_grad():
-            maps, activation = net.maps_of(images), net.children_of(images).activation
+            maps = net.maps_of(images)
+            activation = net.children_of(images).activation
         assert torch.allclose(maps.sum(1), activation, atol=1e-5)
 
     def test_of_the_twin(self) -> None:
@@ -126,7 +132,8 @@ class TestThings:
         present = (
             torch.rand(3, 4, 9, 13, generator=torch.Generator().manual_seed(0)) < share
         )
-        lobes, neighbours = _lobes(present), np.ones((3, 3))
+        lobes = _lobes(present)
+        neighbours = np.ones((3, 3))
         labels = np.stack(
             [label(part, neighbours)[0] for part in present.flatten(0, 1).numpy()]
         ).reshape(present.shape)
@@ -180,7 +187,8 @@ class TestThingsByVotes:
         return net, Prediction(torch.ones(1, 1), None, None, None, places)
 
     def test_neighbours_that_vote_for_two_boxes_are_two_things(self) -> None:
-        first, second = torch.tensor([0.0, 0, 10, 10]), torch.tensor([10.0, 0, 20, 10])
+        first = torch.tensor([0.0, 0, 10, 10])
+        second = torch.tensor([10.0, 0, 20, 10])
         votes = torch.stack([first, first + 1, second, second - 1, second])
         net, prediction = self.places(votes, torch.ones(5))
         seen: list[Tensor] = []
@@ -228,18 +236,18 @@ class TestBoxes:
         images = noise(2, 1, 24, 32)
         with torch.no_grad():
             net.sides.weight.normal_()
-            maps, boxes = net.maps_of(images), net(images).boxes
+            maps = net.maps_of(images)
+            boxes = net(images).boxes
             sides = net.sides(net.features(images)).exp() * 8
             for image in range(2):
                 for number in range(4):
-                    total, box = 0.0, torch.zeros(4)
+                    total = 0.0
+                    box = torch.zeros(4)
                     for row in range(6):
                         for column in range(8):
-                            x, y, weight = (
-                                4 * column + 2,
-                                4 * row + 2,
-                                maps[image, number, row, column],
-                            )
+                            x = 4 * column + 2
+                            y = 4 * row + 2
+                            weight = maps[image, number, row, column]
                             left, top, right, bottom = sides[image, :, row, column]
                             box += weight * torch.stack(
                                 [x - left, y - top, x + right, y + bottom]
@@ -256,7 +264,8 @@ class TestBoxes:
         scene = torch.zeros(1, 1, 120, 96)
         scene[0, 0, 44:58, 40:52] = noise(14, 12)
         with torch.no_grad():
-            maps, moved = net.maps_of(scene), net.maps_of(scene.roll((8, -4), (2, 3)))
+            maps = net.maps_of(scene)
+            moved = net.maps_of(scene.roll((8, -4), (2, 3)))
         far = (slice(None), slice(None), slice(6, -6), slice(6, -6))
         assert torch.allclose(maps.roll((2, -1), (2, 3))[far], moved[far], atol=1e-5)
 
@@ -274,10 +283,16 @@ class TestAnySize:
         net = network(name)
         for height, width in ((33, 47), (5, 3), (1, 1)):
             images = noise(2, 1, height, width)
-            padded = torch.zeros(2, 1, -(-height // 4) * 4, -(-width // 4) * 4)
+            padded = torch.zeros(
+                2,
+                1,
+                -(-height // 4) * 4,
+                -(-width // 4) * 4,
+            )
             padded[:, :, :height, :width] = images
             with torch.no_grad():
-                prediction, expected = net(images), net(padded)
+                prediction = net(images)
+                expected = net(padded)
             assert torch.equal(prediction.activation, expected.activation)
             assert torch.equal(prediction.boxes, expected.boxes)
 
@@ -296,7 +311,8 @@ class TestAnySize:
 def test_reach(name: str) -> None:
     images = noise(2, 1, 32, 24)
     with torch.no_grad():
-        near, far = network(name), network(name, reach=2.5)
+        near = network(name)
+        far = network(name, reach=2.5)
         assert torch.equal(
             far(images).boxes, boxes_of_maps(far.maps_of(images), 4, 0.2, 2.5)
         )

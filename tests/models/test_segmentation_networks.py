@@ -10,7 +10,12 @@ from torchcaps import create_model, create_routing, list_models
 from torchcaps.models import SegCaps, Segmenter
 
 SMALL = {
-    "segcaps": {"channels": (4, 3), "types": (2, 2, 3), "dim": 4, "class_dim": 5},
+    "segcaps": {
+        "channels": (4, 3),
+        "types": (2, 2, 3),
+        "dim": 4,
+        "class_dim": 5,
+    },
     "unet": {"channels": (3, 4, 5)},
 }
 SHAPES = {2: (3, 13, 10), 3: (2, 5, 7, 6)}
@@ -54,7 +59,8 @@ def test_a_larger_image_changes_nothing_far_from_its_edges(name: str) -> None:
     """
     network = small(name).eval()
     large = torch.rand(1, 3, 64, 64)
-    whole, part = network(large).activation, network(large[..., :48, :48]).activation
+    whole = network(large).activation
+    part = network(large[..., :48, :48]).activation
     torch.testing.assert_close(whole[..., :16, :16], part[..., :16, :16])
 
 

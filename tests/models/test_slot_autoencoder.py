@@ -8,14 +8,19 @@ import torch
 import torchcaps as tc
 from torchcaps.models.slot_autoencoder import assigned_pixels
 
-NETWORK: dict[str, Any] = {"channels": 4, "dim": 6, "image_shape": (3, 8, 9)}
+NETWORK: dict[str, Any] = {
+    "channels": 4,
+    "dim": 6,
+    "image_shape": (3, 8, 9),
+}
 
 
 @pytest.mark.parametrize("name", ["slot_autoencoder", "slot_autoencoder_mixture"])
 def test_slots_in_another_order_draw_the_same_image(name: str) -> None:
     torch.manual_seed(0)
     network = tc.create_model(name, classes=4, **NETWORK).double().eval()
-    images, order = network.examples(2).double(), torch.tensor([2, 0, 3, 1])
+    images = network.examples(2).double()
+    order = torch.tensor([2, 0, 3, 1])
     with torch.no_grad():
         before = network(images)
         noise = network.slots.routing.first.noise
@@ -40,8 +45,10 @@ def mixture(images: torch.Tensor, colours: torch.Tensor, masks: torch.Tensor) ->
 
 def test_pixels_are_assigned_by_the_e_step_of_a_mixture() -> None:
     torch.manual_seed(0)
-    images, masks = torch.rand(2, 3, 5, 4).double(), torch.randn(2, 4, 5, 4).double()
-    colours, masks = torch.rand(2, 4, 3, 5, 4).double(), masks.softmax(1)
+    images = torch.rand(2, 3, 5, 4).double()
+    masks = torch.randn(2, 4, 5, 4).double()
+    colours = torch.rand(2, 4, 3, 5, 4).double()
+    masks = masks.softmax(1)
     actual = assigned_pixels(images, colours, masks)
     torch.testing.assert_close(actual, mixture(images, colours, masks))
     torch.testing.assert_close(actual.sum(1), torch.ones(2, 5, 4).double())
@@ -58,7 +65,8 @@ def test_the_colour_of_a_pixel_decides_where_masks_are_even() -> None:
 
 def test_an_image_that_is_drawn_perfectly_is_assigned() -> None:
     """Its variance is 0."""
-    colours, masks = torch.rand(1, 3, 3, 4, 4), torch.zeros(1, 3, 4, 4)
+    colours = torch.rand(1, 3, 3, 4, 4)
+    masks = torch.zeros(1, 3, 4, 4)
     masks[:, 1] = 1.0
     assigned = assigned_pixels(colours[:, 1], colours, masks)
     torch.testing.assert_close(assigned, masks)

@@ -44,14 +44,12 @@ class Case:
         """Leaves for everything that this case takes. The float32 inputs are the
         float64 ones, rounded.
         """
-        B, I, J, M, P, D = (
-            self.batch,
-            self.children,
-            self.parents,
-            self.rows,
-            self.child_dim,
-            self.parent_dim,
-        )
+        B = self.batch
+        I = self.children
+        J = self.parents
+        M = self.rows
+        P = self.child_dim
+        D = self.parent_dim
         generator = torch.Generator().manual_seed(seed)
 
         def normal(*shape: int) -> Tensor:

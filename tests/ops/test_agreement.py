@@ -150,10 +150,8 @@ def test_in_float32(size: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("coordinates", [False, True])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_windows_share_children(threads: int, coordinates: bool) -> None:
-    children, transforms = (
-        numbers(5, 12, 4).requires_grad_(),
-        numbers(4, 3, 4, 8, seed=1).requires_grad_(),
-    )
+    children = numbers(5, 12, 4).requires_grad_()
+    transforms = numbers(4, 3, 4, 8, seed=1).requires_grad_()
     sites = torch.tensor([[0, 1, 2, 3], [2, 3, 4, 5], [11, 7, 7, 0]], dtype=torch.int32)
     more = (numbers(4, 8, seed=3).requires_grad_(),) if coordinates else ()
     before = torch.get_num_threads()

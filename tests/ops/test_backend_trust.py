@@ -21,7 +21,12 @@ from torchcaps.ops import (
     VoteSource,
 )
 
-N, G, J, M, P, D = 2, 5, 3, 2, 3, 2
+N = 2
+G = 5
+J = 3
+M = 2
+P = 3
+D = 2
 H = M * D
 
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
@@ -315,8 +320,15 @@ def test_nan_of_one_parent_is_seen_by_all_that_compete_with_it() -> None:
     """Windows beside each other share children: a normaliser that hides NaN leaves
     shares of more than the whole.
     """
-    windows = tc.ops.Windows((1, 3), (1, 2), (1, 1), (0, 0), (1, 1))
-    sites, children = windows.children(1, torch.device("cpu")), random(1, 3, 1, 2)
+    windows = tc.ops.Windows(
+        (1, 3),
+        (1, 2),
+        (1, 1),
+        (0, 0),
+        (1, 1),
+    )
+    sites = windows.children(1, torch.device("cpu"))
+    children = random(1, 3, 1, 2)
     parents = random(2, 2, 2)
     parents[0, 0] = torch.nan
     votes = Votes(

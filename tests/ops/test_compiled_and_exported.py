@@ -23,7 +23,8 @@ from torchcaps.ops import use_backend
 BACKENDS = {"self_routing_resnet20": "chunked"}
 """Where native has no kernel."""
 
-SLOW, THOROUGH = pytest.mark.slow, pytest.mark.thorough
+SLOW = pytest.mark.slow
+THOROUGH = pytest.mark.thorough
 TWICE = (
     "byerly_maps",
     "capsnet_small",
@@ -110,10 +111,8 @@ def check_compiled(model: nn.Module, *inputs: Tensor) -> None:
 @pytest.mark.parametrize("name", ["em", "homogeneous"])
 def test_compiled_layers_take_other_batches(name: str) -> None:
     torch.manual_seed(0)
-    layer, norm = (
-        tc.CapsLinear(300, 3, 4, 4, routing=tc.create_routing(name)),
-        tc.layers.PoseNorm(3, 4),
-    )
+    layer = tc.CapsLinear(300, 3, 4, 4, routing=tc.create_routing(name))
+    norm = tc.layers.PoseNorm(3, 4)
 
     def normalised(poses: Tensor) -> Tensor:
         return norm(layer(poses).pose)
@@ -241,7 +240,13 @@ class GivenLogits(nn.Module):
     def __init__(self, what: str) -> None:
         super().__init__()
         self.what = what
-        self.windows = tc.ops.Windows((3,), (2,), (1,), (0,), (1,))
+        self.windows = tc.ops.Windows(
+            (3,),
+            (2,),
+            (1,),
+            (0,),
+            (1,),
+        )
 
     def forward(
         self, children: Tensor, transforms: Tensor, coordinates: Tensor, logits: Tensor
@@ -268,10 +273,8 @@ def test_given_logits_export_with_any_batch(
     monkeypatch.setattr("torchcaps.ops.plan.FEW_TILES", 0)
     monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 100)
     torch.manual_seed(0)
-    layer, weights = (
-        GivenLogits(kind),
-        (torch.randn(4, 3, 2, 5), torch.randn(4, 5), torch.randn(4, 3)),
-    )
+    layer = GivenLogits(kind)
+    weights = (torch.randn(4, 3, 2, 5), torch.randn(4, 5), torch.randn(4, 3))
     shapes = ({0: torch.export.Dim("batch")}, None, None, None)
     program = torch.export.export(
         layer, (torch.randn(3, 6, 2), *weights), dynamic_shapes=shapes
@@ -303,7 +306,8 @@ def test_import_of_the_package_is_all_that_a_saved_program_needs(
     tmp_path: Path,
 ) -> None:
     """It names operators and the result of networks."""
-    program, tensors = tmp_path / "program.pt2", tmp_path / "tensors.pt"
+    program = tmp_path / "program.pt2"
+    tensors = tmp_path / "tensors.pt"
     model, images, _ = network("capsnet_digits")
     model.class_caps.backend = "native"
     torch.export.save(torch.export.export(model.eval(), (images,)), program)
@@ -347,7 +351,8 @@ class TestOnnx:
 
         monkeypatch.setattr("torchcaps.ops.plan.FEW", {"cpu": 0})  # native otherwise
         torch.manual_seed(0)
-        model, images = Capsuled().eval(), torch.rand(4, 1, 9, 9)
+        model = Capsuled().eval()
+        images = torch.rand(4, 1, 9, 9)
         batch = {0: torch.export.Dim("batch")}
         program = torch.onnx.export(
             model, (images[:2],), dynamo=True, dynamic_shapes=(batch,), verbose=False
@@ -392,7 +397,8 @@ def test_autocast(name: str, backend: str) -> None:
     """
     torch.manual_seed(0)
     model = create_model(name, **SMALLER.get(name, {}))
-    images, labels = torch.rand(4, *model.image_shape), torch.arange(4) % model.classes
+    images = torch.rand(4, *model.image_shape)
+    labels = torch.arange(4) % model.classes
     backend = BACKENDS.get(name, backend) if backend == "native" else backend
     with use_backend(backend), torch.autocast("cpu", torch.bfloat16):
         activation = model(images, labels).activation
@@ -412,7 +418,12 @@ def call(similarity: str, sites: bool) -> list[Any]:
             shape, generator=generator, dtype=torch.float64
         ).requires_grad_()
 
-    N, G, J, M, P, D = 2, 5, 3, 2, 3, 2
+    N = 2
+    G = 5
+    J = 3
+    M = 2
+    P = 3
+    D = 2
     places = torch.tensor([[0, 1, 4], [3, 1, 2]], dtype=torch.int32) if sites else None
     B, I = (N * 2, 3) if sites else (N, G)
     fields = {"uniform": [], "inner": [leaf(B, J, M * D)]}

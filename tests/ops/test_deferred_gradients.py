@@ -249,10 +249,8 @@ def test_logits_are_written_down_once_and_parents_get_gradients_once(
     ):
         torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)
         torch.testing.assert_close(same, actual, rtol=0, atol=0)
-    forward, backward = (
-        [(True, False)] * 2,
-        [(True, False), (True, True), (False, False)],
-    )
+    forward = [(True, False)] * 2
+    backward = [(True, False), (True, True), (False, False)]
     assert passes == [*forward, *backward, *backward]
 
 
@@ -312,9 +310,11 @@ def test_some_gradients_of_a_step_with_a_normaliser(asked: str) -> None:
         if asked == "normaliser given"
         else None
     )
-    wanted = {"children": inputs[:1], "weights": inputs[2:], "parents": parents}.get(
-        asked, (*inputs, *parents)
-    )
+    wanted = {
+        "children": inputs[:1],
+        "weights": inputs[2:],
+        "parents": parents,
+    }.get(asked, (*inputs, *parents))
     results = []
     for backend in ("naive", "native"):
         with tc.use_backend(backend):
@@ -584,7 +584,8 @@ def few_rows(dtype: torch.dtype) -> int:
 def test_votes_of_few_rows_are_formed_once(
     rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inputs, formed = tensors(rows, dtype), []
+    inputs = tensors(rows, dtype)
+    formed = []
     work = kernels._run
 
     def run(which: int, call: tc.ops.fused.Call, **fields: Any) -> int:
@@ -622,7 +623,8 @@ def test_vectors_of_every_size(
     )
     if able < size:
         pytest.skip(f"this processor does not run {level}")
-    compiler, built = find_compiler(), tmp_path / "native.so"
+    compiler = find_compiler()
+    built = tmp_path / "native.so"
     assert compiler is not None
     subprocess.run(
         [
@@ -692,7 +694,8 @@ def test_votes_are_kept_where_kernels_read_them(
     more: int, width: int, kept: bool
 ) -> None:
     rows = few_rows(torch.float32) + more
-    children, transforms = torch.randn(rows, 40, 8), torch.randn(40, 5, 8, width)
+    children = torch.randn(rows, 40, 8)
+    transforms = torch.randn(40, 5, 8, width)
     with tc.use_backend("native"):
         source = Votes(children, transforms).source
         for _ in range(2):

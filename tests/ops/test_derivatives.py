@@ -23,7 +23,12 @@ from torchcaps.ops import (
 )
 from torchcaps.testing.backends import Cauchy
 
-N, G, J, M, P, D = 2, 4, 3, 2, 2, 2
+N = 2
+G = 4
+J = 3
+M = 2
+P = 2
+D = 2
 H = M * D
 
 SIMILARITIES: dict[str, Callable[[Tensor], Similarity | None]] = {
@@ -233,10 +238,8 @@ def test_an_operator_called_by_name_gives_no_zeros(
 
 def test_the_operators_of_gradients_say_that_they_have_none() -> None:
     x, transforms, *_ = leaves().values()
-    mass, total = (
-        torch.ones(N, J, dtype=torch.float64),
-        torch.ones(N, J, H, dtype=torch.float64),
-    )
+    mass = torch.ones(N, J, dtype=torch.float64)
+    total = torch.ones(N, J, H, dtype=torch.float64)
     call = (
         x,
         transforms,
@@ -306,10 +309,8 @@ def test_several_gradients_at_once(backend: str, similarity: str, again: bool) -
     and a vmap of a backward pass.
     """
     inputs = list(leaves().values())
-    value, factors = (
-        objective(backend, similarity)(*inputs),
-        torch.tensor([1.0, -2.0], dtype=torch.float64),
-    )
+    value = objective(backend, similarity)(*inputs)
+    factors = torch.tensor([1.0, -2.0], dtype=torch.float64)
 
     def gradients(factor: Tensor, batched: bool = False) -> tuple[Tensor, ...]:
         options = {
@@ -336,10 +337,8 @@ def test_several_gradients_at_once(backend: str, similarity: str, again: bool) -
 
 
 def test_vectorized_second_derivatives_of_a_layer() -> None:
-    layer, parts = (
-        tc.CapsLinear(40, 3, 2, 3).double(),
-        torch.randn(4, 40, 2, dtype=torch.float64).split([1, 39], 1),
-    )
+    layer = tc.CapsLinear(40, 3, 2, 3).double()
+    parts = torch.randn(4, 40, 2, dtype=torch.float64).split([1, 39], 1)
 
     def objective(first: Tensor) -> Tensor:
         return (
@@ -383,9 +382,15 @@ def test_meta_tensors_have_the_right_shapes(backend: str) -> None:
             for parameter in layer.parameters()
             if parameter.ndim == 4
         )
-    convolution = tc.CapsConv2d(2, 3, (2, 2), (2, 2), 3, padding=1, residual=True).to(
-        "meta"
-    )
+    convolution = tc.CapsConv2d(
+        2,
+        3,
+        (2, 2),
+        (2, 2),
+        3,
+        padding=1,
+        residual=True,
+    ).to("meta")
     children = tc.Capsules(
         torch.empty(2, 4, 4, 2, 2, 2, device="meta"),
         torch.empty(2, 4, 4, 2, device="meta"),

@@ -7,7 +7,12 @@ from torch import Tensor
 
 from torchcaps.ops import Gaussian, InnerProduct, Normaliser, Similarity, Votes
 
-B, I, J, M, P, D = 2, 6, 3, 2, 2, 3
+B = 2
+I = 6
+J = 3
+M = 2
+P = 2
+D = 3
 THERE = torch.tensor([0, 2, 3, 5])
 BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 SIMILARITIES = pytest.mark.parametrize("name", ["uniform", "inner", "gaussian"])
@@ -31,7 +36,8 @@ def mask() -> Tensor:
 
 
 def similarity(name: str) -> Similarity | None:
-    mean, precision = normal(B, J, M * D, seed=3), normal(B, J, M * D, seed=4).exp()
+    mean = normal(B, J, M * D, seed=3)
+    precision = normal(B, J, M * D, seed=4).exp()
     return {
         "uniform": None,
         "inner": InnerProduct(mean),
@@ -47,11 +53,9 @@ def similarity(name: str) -> Similarity | None:
 def test_masked_out_is_left_out(
     backend: str, name: str, weighted: bool, scatter: bool, orphan: bool
 ) -> None:
-    children, transforms, weights = (
-        normal(B, I, M, P),
-        normal(I, J, P, D, seed=1),
-        normal(B, I, seed=2).sigmoid(),
-    )
+    children = normal(B, I, M, P)
+    transforms = normal(I, J, P, D, seed=1)
+    weights = normal(B, I, seed=2).sigmoid()
     children[~mask()] = torch.nan
     weights[~mask()] = torch.nan
 
@@ -85,7 +89,12 @@ def test_masked_out_is_left_out(
             zip(("dchildren", "dtransforms", "dweights"), gradients, strict=True)
         )
 
-    expected = results(children[:, THERE], transforms[THERE], weights[:, THERE], None)
+    expected = results(
+        children[:, THERE],
+        transforms[THERE],
+        weights[:, THERE],
+        None,
+    )
     actual = results(children, transforms, weights, mask())
     for key in ("assignment", "dchildren", "dweights"):
         assert not actual[key][~mask()].any(), key
@@ -99,7 +108,8 @@ def test_masked_out_is_left_out(
 
 @BACKENDS
 def test_each_row_has_its_own(backend: str) -> None:
-    children, transforms = normal(B, I, M, P), normal(I, J, P, D, seed=1)
+    children = normal(B, I, M, P)
+    transforms = normal(I, J, P, D, seed=1)
     present = torch.tensor(
         [[True, False, True, False, True, True], [False, True, True, True, False, True]]
     )
@@ -124,10 +134,12 @@ def test_each_row_has_its_own(backend: str) -> None:
 def test_in_windows(backend: str) -> None:
     """The mask is of the children; each window takes its own part of it."""
     sites = torch.tensor([[0, 1, 2, 3], [2, 3, 4, 5]], dtype=torch.int32)
-    children, transforms = normal(B, I, M, P), normal(4, J, P, D, seed=1)
+    children = normal(B, I, M, P)
+    transforms = normal(4, J, P, D, seed=1)
     children[~mask()] = torch.nan
     votes = Votes(children, transforms, sites=sites, backend=backend, mask=mask())
-    moments, assignment = votes.moments(), votes.assignment()
+    moments = votes.moments()
+    assignment = votes.assignment()
     assert votes.count.tolist() == [[3], [3]] * B
     dense = Votes(
         children.nan_to_num(), transforms, sites=sites, backend="naive"

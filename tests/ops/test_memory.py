@@ -26,7 +26,11 @@ from torchcaps.routing import (
     inner_product_kmeans_routing,
 )
 
-B, I, J, P, D = 25, 31, 7, 2, 32
+B = 25
+I = 31
+J = 7
+P = 2
+D = 32
 VOTES = (
     B * I * J * D
 )  # 173,600, of which the largest input is 1/12 and the logits are 1/32
@@ -203,7 +207,12 @@ def test_nor_under_a_similarity_or_rule_of_ones_own(
     coordinates: bool,
 ) -> None:
     monkeypatch.setitem(ROUTINGS, routing, RULES[routing])
-    bound = max(transforms * J * P * D, B * I * (J + 1), B * I * P, 2 * BUDGET)
+    bound = max(
+        transforms * J * P * D,
+        B * I * (J + 1),
+        B * I * P,
+        2 * BUDGET,
+    )
     assert bound < VOTES / 5
     most = largest(monkeypatch, routing, backend, transforms, 1, coordinates)
     if backend == "naive":
@@ -281,10 +290,8 @@ def test_nor_with_evidence(
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("backend", ["chunked", "native"])
 def test_second_moments_are_added_up_from_tiles(backend: str) -> None:
-    children, transforms = (
-        torch.randn(B, 40 * I, P, requires_grad=True),
-        torch.randn(1, J, P, 8, requires_grad=True),
-    )
+    children = torch.randn(B, 40 * I, P, requires_grad=True)
+    transforms = torch.randn(1, J, P, 8, requires_grad=True)
     with Largest() as memory:
         Votes(children, transforms, backend=backend).gram(
             torch.rand(B, 40 * I)
@@ -319,7 +326,8 @@ def test_nor_in_a_layer_with_windows(
     with memory:
         parents = classes(conv(children))
         (parents.pose.square().sum() + parents.activation.sum()).backward()
-    votes, copies = 4 * 49 * 36 * 8 * 16, 4 * 49 * 36 * 16
+    votes = 4 * 49 * 36 * 8 * 16
+    copies = 4 * 49 * 36 * 16
     if backend == "naive":
         assert memory.numbers >= votes
     else:

@@ -26,7 +26,10 @@ BACKENDS = pytest.mark.parametrize(
 def by_definition(case: Case, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Loops over the equations of design section 2."""
     given = {name: tensor.detach().numpy() for name, tensor in inputs.items()}
-    B, I, J, H = case.batch, case.children, case.parents, case.rows * case.parent_dim
+    B = case.batch
+    I = case.children
+    J = case.parents
+    H = case.rows * case.parent_dim
     votes = np.zeros((B, I, J, H))
     logits = np.zeros((B, I, J))
     for b, i, j in np.ndindex(B, I, J):

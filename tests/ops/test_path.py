@@ -44,7 +44,13 @@ def entered(
 @pytest.mark.skipif(bool(why_not("native")), reason="no C++ kernels here")
 def test_one_plan_for_all_steps() -> None:
     torch.manual_seed(0)
-    layer = tc.CapsLinear(8, 10, (4, 4), (4, 4), routing=tc.routing.EMRouting(steps=3))
+    layer = tc.CapsLinear(
+        8,
+        10,
+        (4, 4),
+        (4, 4),
+        routing=tc.routing.EMRouting(steps=3),
+    )
     children = tc.Capsules(
         torch.randn(4, 8, 4, 4, requires_grad=True), torch.rand(4, 8)
     )

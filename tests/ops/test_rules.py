@@ -20,7 +20,11 @@ from torchcaps.ops import (
     axes,
 )
 
-B, I, J, P, D = 3, 7, 4, 2, 3
+B = 3
+I = 7
+J = 4
+P = 2
+D = 3
 EACH = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 OPEN = pytest.mark.parametrize("backend", ["naive", "chunked"])
 BY_ROW = pytest.mark.parametrize("by_row", [False, True], ids=["IJ", "BIJ"])
@@ -128,7 +132,8 @@ class TestSharpness:
     @EACH
     def test_one_changes_no_digit(self, backend: str) -> None:
         similarity = SIMILARITIES["gaussian"]
-        plain, sharpened = votes(backend), votes(backend, Normaliser(sharpness=1.0))
+        plain = votes(backend)
+        sharpened = votes(backend, Normaliser(sharpness=1.0))
         assert torch.equal(
             plain.moments(similarity).sum, sharpened.moments(similarity).sum
         )
@@ -186,7 +191,8 @@ class TestPriors:
         """Efficient-CapsNet: s_j = sum_i (c + b)_ij V_ij, where c + b need not be
         positive or add up to 1.
         """
-        b, V = pairs(by_row), votes().dense()
+        b = pairs(by_row)
+        V = votes().dense()
         agreement = V.sum(1) / D**0.5
         c = torch.einsum("bijh,bjh->bij", V, agreement).softmax(-1)
         expected = torch.zeros(B, J, D).double()
@@ -214,7 +220,9 @@ class TestPairWeights:
         self, backend: str, by_row: bool, similarity: Similarity | None
     ) -> None:
         """Heinsen 2019: a_out = sum_i (beta_use U - beta_ign (f - U)) with U = f R."""
-        use, ignore, f = pairs(by_row, 7), pairs(by_row, 8), normal(B, I).sigmoid()
+        use = pairs(by_row, 7)
+        ignore = pairs(by_row, 8)
+        f = normal(B, I).sigmoid()
         U = f[..., None] * logits_of(similarity).softmax(-1)
         expected = (use * U - ignore * (f[..., None] - U)).sum(1)
         new_votes = votes(backend, Normaliser(scale=use + ignore, offset=-ignore))
@@ -337,7 +345,13 @@ class TestMapping:
             Normaliser(mapping=Doubled(torch.ones(J)), **rule)
 
     def test_is_of_one_window(self) -> None:
-        windows = Windows((3, 3), (2, 2), (1, 1), (0, 0), (1, 1))
+        windows = Windows(
+            (3, 3),
+            (2, 2),
+            (1, 1),
+            (0, 0),
+            (1, 1),
+        )
         sites = windows.children(1, torch.device("cpu"))
         normaliser = GridWide(windows=windows, types=1, mapping=Doubled(torch.ones(J)))
         new_votes = Votes(
@@ -357,7 +371,13 @@ class TestOverTheImage:
     weighted behind.
     """
 
-    windows = Windows((3, 3), (2, 2), (1, 1), (0, 0), (1, 1))
+    windows = Windows(
+        (3, 3),
+        (2, 2),
+        (1, 1),
+        (0, 0),
+        (1, 1),
+    )
 
     def made(self, backend: str, **settings: Tensor | float) -> Votes:
         sites = self.windows.children(1, torch.device("cpu"))
@@ -372,11 +392,9 @@ class TestOverTheImage:
 
     @OPEN
     def test_prior_sharpness_and_pair_weights(self, backend: str) -> None:
-        prior, scale, offset = (
-            normal(4, J, seed=1),
-            normal(4, J, seed=2),
-            normal(8, 4, J, seed=3),
-        )
+        prior = normal(4, J, seed=1)
+        scale = normal(4, J, seed=2)
+        offset = normal(8, 4, J, seed=3)
         new_votes = self.made(
             backend, prior=prior, sharpness=0.5, scale=scale, offset=offset
         )

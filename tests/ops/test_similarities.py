@@ -23,7 +23,11 @@ from torchcaps.ops import (
 )
 from torchcaps.ops.plan import BACKENDS, FEW_TILES
 
-B, I, J, P, D = 3, 7, 4, 2, 3
+B = 3
+I = 7
+J = 4
+P = 2
+D = 3
 OPEN = pytest.mark.parametrize("backend", ["naive", "chunked"])
 
 
@@ -76,8 +80,10 @@ def results(backend: str, given: dict[str, Tensor], scatter: bool) -> dict[str, 
 
 def by_definition(given: dict[str, Tensor], scatter: bool) -> dict[str, Tensor]:
     """Loops over all pairs."""
-    mass, total = torch.zeros(B, J).double(), torch.zeros(B, J, D).double()
-    second, assignment = torch.zeros(B, J, D).double(), torch.zeros(B, I, J).double()
+    mass = torch.zeros(B, J).double()
+    total = torch.zeros(B, J, D).double()
+    second = torch.zeros(B, J, D).double()
+    assignment = torch.zeros(B, I, J).double()
     votes = torch.zeros(B, I, J, D).double()
     for b, i in itertools.product(range(B), range(I)):
         logits = []
@@ -116,10 +122,8 @@ class TestOnesOwn:
         given = {
             name: tensor.detach() for name, tensor in inputs(by_row, shared).items()
         }
-        actual, expected = (
-            results(backend, given, scatter),
-            by_definition(given, scatter),
-        )
+        actual = results(backend, given, scatter)
+        expected = by_definition(given, scatter)
         close({name: actual[name] for name in expected}, expected, 1e-12)
 
 

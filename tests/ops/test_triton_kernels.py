@@ -519,7 +519,12 @@ class Largest(TorchDispatchMode):
 def test_nothing_grows_with_children_times_parents(
     tiling: Tiling | None, device: str
 ) -> None:
-    B, I, J, M, P, D = 8, 12, 4, 1, 2, 2
+    B = 8
+    I = 12
+    J = 4
+    M = 1
+    P = 2
+    D = 2
     call = Case(sizes=(B, J, M, P, D)).call(device)
     call = call._replace(
         children=torch.randn(B, I, M, P, device=device),

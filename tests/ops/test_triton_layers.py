@@ -32,7 +32,13 @@ from torchcaps.routing import (
 
 THOROUGH = pytest.mark.thorough
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-WINDOWS = Windows((5, 4), (3, 2), (1, 2), (0, 0), (1, 1))
+WINDOWS = Windows(
+    (5, 4),
+    (3, 2),
+    (1, 2),
+    (0, 0),
+    (1, 1),
+)
 TYPES = 2
 
 
@@ -58,10 +64,13 @@ class Sizes:
         def normal(*shape: int) -> Tensor:
             return torch.randn(shape, generator=generator).to(DEVICE, dtype)
 
-        sites, G, I = None, self.I, self.I
+        sites = None
+        G = self.I
+        I = self.I
         if self.windows:
             sites = WINDOWS.children(TYPES, torch.device(DEVICE))
-            G, I = WINDOWS.padded * TYPES, sites.shape[1]
+            G = WINDOWS.padded * TYPES
+            I = sites.shape[1]
         return Call(
             normal(self.N, G, self.M, self.P),
             normal(1 if self.shared else I, self.J, self.P, self.D),
@@ -168,7 +177,8 @@ MIXTURE = [
 def test_mixture(sizes: Sizes, options: dict[str, Any], dtype: torch.dtype) -> None:
     options = dict(options)
     steps = options.pop("steps", 3)
-    call, settings = sizes.call(dtype), EMSettings(**options)
+    call = sizes.call(dtype)
+    settings = EMSettings(**options)
     temperatures = tuple(0.5 + 0.3 * step for step in range(steps))
     sharpness = tuple(0.7 + 0.1 * step for step in range(steps - 1))
     costs = torch.linspace(-0.1, 0.2, 2 * sizes.J, dtype=dtype, device=DEVICE)
@@ -222,7 +232,13 @@ def test_where_a_child_is_seen_is_where_the_windows_have_it() -> None:
     for windows in (
         WINDOWS,
         Windows((7,), (3,), (2,), (1,), (2,)),
-        Windows((4, 3, 5), (2, 1, 3), (1, 2, 2), (1, 0, 1), (1, 1, 2)),
+        Windows(
+            (4, 3, 5),
+            (2, 1, 3),
+            (1, 2, 2),
+            (1, 0, 1),
+            (1, 1, 2),
+        ),
     ):
         children = windows.children(TYPES, device).flatten()
         seen = windows.seen(TYPES, device)
@@ -242,7 +258,15 @@ def test_gradients_that_are_differentiated_again(steps: int) -> None:
     torch.manual_seed(0)
     double = {"dtype": torch.float64, "device": DEVICE}
     routing = EMRouting.preset("standardised", steps=steps)
-    conv = CapsConv2d(2, 3, (2, 2), (2, 2), 3, 2, routing=routing).to(**double)
+    conv = CapsConv2d(
+        2,
+        3,
+        (2, 2),
+        (2, 2),
+        3,
+        2,
+        routing=routing,
+    ).to(**double)
     linear = CapsLinear(6, 3, 4, 5, routing=DynamicRouting(steps=steps, bias=True))
     linear = linear.to(**double)
     grid = torch.randn(1, 5, 5, 2, 2, 2, **double, requires_grad=True)

@@ -85,7 +85,8 @@ def test_any_shape(dtype: torch.dtype, cases: st.SearchStrategy[Case]) -> None:
 def test_a_row_spoils_no_other(batch: int) -> None:
     """NaN and infinity in one image stay there."""
     torch.manual_seed(0)
-    children, transforms = torch.randn(batch + 1, 33, 8), torch.randn(33, 5, 8, 16)
+    children = torch.randn(batch + 1, 33, 8)
+    transforms = torch.randn(33, 5, 8, 16)
     alpha = torch.randn(batch + 1, 5, 16)
     clean = Votes(children[:batch], transforms, backend="native").moments(
         InnerProduct(alpha[:batch])
@@ -126,10 +127,8 @@ def test_threads_give_the_same_bits_every_time(batch: int) -> None:
 )
 def test_nothing_has_zeros(batch: int, children: int, parents: int) -> None:
     alpha = torch.ones(batch, parents, 16)
-    poses, transforms = (
-        torch.ones(batch, children, 1, 8),
-        torch.ones(children, parents, 8, 16),
-    )
+    poses = torch.ones(batch, children, 1, 8)
+    transforms = torch.ones(children, parents, 8, 16)
     call = Call(poses, transforms, None, None, None, None, (alpha,))
     mass = torch.ones(batch, parents)
     sums, total, *_ = passes.moments(call, orphan=False, hard=False, scatter=False)
@@ -192,7 +191,8 @@ def test_where_memory_ends_there_is_an_error_and_not_the_end(rows: int) -> None:
     Votes(torch.ones(rows, 2, 1), torch.ones(2, 2, 1, 8), backend="native").moments(
         InnerProduct(few)
     )  # starts the threads
-    page, before = resource.getpagesize(), resource.getrlimit(resource.RLIMIT_AS)
+    page = resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * page
     resource.setrlimit(resource.RLIMIT_AS, (taken + 2**25, before[1]))
     try:

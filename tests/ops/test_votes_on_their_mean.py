@@ -25,7 +25,10 @@ from torchcaps.routing import (
     VariationalBayesRouting,
 )
 
-B, J, P, D = 4, 10, 8, 16
+B = 4
+J = 10
+P = 8
+D = 16
 
 BACKENDS = [
     "chunked",
@@ -97,10 +100,8 @@ def as_good(run: Callable[[str, torch.dtype], dict[str, Tensor]], backend: str) 
     roundings of the result.
     """
     right = run("naive", torch.float64)
-    allowed, actual = (
-        errors(run("naive", torch.float32), right),
-        errors(run(backend, torch.float32), right),
-    )
+    allowed = errors(run("naive", torch.float32), right)
+    actual = errors(run(backend, torch.float32), right)
     for name, tensor in right.items():
         rounding = 3e-6 * tensor.square().mean().sqrt().clamp(min=1e-3)
         assert actual[name] <= 10 * allowed[name] + rounding, (

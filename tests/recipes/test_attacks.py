@@ -73,7 +73,8 @@ def test_attacks_go_along_the_sign_of_the_gradient_and_stay_in_range(
     made = Attacker(model, SHAPE, 3, steps=steps, batch_size=3).attacked(
         attack, epsilon, pixels, labels, targeted
     )
-    expected, sign = pixels, -1 if targeted else 1
+    expected = pixels
+    sign = -1 if targeted else 1
     for _ in range(steps):
         expected = by_hand(
             model.weight.detach(),
@@ -112,7 +113,8 @@ def test_zero_gradients_counts_the_pixels_without_a_gradient():
 
 
 def test_scores_are_of_what_the_network_sees_in_a_test():
-    network, preprocess = Fixed((1, 6, 6), 6), Preprocess(crop=6, standardise=True)
+    network = Fixed((1, 6, 6), 6)
+    preprocess = Preprocess(crop=6, standardise=True)
     test = Digits(size=8).test
     sample = draw_sample(test, preprocess, 20)
     where = [
@@ -170,10 +172,8 @@ def test_the_attack_sees_all_steps_of_routing():
 
 def test_the_attack_has_a_gradient_where_the_spread_loss_is_flat():
     scores = Scores(Fixed((1, 1, 3), 3), Preprocess())
-    images, labels = (
-        torch.tensor([8.0, -8.0, -9.0]).view(1, 1, 1, 3).requires_grad_(),
-        torch.tensor([0]),
-    )
+    images = torch.tensor([8.0, -8.0, -9.0]).view(1, 1, 1, 3).requires_grad_()
+    labels = torch.tensor([0])
     (flat,) = torch.autograd.grad(spread_loss(scores(images).exp(), labels), images)
     (steep,) = torch.autograd.grad(F.cross_entropy(scores(images), labels), images)
     assert flat.abs().max() == 0

@@ -76,7 +76,12 @@ def test_bars_of_every_group_under_its_image() -> None:
 
 
 def test_curves_over_what_training_showed() -> None:
-    factor = Factor("angle, degrees", (-1.0, 0.0, 1.0), (0.0, 0.0), (-0.5, 0.5))
+    factor = Factor(
+        "angle, degrees",
+        (-1.0, 0.0, 1.0),
+        (0.0, 0.0),
+        (-0.5, 0.5),
+    )
     (axes,) = factor_curves(
         {"angle": factor}, {"angle": {"net": [1.0, 3.0, 2.0]}}, ["net"], "the test"
     ).axes

@@ -56,7 +56,8 @@ def test_two_halves_are_drawn_in_their_colours() -> None:
 
 
 def test_kmeans_is_set_on_the_images_that_it_is_told() -> None:
-    images, task = Shapes(count=20, tests=10).test, create_task("objects")
+    images = Shapes(count=20, tests=10).test
+    task = create_task("objects")
     chosen = best_clustering(
         task, PixelClusters((3, 32, 32), 6, OF_PIXELS[0]), PIXELS, images
     )

@@ -148,7 +148,11 @@ def test_mnist_em_as_in_the_article(preset, floor):
     )
 
 
-SHAPES = {"mnist-em": (1, 28, 28), "fashion": (1, 28, 28), "cifar10": (3, 32, 32)}
+SHAPES = {
+    "mnist-em": (1, 28, 28),
+    "fashion": (1, 28, 28),
+    "cifar10": (3, 32, 32),
+}
 
 
 @pytest.mark.parametrize(
@@ -156,7 +160,8 @@ SHAPES = {"mnist-em": (1, 28, 28), "fashion": (1, 28, 28), "cifar10": (3, 32, 32
 )
 def test_networks_fit_the_data(name, row):
     options = parsed(name, "paper", row)
-    shape, routing = options.preprocess.image_shape(SHAPES[name]), options.routing
+    shape = options.preprocess.image_shape(SHAPES[name])
+    routing = options.routing
     arguments = {
         **(options.model_args or {}),
         **({} if routing is None else {"routing": routing}),
@@ -190,11 +195,10 @@ def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("row", [row for row in NORB.rows if row not in (BASE, CNN)])
 def test_a_row_differs_from_the_base_in_what_it_names(preset, row):
-    settings, change = NORB.presets[preset], _flat(NORB.rows[row])
-    base, changed = (
-        _flat(NORB.job(settings, BASE)[1]),
-        _flat(NORB.job(settings, row)[1]),
-    )
+    settings = NORB.presets[preset]
+    change = _flat(NORB.rows[row])
+    base = _flat(NORB.job(settings, BASE)[1])
+    changed = _flat(NORB.job(settings, row)[1])
     if "loss.name" in change:  # the arguments of the spread loss belong to it alone
         base, changed = (
             {

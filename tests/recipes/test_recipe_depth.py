@@ -20,7 +20,12 @@ from recipes.kit.base import TEST_ERROR
 from torchcaps.capsules import Capsules
 from torchcaps.testing import check_model
 
-SMALL: dict[str, Any] = {"channels": 4, "types": 2, "hidden": 5, "dim": 4}
+SMALL: dict[str, Any] = {
+    "channels": 4,
+    "types": 2,
+    "hidden": 5,
+    "dim": 4,
+}
 
 
 def stack(**arguments: Any) -> CapsuleStack:

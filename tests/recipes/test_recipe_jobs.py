@@ -7,7 +7,8 @@ from recipes.kit.lab import PRESETS
 from torchcaps.models import create_model
 from torchcaps_lab.training import training_options
 
-job, moved = Adversarial().job, AffineRobustness().job
+job = Adversarial().job
+moved = AffineRobustness().job
 
 
 def test_jobs_of_adversarial():

@@ -48,10 +48,8 @@ def test_jobs_are_options_of_train(row):
         **{**preset.model_args, "channels": 4, "types": 2},
         routing=routing,
     )
-    images, optimizer = (
-        torch.rand(4, 1, 28, 28),
-        torch.optim.SGD(model.parameters(), 0.1),
-    )
+    images = torch.rand(4, 1, 28, 28)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     if routing.trainable:
         length_cross_entropy(
             model(images).activation, torch.tensor([0, 1, 1, 3])
@@ -68,7 +66,8 @@ def test_all_rows_differ_in_the_routing_alone(preset):
 
 
 def test_kept_for_backward_counts_what_is_saved():
-    layer, x = nn.Sequential(nn.Linear(8, 4), nn.Tanh()), torch.rand(3, 8)
+    layer = nn.Sequential(nn.Linear(8, 4), nn.Tanh())
+    x = torch.rand(3, 8)
     assert kept_for_backward(layer, x) == 4 * (
         3 * 8 + 3 * 4
     )  # the input, and what the tangent came to

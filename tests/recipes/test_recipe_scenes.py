@@ -38,7 +38,8 @@ class TestSegments:
         assert actual.sum((2, 3)).tolist() == [[2, 2, 0]]
 
     def test_cells_that_speak_for_more_than_themselves(self):
-        scene, predicted = torch.ones(1, 1, 5, 7), torch.tensor([[True, True]])
+        scene = torch.ones(1, 1, 5, 7)
+        predicted = torch.tensor([[True, True]])
         maps = torch.zeros(1, 2, 5, 7)
         maps[0, 0, 2, 1] = 5.0
         maps[0, 1, 2, 6] = 1.0
@@ -81,10 +82,8 @@ def test_outlines_are_those_that_fit(points):
             if points:
                 left = right = ((left + right) / 8).floor() * 4 + 2
                 top = bottom = ((top + bottom) / 8).floor() * 4 + 2
-            across, down = (
-                (centres >= left) & (centres <= right),
-                (centres >= top) & (centres <= bottom),
-            )
+            across = (centres >= left) & (centres <= right)
+            down = (centres >= top) & (centres <= bottom)
             return (down[..., None] & across[:, :, None]).float() * (boxes.sum(-1) > 0)[
                 ..., None, None
             ]

@@ -35,7 +35,8 @@ def twin() -> torch.nn.Module:
 
 
 def test_the_decoder_of_the_twin_sees_one_class() -> None:
-    network, images = twin(), torch.rand(5, 1, 8, 8)
+    network = twin()
+    images = torch.rand(5, 1, 8, 8)
     prediction = network(images)
     torch.testing.assert_close(prediction.activation.sum(1), torch.ones(5))
     assert torch.equal(
@@ -54,7 +55,8 @@ class TestAttackThatKnows:
     @pytest.mark.parametrize("network", [twin, digits_net])
     def test_stays_close_and_in_range(self, network: object) -> None:
         model = network().eval()
-        pixels, labels = torch.rand(7, 1, 8, 8), torch.arange(7) % 3
+        pixels = torch.rand(7, 1, 8, 8)
+        labels = torch.arange(7) % 3
         actual = reconstructive(
             Scores(model, Preprocess()), pixels, labels, 0.1, steps=3, batch_size=4
         )
@@ -67,11 +69,13 @@ class TestAttackThatKnows:
     ) -> None:
         classifier = Classifier.open("digits/capsnet_digits")
         test = Digits().test.subset(torch.arange(40))
-        pixels, network = test.inputs.float() / 255, classifier.network
+        pixels = test.inputs.float() / 255
+        network = classifier.network
         scores = Scores(network, classifier.preprocess)
         actual = reconstructive(scores, pixels, test.labels, 0.2, steps=10)
         with torch.no_grad():
-            prediction, clean = network(actual), network(pixels)
+            prediction = network(actual)
+            clean = network(pixels)
         fooled = prediction.activation.argmax(1) != test.labels
         assert (
             fooled.double().mean()

@@ -20,7 +20,12 @@ def test_figures_of_sweeps() -> None:
         )
 
     actual = findings(
-        {0: one(0.25, 4.0), 3: one(0.5, 2.0), 4: one(0.125, 3.0)}, idle=0.5
+        {
+            0: one(0.25, 4.0),
+            3: one(0.5, 2.0),
+            4: one(0.125, 3.0),
+        },
+        idle=0.5,
     )
     assert actual == {CHANGE: pytest.approx(1.25), IDLE: pytest.approx(100 / 3)}
 

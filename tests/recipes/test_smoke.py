@@ -71,7 +71,8 @@ def stamps(folder: Path) -> dict[Path, int]:
 
 @pytest.mark.parametrize("name", [rare(name) for name in RECIPES])
 def test_a_run_measures_its_rows_and_a_second_trains_nothing(name, smoke, run_smoke):
-    recipe, done = RECIPES[name], smoke(name)
+    recipe = RECIPES[name]
+    done = smoke(name)
     rows = set(recipe.present(recipe.presets["smoke"]))
     assert {row for row, _ in done.ours} >= rows
     missing = {
@@ -120,7 +121,8 @@ def test_an_interrupted_run_goes_on_where_it_was(smoke, run_smoke):
 @pytest.mark.slow
 def test_affine_curves_meet_where_nothing_is_transformed(smoke):
     done = smoke("affine")
-    settings, curves = done.result["settings"], done.result["curves"][0]
+    settings = done.result["settings"]
+    curves = done.result["curves"][0]
     for row, facts in done.facts.items():
         assert done.ours[row, affine.STOP] == pytest.approx(
             100 * facts["validation_accuracy"]
@@ -235,10 +237,8 @@ def test_to_be_sure_is_harder(smoke):
     done = smoke("two-digits")
     for row in (two_digits.TWIN, two_digits.KMEANS):
         for layout in two_digits.PAIRS:
-            sure, most = (
-                two_digits.ALSO_SURE.format(layout),
-                two_digits.MOST_ACTIVE.format(layout),
-            )
+            sure = two_digits.ALSO_SURE.format(layout)
+            most = two_digits.MOST_ACTIVE.format(layout)
             assert done.ours[row, sure] <= done.ours[row, most]
 
 
@@ -251,7 +251,8 @@ def test_words_learn_simple_patterns(smoke):
 def test_thirteen_crops_are_averaged(smoke):
     done = smoke("smallnorb-em")
     run = done.folder / "runs" / "smoke" / done.facts["1 step"]["run"]
-    network, test = load_pretrained(run / "model").eval(), Digits(size=24).test
+    network = load_pretrained(run / "model").eval()
+    test = Digits(size=24).test
     crops = thirteen_crops(test.inputs.float() / 255, 18)
     with torch.no_grad():
         activation = torch.stack(
@@ -276,7 +277,8 @@ def test_novel_error_is_that_of_turned_digits(smoke):
     network = load_pretrained(
         done.folder / "runs" / "smoke" / done.facts[row]["run"] / "model"
     ).eval()
-    test, same = Digits(size=16).test, Digits(size=16, validation=0).train
+    test = Digits(size=16).test
+    same = Digits(size=16, validation=0).train
     for measure, digits in (
         (FAMILIAR, test),
         (NOVEL, _turned(test)),

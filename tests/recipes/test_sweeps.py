@@ -43,7 +43,8 @@ class TestChanges:
 
 @torch.no_grad()
 def test_sweeps_are_of_the_first_images_of_each_class() -> None:
-    model, test = network(), create_dataset("digits").test
+    model = network()
+    test = create_dataset("digits").test
     swept = sweep(model, test, 3)
     assert list(swept) == list(range(10))
     places = [place for place in range(len(test)) if test.labels[place] == 7][:3]
@@ -65,7 +66,8 @@ def test_sweeps_are_of_the_first_images_of_each_class() -> None:
 
 @torch.no_grad()
 def test_error_is_the_root_of_the_mean_square() -> None:
-    model, test = network(), create_dataset("digits").test.subset(torch.arange(7))
+    model = network()
+    test = create_dataset("digits").test.subset(torch.arange(7))
     total = 0.0
     for place in range(7):
         batch = test[place]

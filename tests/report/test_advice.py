@@ -195,10 +195,8 @@ class TestEachFactHasItsAdvice:
             assert not any("efficientnet" in hint.option for hint in hints)
 
     def test_a_class_that_is_never_recognised_is_named(self):
-        labels, predicted = (
-            torch.tensor([0] * 500 + [1] * 12 + [2] * 388),
-            torch.tensor([0] * 512 + [2] * 388),
-        )
+        labels = torch.tensor([0] * 500 + [1] * 12 + [2] * 388)
+        predicted = torch.tensor([0] * 512 + [2] * 388)
         lost, taken, *_ = advice(
             labels,
             predicted,
@@ -223,7 +221,12 @@ class TestEachFactHasItsAdvice:
         )
         said = EVEN.clone()
         said[EVEN == 1] = 0
-        lost, *_ = Advice.of(answers(3, EVEN, said), texts, {}, []).hints
+        lost, *_ = Advice.of(
+            answers(3, EVEN, said),
+            texts,
+            {},
+            [],
+        ).hints
         assert lost.option == "torchcaps evaluate RUN"
 
     def test_commands_name_the_run_and_how_it_was_trained(self):

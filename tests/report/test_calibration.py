@@ -21,7 +21,8 @@ def platt_targets(present: torch.Tensor) -> torch.Tensor:
     """Platt 1999, section 2.2.1: what is told of a class that is there, and of one that
     is not.
     """
-    yes, no = int(present.sum()), int((~present).sum())
+    yes = int(present.sum())
+    no = int((~present).sum())
     return torch.where(present, (yes + 1) / (yes + 2), 1 / (no + 2)).double()
 
 
@@ -214,7 +215,8 @@ def test_calibration_error_written_out():
 
 
 def test_calibration_error_of_what_rounding_made_more_than_certain():
-    p, labels = torch.tensor([[1 + 1e-7, 0.0], [0.0, 1.0]]), torch.tensor([0, 1])
+    p = torch.tensor([[1 + 1e-7, 0.0], [0.0, 1.0]])
+    labels = torch.tensor([0, 1])
     assert p.max() > 1
     assert calibration_error(p, labels, 15) == pytest.approx(0, abs=1e-6)
 
@@ -238,10 +240,8 @@ def test_bins_of_scikit_learn():
     from sklearn.calibration import calibration_curve
 
     torch.manual_seed(0)
-    p, labels = (
-        (3 * torch.randn(500, 3, dtype=torch.float64)).softmax(1),
-        torch.randint(3, (500,)),
-    )
+    p = (3 * torch.randn(500, 3, dtype=torch.float64)).softmax(1)
+    labels = torch.randint(3, (500,))
     confidence, predicted = p.max(1)
     accuracy, mean = calibration_curve(
         (predicted == labels).numpy(), confidence.numpy(), n_bins=10

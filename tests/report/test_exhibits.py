@@ -184,7 +184,11 @@ def test_what_is_not_finite_is_null() -> None:
     }
     summary = Summary.of(
         "t",
-        {"a": [math.inf, (1, "two")], "b": {3: None}, "path": Path("x")},
+        {
+            "a": [math.inf, (1, "two")],
+            "b": {3: None},
+            "path": Path("x"),
+        },
         [Quantity("m", 0.1)],
     )
     assert valid(summary)["recorded"] == {
@@ -192,7 +196,13 @@ def test_what_is_not_finite_is_null() -> None:
         "b": {"3": None},
         "path": "x",
     }
-    assert valid(summary)["measured"] == [{"name": "m", "value": 0.1, "percent": False}]
+    assert valid(summary)["measured"] == [
+        {
+            "name": "m",
+            "value": 0.1,
+            "percent": False,
+        }
+    ]
 
 
 def test_a_summary_is_words_not_python() -> None:
@@ -214,7 +224,12 @@ def test_positions_that_no_window_sees_are_null() -> None:
     assert lowest["share"][0][9] == [None] * 11  # the last row of a grid of 10 x 11
     share = exhibit.layers[-1].share
     assert lowest["share"][2][0] == pytest.approx(share[2, 0].tolist(), rel=1e-5)
-    assert lowest["extent"] == {"left": 1.5, "right": 23.5, "bottom": 21.5, "top": 1.5}
+    assert lowest["extent"] == {
+        "left": 1.5,
+        "right": 23.5,
+        "bottom": 21.5,
+        "top": 1.5,
+    }
 
 
 def test_names_of_files_may_be_any_bytes() -> None:

@@ -186,10 +186,8 @@ def _luminance(colour: str) -> float:
 
 def test_labels_of_rows_of_very_wide_images_stay_apart() -> None:
     """They were written over each other."""
-    images, maps = (
-        torch.rand(3, 1, 8, 40),
-        {"block3.convolution": torch.rand(3, 2, 6), "high": torch.rand(3, 2, 6)},
-    )
+    images = torch.rand(3, 1, 8, 40)
+    maps = {"block3.convolution": torch.rand(3, 2, 6), "high": torch.rand(3, 2, 6)}
     for figure in (
         shares(images, *(ShareMaps(name, part, None) for name, part in maps.items())),
         shares(images, ShareMaps("high", maps["high"], None)),
@@ -442,7 +440,8 @@ def test_the_grid_has_dimensions_down_and_values_across() -> None:
     axes = first.figure.axes[0]
     assert axes.get_title() == "class $1"
     mosaic = np.asarray(axes.images[0].get_array())
-    rows, columns = mosaic.shape[0] // D, mosaic.shape[1] // V
+    rows = mosaic.shape[0] // D
+    columns = mosaic.shape[1] // V
     centres = mosaic[rows // 2 :: rows, columns // 2 :: columns, 0]
     np.testing.assert_allclose(centres, grids[:, :, 0, 0, 0], rtol=1e-6)
     assert [label.get_text() for label in axes.get_xticklabels()] == [
@@ -493,7 +492,12 @@ def test_rows_of_pictures_have_a_title_each() -> None:
 def test_what_a_task_measures_has_a_curve() -> None:
     """The report of masks had the loss alone."""
     metrics = [
-        {"epoch": n, "train_loss": 1 / n, "val_loss": 1 / n, "val_iou": 1 - 1 / n}
+        {
+            "epoch": n,
+            "train_loss": 1 / n,
+            "val_loss": 1 / n,
+            "val_iou": 1 - 1 / n,
+        }
         for n in (1.0, 2.0)
     ]
     curves = LearningCurves.of(metrics)

@@ -44,7 +44,8 @@ def test_confusion_and_shares_of_scikit_learn() -> None:
         torch.rand(60, 5, generator=generator),
         None,
     )
-    predicted, classes = actual.prediction, list(range(5))
+    predicted = actual.prediction
+    classes = list(range(5))
     assert (
         actual.confusion.tolist()
         == confusion_matrix(actual.labels, predicted, labels=classes).tolist()
@@ -75,7 +76,8 @@ def test_one_class_is_never_mistaken() -> None:
 
 @pytest.mark.parametrize("batch_size", [4, 1000])
 def test_findings_do_not_depend_on_the_batches(batch_size: int) -> None:
-    model, images = digits_net(), image_set(SHAPE, 10)
+    model = digits_net()
+    images = image_set(SHAPE, 10)
     findings = examine(model, images, batch_size)
     batch = images.__getitems__(list(range(10)))
     with torch.no_grad():
@@ -164,11 +166,13 @@ def test_figures_of_two_classes() -> None:
     the larger share.
     """
     torch.manual_seed(0)
-    activation, labels = torch.rand(30, 2), torch.arange(30) % 3 // 2
+    activation = torch.rand(30, 2)
+    labels = torch.arange(30) % 3 // 2
     findings = Findings(labels, activation, entropy=None)
     share = activation[:, 1] / activation.sum(1)
     pairs = share[labels == 1][:, None] > share[labels == 0]
-    figures, of_negative = findings.of_positive(1), findings.of_positive(0)
+    figures = findings.of_positive(1)
+    of_negative = findings.of_positive(0)
     assert figures.auc == pytest.approx(pairs.double().mean().item())
     assert figures.sensitivity == findings.per_class[1].recall
     assert figures.specificity == findings.per_class[0].recall

@@ -110,16 +110,15 @@ def test_shares_equal_a_loop_over_windows() -> None:
     model = far_from_uniform()
     layers = observe_layers(model, IMAGES)
     shares = class_shares(layers)
-    layer, windows = layers["conv_caps1"], layers["conv_caps1"].windows
+    layer = layers["conv_caps1"]
+    windows = layers["conv_caps1"].windows
     R = layer.assignment().double().numpy()  # [B, windows, I, J]
     a = layer.capsules.activation.double().numpy()  # [B, H', W', J]
     above = shares["conv_caps2"].double().numpy()  # [B, H', W', J, E]
     B, rows, columns, types = layer.children.activation.shape
-    top, bottom, total = (
-        np.zeros((B, rows, columns, types, 3)),
-        np.zeros((B, rows, columns, types)),
-        0,
-    )
+    top = np.zeros((B, rows, columns, types, 3))
+    bottom = np.zeros((B, rows, columns, types))
+    total = 0
     for b in range(B):
         for y in range(windows.out[0]):
             for x in range(windows.out[1]):

@@ -146,10 +146,8 @@ class TestSteps:
         model = net(routing=create_routing(name, steps=3))
         children = model.children_of(torch.rand(2, 1, 8, 8))
         with torch.no_grad():
-            steps, routed = (
-                observe_steps(model, children),
-                model.class_caps.route(children),
-            )
+            steps = observe_steps(model, children)
+            routed = model.class_caps.route(children)
         assert len(steps) == 3
         assert model.routing.steps == 3
         torch.testing.assert_close(steps[-1].assignment, routed.assignment)
@@ -162,10 +160,8 @@ class TestSteps:
         model = net(routing=create_routing(name, steps=2))
         children = model.children_of(torch.rand(1, 1, 8, 8))
         with torch.no_grad():
-            step, votes = (
-                observe_steps(model, children)[-1],
-                model.class_caps.votes(children).dense(),
-            )
+            step = observe_steps(model, children)[-1]
+            votes = model.class_caps.votes(children).dense()
         expected = F.cosine_similarity(votes[0, 5, 1], step.parents.pose[0, 1], dim=0)
         torch.testing.assert_close(step.agreement[0, 5, 1], expected)
 
@@ -207,7 +203,8 @@ class TestOtherRouting:
         assert exchangeable_routings(net()) == names
 
     def test_is_the_network_built_with_it(self) -> None:
-        model, images = net(), torch.rand(2, 1, 8, 8)
+        model = net()
+        images = torch.rand(2, 1, 8, 8)
         second = net(routing=create_routing("kmeans", steps=2))
         second.load_state_dict(model.state_dict())
         with torch.no_grad():
@@ -267,11 +264,10 @@ class TestExhibits:
         assert ClassPose.of(seen_by(net(decoder_hidden=None))) is None
 
     def test_swap(self) -> None:
-        seen, model = seen_by(net()), net()
-        first, second = (
-            seen.asked(torch.tensor([0])),
-            seen_by(model, 2).asked(torch.tensor([2, 2])),
-        )
+        seen = seen_by(net())
+        model = net()
+        first = seen.asked(torch.tensor([0]))
+        second = seen_by(model, 2).asked(torch.tensor([2, 2]))
         exhibit = PoseSwap.of(first, second)
         assert exhibit is not None
         with torch.no_grad():

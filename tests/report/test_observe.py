@@ -73,8 +73,10 @@ def test_what_is_seen_is_the_networks_own(build: Any) -> None:
 @torch.no_grad()
 def test_what_the_decoder_draws_of_the_target() -> None:
     model = digits_net().eval()
-    images, target = images_for(model, 3), torch.tensor([2, 0, 1])
-    seen, capsules = look(model, images, target=target), model.encode(images)
+    images = images_for(model, 3)
+    target = torch.tensor([2, 0, 1])
+    seen = look(model, images, target=target)
+    capsules = model.encode(images)
     torch.testing.assert_close(seen.reconstructions, model.decode(capsules, target))
     sweeps = torch.stack(list(seen.sweeps(default_sweep())))
     torch.testing.assert_close(
@@ -215,7 +217,8 @@ def test_networks_in_any_precision_show_the_same(
     build: Any, dtype: torch.dtype, bound: float
 ) -> None:
     model = build().eval()
-    images, target = images_for(model, 2), torch.tensor([0, 1])
+    images = images_for(model, 2)
+    target = torch.tensor([0, 1])
     expected = look(model, images, target=target)
     seen = look(build().eval().to(dtype), images, target=target)
     assert seen.extents == expected.extents
@@ -239,10 +242,8 @@ def test_networks_in_any_precision_show_the_same(
     torch.testing.assert_close(
         seen.classes.pose.float(), expected.classes.pose, atol=bound, rtol=bound
     )
-    shown, expected_step = (
-        RoutingSteps.of(seen).steps[0],
-        RoutingSteps.of(expected).steps[0],
-    )
+    shown = RoutingSteps.of(seen).steps[0]
+    expected_step = RoutingSteps.of(expected).steps[0]
     torch.testing.assert_close(
         shown.assignment.float(), expected_step.assignment, atol=bound, rtol=bound
     )

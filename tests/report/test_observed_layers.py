@@ -59,7 +59,12 @@ SMALL = {
     "capsnet_on_backbone_cnn": {"widths": (4, 6)},
     "efficient_capsnet_multimnist": {"strides": (1, 1, 2, 1), "primary_kernel_size": 3},
     "heinsen_smallnorb": {"channels": 4, "strides": (1, 2, 1, 2), "parts": 3},
-    "attentioncapsnet": {"channels": (4, 6), "blocks": (1, 1), "types": 3, "rounds": 3},
+    "attentioncapsnet": {
+        "channels": (4, 6),
+        "blocks": (1, 1),
+        "types": 3,
+        "rounds": 3,
+    },
 }
 
 

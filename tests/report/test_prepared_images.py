@@ -26,7 +26,8 @@ class Plain(ImageClassifier):
 
 @pytest.mark.parametrize("batch_size", [1, 40, 1000])
 def test_thirteen_crops_are_averaged(batch_size: int) -> None:
-    model, images = digits_net(image_shape=(2, 8, 8)).eval(), image_set(SHAPE, 10)
+    model = digits_net(image_shape=(2, 8, 8)).eval()
+    images = image_set(SHAPE, 10)
     crops = thirteen_crops(images.inputs.float() / 255, 8)
     with torch.no_grad():
         routed = [model.route(standardise(crop)) for crop in crops.unbind(1)]
@@ -54,7 +55,8 @@ def test_thirteen_crops_are_averaged_without_capsules() -> None:
 
 
 def test_a_report_shows_pixels_and_decodes_what_was_said() -> None:
-    model, images = digits_net(image_shape=(2, 8, 8)).eval(), image_set(SHAPE, 6)
+    model = digits_net(image_shape=(2, 8, 8)).eval()
+    images = image_set(SHAPE, 6)
     images = images.prepared(PREPROCESS)
     findings = examine(model, images)
     shown = {

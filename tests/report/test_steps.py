@@ -39,7 +39,8 @@ class TestSteps:
 
     @torch.no_grad()
     def test_a_network_is_changed_and_put_back(self) -> None:
-        network, images = matrix_network(), torch.rand(2, 1, 17, 17)
+        network = matrix_network()
+        images = torch.rand(2, 1, 17, 17)
         routings = [
             module for module in network.modules() if isinstance(module, Routing)
         ]
@@ -62,10 +63,8 @@ class TestSteps:
 
     @torch.no_grad()
     def test_as_many_steps_as_in_the_training_change_nothing(self) -> None:
-        network, images = (
-            matrix_network(schedule="released", inverse_temperature=1.0),
-            torch.rand(2, 1, 17, 17),
-        )
+        network = matrix_network(schedule="released", inverse_temperature=1.0)
+        images = torch.rand(2, 1, 17, 17)
         before = network(images).activation
         with routing_steps(network, 3):
             assert torch.equal(network(images).activation, before)

@@ -35,22 +35,19 @@ def _as_if_trained(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class TestError:
     def test_by_hand(self) -> None:
-        pictures, drawn = (
-            torch.tensor([[3.0, 4.0]])[:, None, None],
-            torch.tensor([[3.0, 1.0]])[:, None, None],
-        )
+        pictures = torch.tensor([[3.0, 4.0]])[:, None, None]
+        drawn = torch.tensor([[3.0, 1.0]])[:, None, None]
         assert reconstruction_error(pictures, drawn).item() == pytest.approx(9 / 25)
 
     def test_it_does_not_change_with_the_brightness(self) -> None:
         pictures, drawn = torch.rand(2, 4, 1, 8, 8)
-        bright, dim = (
-            reconstruction_error(pictures, drawn),
-            reconstruction_error(pictures / 2, drawn / 2),
-        )
+        bright = reconstruction_error(pictures, drawn)
+        dim = reconstruction_error(pictures / 2, drawn / 2)
         torch.testing.assert_close(bright, dim)
 
     def test_a_black_image(self) -> None:
-        black, white = torch.zeros(1, 1, 8, 8), torch.ones(1, 1, 8, 8)
+        black = torch.zeros(1, 1, 8, 8)
+        white = torch.ones(1, 1, 8, 8)
         assert reconstruction_error(black, black).item() == 0
         assert 1e6 < reconstruction_error(black, white).item() < float("inf")
 
@@ -71,7 +68,8 @@ class TestError:
 class TestThreshold:
     @pytest.mark.parametrize("false_alarms", [0.05, 0.1, 0.25])
     def test_so_many_validation_images_lie_above_it(self, false_alarms: float) -> None:
-        network, images = digits_net(), image_set((1, 8, 8), count=200)
+        network = digits_net()
+        images = image_set((1, 8, 8), count=200)
         actual = fit_strangers(network, images, false_alarms)
         assert actual is not None
         known = actual.known(reconstruction_errors(network, images))
@@ -80,7 +78,8 @@ class TestThreshold:
         )
 
     def test_strangeness_is_the_share_of_images_that_are_less_strange(self) -> None:
-        network, images = digits_net(), image_set((1, 8, 8), count=200)
+        network = digits_net()
+        images = image_set((1, 8, 8), count=200)
         errors = reconstruction_errors(network, images)
         share = fit_strangers(network, images, 0.07).strangeness(errors)
         ranks = errors.argsort().argsort().double() / (len(errors) - 1)
@@ -120,7 +119,8 @@ class TestThreshold:
             Strangers(0.1, 0.05, quantiles, 100)
 
     def test_apart(self) -> None:
-        known, strange = torch.tensor([0.1, 0.2, 0.6, 0.3]), torch.tensor([0.9, 0.4])
+        known = torch.tensor([0.1, 0.2, 0.6, 0.3])
+        strange = torch.tensor([0.9, 0.4])
         assert told_apart(known, strange, 0.5) == pytest.approx((7 / 8, 0.5, 0.25))
         with pytest.raises(
             ValueError, match="there must be known and strange images, got 4 and 0"

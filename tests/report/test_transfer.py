@@ -108,7 +108,8 @@ class TestTransfer:
         model = create_model(
             "capsnet_digits", decoder_input=decoder_input, pose_noise=0.1
         )
-        classes, target = capsules(), torch.tensor([3, 1, 4])
+        classes = capsules()
+        target = torch.tensor([3, 1, 4])
         drawn = transfer(model, classes, classes, target, target, steps=2)
         assert drawn.shape == (3, 2, 1, 8, 8)
         again = model.eval().decode(classes, target)
@@ -119,8 +120,10 @@ class TestTransfer:
         class.
         """
         model = trained_a_little()
-        content, style = capsules(), Capsules(*(part.flip(0) for part in capsules()))
-        target, second = torch.tensor([3, 1, 4]), torch.tensor([5, 9, 2])
+        content = capsules()
+        style = Capsules(*(part.flip(0) for part in capsules()))
+        target = torch.tensor([3, 1, 4])
+        second = torch.tensor([5, 9, 2])
         drawn = transfer(model, content, style, target, second, steps=2)
         pose_input = model.decoder[0]
         for b in range(3):
@@ -146,16 +149,22 @@ class TestTransfer:
             Capsules(classes.pose[k : k + 1], classes.activation[k : k + 1])
             for k in (0, 1)
         )
-        drawn = transfer(model, first, second, torch.tensor([3]), torch.tensor([1]))[
-            0, -1
-        ]
+        drawn = transfer(
+            model,
+            first,
+            second,
+            torch.tensor([3]),
+            torch.tensor([1]),
+        )[0, -1]
         torch.testing.assert_close(
             drawn, model.eval().decode(second, torch.tensor([1]))[0]
         )
 
     def test_carried_there_and_back(self) -> None:
-        model, poses = trained_a_little(), capsules().pose[:, 0]
-        source, target = torch.tensor([3, 1, 4]), torch.tensor([5, 9, 2])
+        model = trained_a_little()
+        poses = capsules().pose[:, 0]
+        source = torch.tensor([3, 1, 4])
+        target = torch.tensor([5, 9, 2])
         moved = carried(model, poses, source, target)
         assert not torch.allclose(moved, poses, atol=0.1)
         torch.testing.assert_close(carried(model, moved, target, source), poses)
@@ -168,11 +177,9 @@ class TestTransfer:
         assert model.training
 
     def test_errors(self) -> None:
-        model, classes, target = (
-            create_model("capsnet_digits"),
-            capsules(),
-            torch.tensor([3, 1, 4]),
-        )
+        model = create_model("capsnet_digits")
+        classes = capsules()
+        target = torch.tensor([3, 1, 4])
         with pytest.raises(ValueError, match="content and style must be as many"):
             transfer(model, classes, capsules(2), target, target[:2])
         with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
@@ -256,22 +263,20 @@ class TestReadout:
 
 
 def test_encoded_in_parts() -> None:
-    model, images = (
-        create_model("capsnet_digits").train(),
-        Digits().test.inputs[:7].float() / 255,
-    )
-    actual, at_once = encoded(model, images, at_once=3), encoded(model, images)
+    model = create_model("capsnet_digits").train()
+    images = Digits().test.inputs[:7].float() / 255
+    actual = encoded(model, images, at_once=3)
+    at_once = encoded(model, images)
     assert model.training
     torch.testing.assert_close(actual.pose, at_once.pose)
     torch.testing.assert_close(actual.activation, at_once.activation)
 
 
 def test_poses_of_a_network_in_bfloat16_are_carried_and_drawn() -> None:
-    model, images = (
-        create_model("capsnet_digits").bfloat16(),
-        Digits().test.inputs[:2].float() / 255,
-    )
-    capsules, target = encoded(model, images), torch.tensor([1, 2])
+    model = create_model("capsnet_digits").bfloat16()
+    images = Digits().test.inputs[:2].float() / 255
+    capsules = encoded(model, images)
+    target = torch.tensor([1, 2])
     assert capsules.pose.dtype == torch.float32
     drawn = transfer(model, capsules, capsules, target, target)
     torch.testing.assert_close(
@@ -289,7 +294,8 @@ class TestExhibit:
         assert shown.explained.shape == (4,)
         assert shown.alone.shape == (16, 4)
         assert shown.images == 100
-        header, rows = shown.table().header, shown.table().rows
+        header = shown.table().header
+        rows = shown.table().rows
         assert header == ["dimension", *ATTRIBUTES]
         assert [row[0] for row in rows] == ["all", *map(str, range(16))]
         assert (shown.explained <= 1).all()

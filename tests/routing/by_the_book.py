@@ -11,7 +11,12 @@ from torch import Tensor
 from torchcaps.ops import Votes
 from torchcaps.routing import Routed, Routing
 
-B, I, J, M, P, D = 3, 5, 4, 2, 3, 2
+B = 3
+I = 5
+J = 4
+M = 2
+P = 3
+D = 2
 H = M * D
 
 Route = Callable[..., Routed]

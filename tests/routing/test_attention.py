@@ -22,7 +22,8 @@ from torch import Tensor
 from torchcaps.ops import Votes
 from torchcaps.routing import AttentionRouting, LayerShape, Routed
 
-GAIN, BIAS = normal(H, seed=3), normal(H, seed=4)
+GAIN = normal(H, seed=3)
+BIAS = normal(H, seed=4)
 
 
 def route(
@@ -35,7 +36,8 @@ def book(
     V: Tensor, a: Tensor, gain: Tensor, bias: Tensor, steps: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Procedure 1."""
-    r, v = torch.full(V.shape[:3], 1 / V.shape[2], dtype=V.dtype), V.new_zeros(())
+    r = torch.full(V.shape[:3], 1 / V.shape[2], dtype=V.dtype)
+    v = V.new_zeros(())
     for step in range(steps):
         if step > 0:
             r = ((V * v[:, None]).sum(-1) / H**0.5).softmax(2)
@@ -85,7 +87,16 @@ def test_a_pose_of_one_number_is_not_normalised() -> None:
 def test_the_readout_is_one_linear_map_of_all_parents() -> None:
     children, transforms, activation = problem()
     routing = (
-        AttentionRouting(readout=True).bind(LayerShape(I, J, (M, P), (M, D))).double()
+        AttentionRouting(readout=True)
+        .bind(
+            LayerShape(
+                I,
+                J,
+                (M, P),
+                (M, D),
+            )
+        )
+        .double()
     )
     routed = routing(Votes(children, transforms), activation)
     torch.testing.assert_close(
@@ -96,7 +107,16 @@ def test_the_readout_is_one_linear_map_of_all_parents() -> None:
 def test_dropout_is_of_training_alone() -> None:
     children, transforms, activation = problem()
     routing = (
-        AttentionRouting(dropout=0.5).bind(LayerShape(I, J, (M, P), (M, D))).double()
+        AttentionRouting(dropout=0.5)
+        .bind(
+            LayerShape(
+                I,
+                J,
+                (M, P),
+                (M, D),
+            )
+        )
+        .double()
     )
     votes = Votes(children, transforms)
     torch.manual_seed(0)

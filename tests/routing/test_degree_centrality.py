@@ -23,7 +23,8 @@ def book(V: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class TestEquations(Equations):
-    route, book = staticmethod(route), staticmethod(book)
+    route = staticmethod(route)
+    book = staticmethod(book)
 
 
 def test_the_softmax_is_over_the_children() -> None:
@@ -36,7 +37,8 @@ def test_the_softmax_is_over_the_children() -> None:
 
 def test_degrees_of_thousands() -> None:
     """One short vote among long ones has a degree that exp cannot hold."""
-    children, transforms = normal(2, I, M, P), normal(I, J, P, D, seed=1)
+    children = normal(2, I, M, P)
+    transforms = normal(I, J, P, D, seed=1)
     children[:, 0] *= 1e-4
     children[:, 1] = 0
     children.requires_grad_()

@@ -37,7 +37,9 @@ def book(
     """Sabour et al. 2017, Procedure 1; under "last", the poses v of all steps but the
     last are constants.
     """
-    b, v, c = torch.zeros(V.shape[:3], dtype=V.dtype), V.new_zeros(()), V
+    b = torch.zeros(V.shape[:3], dtype=V.dtype)
+    v = V.new_zeros(())
+    c = V
     for _ in range(steps):
         v = v.detach() if gradient == "last" else v
         agreement = (V * v[:, None]).sum(-1) if v.ndim else b

@@ -52,11 +52,9 @@ class TestScale:
     @BACKENDS
     @pytest.mark.parametrize("preset", EM_PRESETS)
     def test_votes(self, preset: str, backend: str, scale: float) -> None:
-        children, transforms, activation = (
-            normal(2, 11, 2, 3),
-            normal(11, 4, 3, 3, seed=1),
-            normal(2, 11).sigmoid(),
-        )
+        children = normal(2, 11, 2, 3)
+        transforms = normal(11, 4, 3, 3, seed=1)
+        activation = normal(2, 11).sigmoid()
         routing = bound(preset)
         expected = routing(Votes(children, transforms, backend=backend), activation)
         self.same(
@@ -93,7 +91,8 @@ class TestScale:
         assert activation[1].isfinite().all()
 
     def test_an_absolute_floor_is_not_of_that_kind(self) -> None:
-        children, transforms = normal(2, 11, 2, 3), normal(11, 4, 3, 3, seed=1)
+        children = normal(2, 11, 2, 3)
+        transforms = normal(11, 4, 3, 3, seed=1)
         routing = bound("soft", relative_floor=0.0)
         large, small = (
             routing(Votes(children, scale * transforms)).assignment
@@ -109,7 +108,8 @@ def spread_of_votes(V: Tensor, share: Tensor) -> Tensor:
     sum_of_squares = weight = torch.zeros((), dtype=V.dtype)
     for window in range(V.shape[0]):
         for parent in range(V.shape[2]):
-            votes, r = V[window, :, parent], share[window, :, parent, None]
+            votes = V[window, :, parent]
+            r = share[window, :, parent, None]
             if r.sum() > 0:
                 mean = (r * votes).sum(0) / r.sum()
                 sum_of_squares = sum_of_squares + (r * (votes - mean) ** 2).sum()
@@ -122,7 +122,8 @@ def test_it_is_as_if_the_votes_had_variance_1(backend: str) -> None:
     """Routing with an absolute floor of votes that were divided by their deviation,
     example by example.
     """
-    children, transforms = normal(2, 11, 2, 3), normal(11, 4, 3, 3, seed=1)
+    children = normal(2, 11, 2, 3)
+    transforms = normal(11, 4, 3, 3, seed=1)
     activation, beta_u, beta_a = normal(2, 11).sigmoid(), *normal(2, 4, seed=3)
     dense = Votes(children, transforms).dense()
     share = (activation / 4)[..., None].expand(2, 11, 4)
@@ -167,10 +168,8 @@ def test_the_windows_of_an_example_have_one_floor() -> None:
     children = feature_map(size=4)  # the first of four windows has no active child
     children.pose[1] *= 5.0
     (routed,) = layer.route(children)
-    dense, share = (
-        routed.votes.dense(),
-        routed.votes.gather(children.activation.flatten(1))[..., None] / 4,
-    )
+    dense = routed.votes.dense()
+    share = routed.votes.gather(children.activation.flatten(1))[..., None] / 4
     for example in range(2):
         rows = slice(4 * example, 4 * example + 4)
         spread = spread_of_votes(dense[rows], share[rows].expand(-1, -1, 4))
@@ -227,10 +226,8 @@ def test_rounding_is_no_spread(dtype: torch.dtype, tolerance: float) -> None:
     """
     results = []
     for backend in ("naive", "chunked", "native"):
-        children, transforms = (
-            normal(2, 20, 4, 4).to(dtype),
-            normal(20, 4, 4, 4, seed=1).to(dtype).requires_grad_(),
-        )
+        children = normal(2, 20, 4, 4).to(dtype)
+        transforms = normal(20, 4, 4, 4, seed=1).to(dtype).requires_grad_()
         activation = torch.zeros(2, 20, dtype=dtype)
         activation[:, 7] = 0.9
         routing = (

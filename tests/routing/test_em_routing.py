@@ -105,11 +105,15 @@ def book(
     """
     _, I, J, _ = V.shape
     R = torch.full(V.shape[:3], 1 / J, dtype=V.dtype)
-    mean, variance, log_a = torch.zeros(V[:, 0].shape, dtype=V.dtype), V, V
+    mean = torch.zeros(V[:, 0].shape, dtype=V.dtype)
+    variance = V
+    log_a = V
     for step, inverse_temperature in enumerate(lambdas):
         if step > 0:
             if gradient == "last":
-                mean, variance, log_a = mean.detach(), variance.detach(), log_a.detach()
+                mean = mean.detach()
+                variance = variance.detach()
+                log_a = log_a.detach()
             s = sharpness[step - 1] if isinstance(sharpness, list) else sharpness
             log_p = (
                 -(
@@ -384,10 +388,8 @@ class TestSettings:
             3, 8, 16, generator=torch.Generator().manual_seed(0)
         )
         moments = Moments(mass, torch.zeros(3, 8, 16), 50 * variance)
-        votes, beta = (
-            Votes(torch.zeros(3, 2, 4, 4), torch.zeros(2, 8, 4, 4)),
-            torch.zeros(8),
-        )
+        votes = Votes(torch.zeros(3, 2, 4, 4), torch.zeros(2, 8, 4, 4))
+        beta = torch.zeros(8)
         logit = em_m_step(
             votes, moments, beta, beta, 1.0, EMSettings(standardise=True)
         ).logit
@@ -410,7 +412,9 @@ def released(
     """
     I, J, H = V.shape
     post = np.full((I, J), 1 / J)
-    center, variance, logit = np.zeros((J, H)), np.zeros((J, H)), np.zeros(J)
+    center = np.zeros((J, H))
+    variance = np.zeros((J, H))
+    logit = np.zeros(J)
     for t, lam in enumerate(inverse_temperatures):
         if t > 0:
             log_prob = np.zeros((I, J))
@@ -423,7 +427,8 @@ def released(
                 )
             post = np.exp(log_prob - log_prob.max(1, keepdims=True))
             post /= post.sum(1, keepdims=True)
-        mass, new = np.zeros(J), np.zeros((J, H))
+        mass = np.zeros(J)
+        new = np.zeros((J, H))
         variance = np.zeros((J, H))
         for j in range(J):
             for i in range(I):
@@ -631,10 +636,8 @@ class TestModule:
         problem = Problem()
         options = SETTINGS[name]
         bound = EMRouting(2, inverse_temperature=3.0, **options).bind(4, 9)
-        bound.unit_cost.data, bound.activation_cost.data = (
-            problem.beta_u,
-            problem.beta_a,
-        )
+        bound.unit_cost.data = problem.beta_u
+        bound.activation_cost.data = problem.beta_a
         expected = em_routing(
             problem.votes(), *problem.arguments(), (0.15, 0.2925), EMSettings(**options)
         )
@@ -674,7 +677,8 @@ def entropy(routing: EMRouting, votes: Votes) -> float:
 def test_no_scale_of_the_votes_makes_assignments_softer_but_the_sharpness_does() -> (
     None
 ):
-    children, transforms = normal(2, 30, 4, 4), normal(30, 5, 4, 4, seed=1)
+    children = normal(2, 30, 4, 4)
+    transforms = normal(30, 5, 4, 4, seed=1)
     routing = (
         EMRouting.preset("standardised", variance_floor=1e-12).bind(5, 16).double()
     )

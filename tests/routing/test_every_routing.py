@@ -39,7 +39,10 @@ from torchcaps.squashing import length
 OPTIONAL = ("attention", "self_attention", "spectral", "homogeneous")
 """Routings whose parameters need not be there."""
 Function = Callable[..., Routed]
-J, M, P, D = 4, 2, 3, 3
+J = 4
+M = 2
+P = 3
+D = 3
 
 
 def em(
@@ -189,7 +192,19 @@ def test_second_derivatives(
 ) -> None:
     monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 10)
     torch.manual_seed(0)
-    routing = create_routing(name).bind(LayerShape(3, 2, (2,), (2,))).double().eval()
+    routing = (
+        create_routing(name)
+        .bind(
+            LayerShape(
+                3,
+                2,
+                (2,),
+                (2,),
+            )
+        )
+        .double()
+        .eval()
+    )
     parameters = list(routing.parameters())
     with torch.no_grad():
         for parameter in parameters:
@@ -223,7 +238,8 @@ def test_activations_are_used_or_not(name: str) -> None:
     """
     layer = CapsLinear(6, 3, 4, 4, routing=create_routing(name)).double().eval()
     poses, activation = (tensor.detach() for tensor in random((2, 6, 4), (2, 6)))
-    alone, with_lengths = layer(poses), layer(Capsules(poses, length(poses)))
+    alone = layer(poses)
+    with_lengths = layer(Capsules(poses, length(poses)))
     with_others = layer(Capsules(poses, activation.sigmoid()))
     assert torch.equal(alone.pose, with_lengths.pose)
     assert torch.equal(alone.activation, with_lengths.activation)
@@ -402,12 +418,20 @@ def test_votes_for_other_parents_than_there_are_parameters_for(
 
 @pytest.mark.parametrize("name", list_routings())
 def test_without_parameters_a_routing_asks_for_a_layer(name: str) -> None:
-    routing, votes = (
-        create_routing(name).eval(),
-        Votes(torch.zeros(2, 5, 3), torch.zeros(5, 4, 3, 3)),
-    )
+    routing = create_routing(name).eval()
+    votes = Votes(torch.zeros(2, 5, 3), torch.zeros(5, 4, 3, 3))
     if (
-        any(True for _ in routing.bind(LayerShape(5, 4, (3,), (3,))).parameters())
+        any(
+            True
+            for _ in routing.bind(
+                LayerShape(
+                    5,
+                    4,
+                    (3,),
+                    (3,),
+                )
+            ).parameters()
+        )
         and name not in OPTIONAL
     ):
         with pytest.raises(RuntimeError, match=r"no parameters yet.*bind"):
@@ -657,7 +681,8 @@ def test_assignment_is_that_of_the_votes_or_none(backend: str, changed: str) -> 
     knows what the assignment was.
     """
     torch.manual_seed(0)
-    layer, children = CapsLinear(9, 3, 4, 4, backend=backend), torch.randn(2, 9, 4)
+    layer = CapsLinear(9, 3, 4, 4, backend=backend)
+    children = torch.randn(2, 9, 4)
     routed = layer.route(children)
     before = routed.assignment.detach().clone()
     with torch.no_grad():

@@ -36,7 +36,12 @@ from torchcaps.routing.base import ROUTINGS
 from torchcaps.testing import check_routing
 
 NAMES = ("dynamic", "em", "euclidean", "kmeans")
-B, I, J, M, P, D = 5, 6, 3, 2, 4, 3
+B = 5
+I = 6
+J = 3
+M = 2
+P = 4
+D = 3
 CPU = torch.device("cpu")
 every = pytest.mark.parametrize("name", NAMES)
 
@@ -131,12 +136,16 @@ def test_it_is_one_where_windows_share_children(
 ) -> None:
     if competition is PositionWide and backend == "native":
         pytest.skip("the kernels have no such competition")
-    windows = Windows((4, 4), (3, 3), (1, 1), (0, 0), (1, 1))
-    shape = LayerShape(9 * 2, J, (P,), (D,))
-    inputs, normaliser = (
-        [random(2, 32, P), random(18, J, P, D)],
-        competition and competition(windows=windows, types=2),
+    windows = Windows(
+        (4, 4),
+        (3, 3),
+        (1, 1),
+        (0, 0),
+        (1, 1),
     )
+    shape = LayerShape(9 * 2, J, (P,), (D,))
+    inputs = [random(2, 32, P), random(18, J, P, D)]
+    normaliser = competition and competition(windows=windows, types=2)
     mask = torch.rand(2, 32, generator=torch.Generator().manual_seed(0)) > 0.2
     activation = torch.rand(2, 32, dtype=torch.float64)
 
@@ -149,7 +158,8 @@ def test_it_is_one_where_windows_share_children(
             backend=backend,
         )
 
-    routing, plain = bound(name, shape), bound(name, shape, evidence=False)
+    routing = bound(name, shape)
+    plain = bound(name, shape, evidence=False)
     evident = routing.prepared(votes("naive"))
     assert isinstance(evident, EvidentVotes)
     expected = plain(votes("naive").restricted(prior=evident.evidence()), activation)
@@ -180,7 +190,8 @@ def test_large_evidence_is_not_rounded_away() -> None:
     """What Gaussians read from two squares is as exact in float32 as what an inner
     product reads.
     """
-    children, weight = random(B, I, P).float(), 10 * random(I, J, P).float()
+    children = random(B, I, P).float()
+    weight = 10 * random(I, J, P).float()
     for similarity in (
         InnerProduct(torch.zeros(B, J, D)),
         Gaussian(*torch.zeros(2, B, J, D), torch.zeros(B, J)),
@@ -216,7 +227,8 @@ def test_what_it_does_not_change() -> None:
     alpha = InnerProduct(random(B, J, D))
     sharp = votes.restricted(sharpness=3.0).logits(alpha)  # a prior is not sharpened
     torch.testing.assert_close(sharp, 3 * plain.logits(alpha) + votes.evidence())
-    biased, bias = votes.with_bias(random(I, J, D)), random(I, J, D)
+    biased = votes.with_bias(random(I, J, D))
+    bias = random(I, J, D)
     torch.testing.assert_close(
         biased.logits(alpha), plain.with_bias(bias).logits(alpha) + votes.evidence()
     )

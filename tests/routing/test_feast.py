@@ -36,7 +36,9 @@ def book(
     """Both algorithms, with a softmax over the children (axis 1) or the parents (axis
     2), for stored votes.
     """
-    logits, v, c = torch.zeros(V.shape[:3], dtype=V.dtype), V, V
+    logits = torch.zeros(V.shape[:3], dtype=V.dtype)
+    v = V
+    c = V
     for _ in range(steps):
         c = logits.softmax(axis)
         s = (c[..., None] * V).sum(1)

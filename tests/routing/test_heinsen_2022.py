@@ -18,7 +18,11 @@ from torchcaps.routing import (
     VectorWeights,
 )
 
-B, I, J, d, D = 2, 5, 3, 4, 6
+B = 2
+I = 5
+J = 3
+d = 4
+D = 6
 
 
 def weights(children: int, D: int = D, J: int = J) -> VectorWeights:
@@ -105,7 +109,8 @@ def norm(y: Tensor) -> Tensor:
 def test_equations(
     children: int, steps: int, size: int, normalise: bool, masked: bool
 ) -> None:
-    x, w = normal(B, I, d, seed=20), weights(children, size)
+    x = normal(B, I, d, seed=20)
+    w = weights(children, size)
     mask = (
         (normal(I, J) > -0.7) | torch.eye(I, J, dtype=torch.bool).flip(0)
         if masked
@@ -127,7 +132,8 @@ def test_gradients(children: int) -> None:
             tensor.clone().requires_grad_()
             for tensor in (normal(B, I, d, seed=20), *weights(children))
         ]
-        x, w = leaves[0], VectorWeights(*leaves[1:])
+        x = leaves[0]
+        w = VectorWeights(*leaves[1:])
         y = book(x, w)[0] if by_the_book else route(x, w).pose
         results.append([y, *torch.autograd.grad(y, leaves, upstream)])
     torch.testing.assert_close(*results, rtol=1e-8, atol=1e-10)
@@ -138,7 +144,8 @@ def test_a_child_without_parents_adds_nothing(steps: int) -> None:
     """Its number in I stays: the others are as large beside a child that nobody
     believes in, whose f is 0.
     """
-    x, w = normal(B, I, d).requires_grad_(), weights(I)
+    x = normal(B, I, d).requires_grad_()
+    w = weights(I)
     mask = torch.ones(I, J, dtype=torch.bool)
     mask[2] = False
     y = route(x, w, steps, mask=mask).pose
@@ -179,19 +186,22 @@ def test_a_layer_masks_pairs(children: int | None, backend: str, steps: int) -> 
     """Children on two axes; forward, backward and the assignment, against the book."""
     torch.manual_seed(0)
     transforms = "full" if children else "shared"
-    routing, mask = Heinsen2022Routing(steps), own_parents()
+    routing = Heinsen2022Routing(steps)
+    mask = own_parents()
     layer = CapsLinear(
         children, J, d, D, transforms=transforms, routing=routing, backend=backend
     ).double()
     x = normal(B, I, d, seed=20).requires_grad_()
     sites = x.unflatten(1, (1, I))
-    pose, w = layer(sites, mask[:, None]).pose, layer.routing.weights(x)
+    pose = layer(sites, mask[:, None]).pose
+    w = layer.routing.weights(x)
     expected, R = book(x, w, steps, mask=mask)
     torch.testing.assert_close(pose, expected, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(
         layer.route(sites, mask[:, None]).assignment, R, rtol=1e-10, atol=1e-12
     )
-    leaves, upstream = [x, *layer.parameters()], normal(B, J, D, seed=30)
+    leaves = [x, *layer.parameters()]
+    upstream = normal(B, J, D, seed=30)
     gradients = torch.autograd.grad(
         pose,
         leaves,
@@ -217,11 +227,13 @@ def test_in_a_layer_a_child_without_parents_is_not_there(backend: str) -> None:
         routing=Heinsen2022Routing(3),
         backend=backend,
     ).double()
-    x, mask = normal(B, I, d, seed=20), own_parents()
+    x = normal(B, I, d, seed=20)
+    mask = own_parents()
     mask[:, 2] = False
     x[:, 2] = torch.nan
     x.requires_grad_()
-    routed, present = layer.route(x, mask), torch.arange(I) != 2
+    routed = layer.route(x, mask)
+    present = torch.arange(I) != 2
     expected = layer.route(x[:, present], mask[:, present])
     torch.testing.assert_close(routed.pose, expected.pose, rtol=1e-11, atol=1e-13)
     torch.testing.assert_close(
@@ -234,7 +246,8 @@ def test_in_a_layer_a_child_without_parents_is_not_there(backend: str) -> None:
 
 
 def test_masks_of_pairs_that_do_not_fit() -> None:
-    x, mask = normal(B, I, d).float(), torch.ones(B, I, J, dtype=torch.bool)
+    x = normal(B, I, d).float()
+    mask = torch.ones(B, I, J, dtype=torch.bool)
     layer = CapsLinear(I, J, d, D, routing=Heinsen2022Routing())
     with pytest.raises(
         ValueError, match=r"pairs must be bool \(2, 5, 3\), got torch.bool \(2, 5, 4\)"
@@ -257,10 +270,8 @@ def test_parameters() -> None:
     children.
     """
     each = Heinsen2022Routing().bind(LayerShape(1152, 10, (8,), (16,)))
-    of_children, shared = (
-        1152 * (8 + 1 + 4 * 10),
-        10 * 8 + 8 * 16 + 10 * 16 + 16 * 8 + 2 * 10 * 8,
-    )
+    of_children = 1152 * (8 + 1 + 4 * 10)
+    shared = 10 * 8 + 8 * 16 + 10 * 16 + 16 * 8 + 2 * 10 * 8
     assert (
         sum(parameter.numel() for parameter in each.parameters())
         == of_children + shared
@@ -322,10 +333,8 @@ def test_assignments_are_read_whichever_backend_was_asked_for(competition: str) 
     layer = CapsConv2d(
         2, J, d, D, 2, routing=Heinsen2022Routing(), competition=competition
     )
-    children, results = (
-        Capsules(normal(B, 3, 3, 2, d).float(), torch.ones(B, 3, 3, 2)),
-        [],
-    )
+    children = Capsules(normal(B, 3, 3, 2, d).float(), torch.ones(B, 3, 3, 2))
+    results = []
     for layer.backend in ("naive", "native"):
         (routed,) = layer.route(children)
         results.append(routed.assignment)

@@ -12,7 +12,10 @@ from torchcaps.ops import Votes
 from torchcaps.routing import HomogeneousRouting, LayerShape, Routing
 from torchcaps.routing.base import BatchStandard
 
-B, I, J, H = 4, 5, 3, 6
+B = 4
+I = 5
+J = 3
+H = 6
 
 
 def bound() -> Routing:
@@ -73,7 +76,8 @@ def test_poses_of_another_shape_are_sums_of_votes() -> None:
 
 
 def test_half_precision_outside_does_not_reach_the_sums() -> None:
-    votes, routing = votes_of(normal(B, I, H).float()), bound().float()
+    votes = votes_of(normal(B, I, H).float())
+    routing = bound().float()
     with torch.autocast("cpu", torch.bfloat16):
         pose = routing(votes).pose
     torch.testing.assert_close(pose, routing(votes).pose, rtol=0, atol=0)

@@ -14,8 +14,13 @@ from torchcaps.routing import (
     label_aware,
 )
 
-B, I, J, D = 3, 7, 4, 5
-ITEMS, W, START = normal(B, I, D), normal(1, 1, D, D, seed=1), normal(B, I, J, seed=2)
+B = 3
+I = 7
+J = 4
+D = 5
+ITEMS = normal(B, I, D)
+W = normal(1, 1, D, D, seed=1)
+START = normal(B, I, J, seed=2)
 THERE = torch.arange(I) < torch.tensor([[7], [4], [1]])  # lengths of histories
 PAIRS = THERE[..., None] & interests_of(THERE.sum(1), J)[:, None]
 
@@ -31,7 +36,8 @@ def squashed(s: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 5])
 def test_the_papers_algorithm(steps: int) -> None:
-    hat, b = ITEMS @ W[0, 0], START.clone()
+    hat = ITEMS @ W[0, 0]
+    b = START.clone()
     for _ in range(steps):
         w = b.masked_fill(~PAIRS, -1e30).softmax(2) * THERE[..., None]
         u = squashed(torch.einsum("bij,bid->bjd", w, hat))
@@ -45,7 +51,8 @@ def test_the_form_in_use(steps: int) -> None:
     def unit(x: torch.Tensor) -> torch.Tensor:
         return x / x.norm(dim=-1, keepdim=True).clamp_min(1e-30)
 
-    hat, logits = unit(ITEMS @ W[0, 0]), START.clone()
+    hat = unit(ITEMS @ W[0, 0])
+    logits = START.clone()
     for _ in range(steps):
         logits = logits.masked_fill(~PAIRS, -1e30).softmax(2) * THERE[..., None]
         u = unit(squashed(torch.einsum("bij,bid->bjd", logits, hat)))
@@ -86,7 +93,8 @@ def test_how_many_interests() -> None:
 
 
 def test_what_interests_say_of_one_thing() -> None:
-    interests, label = normal(B, J, D), normal(B, D, seed=5)
+    interests = normal(B, J, D)
+    label = normal(B, D, seed=5)
     torch.testing.assert_close(label_aware(interests, label, 0.0), interests.mean(1))
     best = (interests @ label[..., None])[..., 0].argmax(1)
     torch.testing.assert_close(

@@ -38,7 +38,8 @@ def book(V: Tensor, a: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
         n2 = (s**2).sum(-1, keepdim=True)
         return n2.sqrt() / (0.5 + n2) * s
 
-    b, v = torch.zeros(V.shape[:3], dtype=V.dtype), V.new_zeros(())
+    b = torch.zeros(V.shape[:3], dtype=V.dtype)
+    v = V.new_zeros(())
     for _ in range(steps):
         c = b.softmax(2)
         v = short((c[..., None] * V).sum(1) / c.sum(1)[..., None])
@@ -56,7 +57,8 @@ def test_equations(backend: str, steps: int) -> None:
 
 def steps_until_settled(V: NDArray[np.float64], settled: float) -> int:
     """Of a batch (B, I, J, H), as in the released code."""
-    b, before = np.zeros(V.shape[:3]), 0.0
+    b = np.zeros(V.shape[:3])
+    before = 0.0
     for step in range(1, 100):
         c = np.exp(b) / np.exp(b).sum(2, keepdims=True)
         c = c / c.sum(1, keepdims=True)
@@ -168,10 +170,8 @@ def test_what_no_kernel_reaches_has_no_gradient(
 ) -> None:
     I, J, H = sizes
     children = (scale * normal(8, I, H)).requires_grad_()
-    transforms, a = (
-        normal(I, J, H, H, seed=1) / H**0.5,
-        normal(8, I, seed=2).sigmoid().requires_grad_(),
-    )
+    transforms = normal(I, J, H, H, seed=1) / H**0.5
+    a = normal(8, I, seed=2).sigmoid().requires_grad_()
     upstream = normal(8, J, H, seed=3), normal(8, J, seed=4)
 
     routing = FastKernelDensityRouting(steps=5, method="em")
@@ -193,7 +193,8 @@ def test_what_no_kernel_reaches_has_no_gradient(
     )
     grads = torch.autograd.grad(objective(children, a), (children, a))
     with torch.no_grad():
-        way, small = (normal(8, I, H, seed=5), normal(8, I, seed=6)), 1e-7
+        way = (normal(8, I, H, seed=5), normal(8, I, seed=6))
+        small = 1e-7
         high, low = (
             objective(children + h * way[0], a + h * way[1]) for h in (small, -small)
         )

@@ -38,7 +38,9 @@ def inner_book(
     V: Tensor, a: Tensor, steps: int, sharpness: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Su 2018 (kexue.fm 5112)."""
-    b, s, c = torch.zeros(V.shape[:3], dtype=V.dtype), V, V
+    b = torch.zeros(V.shape[:3], dtype=V.dtype)
+    s = V
+    c = V
     for _ in range(steps):
         c = b.softmax(2)
         s = (c[..., None] * V).sum(1)
@@ -50,7 +52,9 @@ def euclidean_book(
     V: Tensor, a: Tensor, steps: int, sharpness: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Soft K-Means."""
-    b, mean, c = torch.zeros(V.shape[:3], dtype=V.dtype), V, V
+    b = torch.zeros(V.shape[:3], dtype=V.dtype)
+    mean = V
+    c = V
     for _ in range(steps):
         c = b.softmax(2)
         r = (c * a[..., None])[..., None]
@@ -106,7 +110,8 @@ def lloyd(
     assignment that made them.
     """
     B, I, J, _ = V.shape
-    centre, r = V.sum(1) / J if inner else V.mean(1), np.full((B, I, J), 1 / J)
+    centre = V.sum(1) / J if inner else V.mean(1)
+    r = np.full((B, I, J), 1 / J)
     for _ in range(steps - 1):
         if inner:
             scores = (
@@ -192,10 +197,8 @@ def test_hard_ignores_children_without_activation() -> None:
 
 
 def test_hard_refuses_to_train() -> None:
-    routing, votes = (
-        HardKMeansRouting().bind(J, H),
-        Votes(*(tensor.requires_grad_() for tensor in problem()[:2])),
-    )
+    routing = HardKMeansRouting().bind(J, H)
+    votes = Votes(*(tensor.requires_grad_() for tensor in problem()[:2]))
     with pytest.raises(RuntimeError, match=r"cannot train.*\.eval\(\)"):
         routing(votes)
     assert routing.eval()(votes).pose.shape == (3, J, H)
@@ -212,7 +215,8 @@ def test_the_module_hands_its_settings_on() -> None:
 @pytest.mark.parametrize("backend", ["naive", "chunked"])
 def test_a_parent_that_hears_nothing_has_finite_gradients(backend: str) -> None:
     """Its centre is 0 and has no direction."""
-    children, transforms = normal(2, I, M, P).requires_grad_(), normal(I, J, P, D)
+    children = normal(2, I, M, P).requires_grad_()
+    transforms = normal(I, J, P, D)
     transforms[:, 0] = 0
     transforms.requires_grad_()
     routed = inner_product_kmeans_routing(Votes(children, transforms, backend=backend))
@@ -302,10 +306,8 @@ class TestStraightThrough:
                 )
                 lost = r.sum(1)[..., None] == 0
                 if is_euclidean:
-                    hard, new = (
-                        hard / r.sum(1)[..., None],
-                        new / logits.softmax(-1).sum(1)[..., None],
-                    )
+                    hard = hard / r.sum(1)[..., None]
+                    new = new / logits.softmax(-1).sum(1)[..., None]
                 centre = torch.where(lost, centre, hard).detach() + new - new.detach()
             pose = centre if is_euclidean else squash(centre)
             return pose, pose.norm(dim=-1), r
@@ -372,7 +374,9 @@ class TestPlainDistance:
     @STEPS
     def test_equations(self, backend: str, steps: int) -> None:
         def book(V: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            logits, mean, c = torch.zeros(V.shape[:3], dtype=V.dtype), V, V
+            logits = torch.zeros(V.shape[:3], dtype=V.dtype)
+            mean = V
+            c = V
             for _ in range(steps):
                 c = logits.softmax(2)
                 r = (c * a[..., None])[..., None]
@@ -392,10 +396,8 @@ class TestPlainDistance:
         children, transforms, _ = problem()
         route = partial(euclidean, distance=distance)
         small, large = (Votes(children, size * transforms) for size in (1, 4))
-        before, after = (
-            route(small, sharpness=0.8),
-            route(large, sharpness=0.8 * factor),
-        )
+        before = route(small, sharpness=0.8)
+        after = route(large, sharpness=0.8 * factor)
         torch.testing.assert_close(after.assignment, before.assignment, **EXACT)
         torch.testing.assert_close(after.pose, 4 * before.pose, **EXACT)
 

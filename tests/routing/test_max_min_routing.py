@@ -19,14 +19,13 @@ from torchcaps.routing import (
 def book(
     V: Tensor, a: Tensor, steps: int, lower: float, upper: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    b, c, v = (
-        torch.zeros(V.shape[:3], dtype=V.dtype),
-        torch.full(V.shape[:3], upper, dtype=V.dtype),
-        V.new_zeros(()),
-    )
+    b = torch.zeros(V.shape[:3], dtype=V.dtype)
+    c = torch.full(V.shape[:3], upper, dtype=V.dtype)
+    v = V.new_zeros(())
     for step in range(steps):
         if step > 0:
-            least, most = b.amin(2, keepdim=True), b.amax(2, keepdim=True)
+            least = b.amin(2, keepdim=True)
+            most = b.amax(2, keepdim=True)
             c = lower + (b - least) / (most - least) * (upper - lower)
         s = (c[..., None] * V).sum(1)
         n = s.norm(dim=-1, keepdim=True)

@@ -25,7 +25,8 @@ Function = Callable[[Votes, Tensor | None, float], Routed]
 
 # One number a vote: two children near 5, and parents at 5 and so far off that it takes
 # that share of the second child.
-CHILDREN, ACTIVATIONS = torch.tensor([[[5.0], [5.5]]]), torch.tensor([[0.5, 0.25]])
+CHILDREN = torch.tensor([[[5.0], [5.5]]])
+ACTIVATIONS = torch.tensor([[0.5, 0.25]])
 TRANSFORMS = torch.ones(2, 2, 1, 1)
 
 

@@ -26,7 +26,8 @@ def book(V: Tensor, a: Tensor, prototypes: Tensor) -> tuple[Tensor, Tensor, Tens
 
 
 class TestEquations(KernelEquations):
-    route, book = staticmethod(route), staticmethod(book)
+    route = staticmethod(route)
+    book = staticmethod(book)
     parameters = (PROTOTYPES,)
 
 
@@ -46,7 +47,18 @@ def test_one_transform_for_all() -> None:
 
 
 def test_activations_are_shares() -> None:
-    routing = PrototypeRouting().bind(LayerShape(I, J, (M, P), (M, D))).double()
+    routing = (
+        PrototypeRouting()
+        .bind(
+            LayerShape(
+                I,
+                J,
+                (M, P),
+                (M, D),
+            )
+        )
+        .double()
+    )
     routed = routing(
         Votes(normal(B, I, M, P), normal(I, J, P, D, seed=1)), normal(B, I).sigmoid()
     )

@@ -24,7 +24,8 @@ def book(V: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class TestEquations(KernelEquations):
-    route, book = staticmethod(route), staticmethod(book)
+    route = staticmethod(route)
+    book = staticmethod(book)
     parameters = (normal(I, J, seed=3) / 4,)
 
 

@@ -26,12 +26,11 @@ def book(
 @pytest.mark.parametrize("backend", ["naive", "chunked"])
 @pytest.mark.parametrize("children", [I, 1], ids=["each", "shared"])
 def test_equations(backend: str, children: int) -> None:
-    u, a = normal(B, I, M, P), normal(B, I, seed=1).sigmoid()
-    W1, W2, b2 = (
-        normal(I, J, P, D, seed=2),
-        normal(children, J, M * P, seed=3),
-        normal(children, J, seed=4),
-    )
+    u = normal(B, I, M, P)
+    a = normal(B, I, seed=1).sigmoid()
+    W1 = normal(I, J, P, D, seed=2)
+    W2 = normal(children, J, M * P, seed=3)
+    b2 = normal(children, J, seed=4)
     votes = Votes(u, W1, backend=backend)
     routed = routed_with(SelfRouting(), votes, a, weight=W2, bias=b2)
     actual = routed.pose, routed.activation, routed.assignment
@@ -50,7 +49,18 @@ def test_starts_uniform() -> None:
 
 
 def test_activations_add_up_to_one_and_fit_the_likelihood() -> None:
-    bound = SelfRouting().bind(LayerShape(I, J, (M, P), (M, D))).double()
+    bound = (
+        SelfRouting()
+        .bind(
+            LayerShape(
+                I,
+                J,
+                (M, P),
+                (M, D),
+            )
+        )
+        .double()
+    )
     with torch.no_grad():
         bound.weight.copy_(normal(I, J, M * P))
     for weights in (None, normal(B, I).sigmoid()):

@@ -19,7 +19,10 @@ from torchcaps.routing import (
 )
 from torchcaps.squashing import length
 
-B, I, J, H = 2, 40, 5, 8
+B = 2
+I = 40
+J = 5
+H = 8
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
@@ -109,7 +112,8 @@ def test_the_gradient_of_the_start_is_that_of_the_package(
     ours = of_the_package(theirs)
     noise = numbers(B, J, H, seed=5)
     monkeypatch.setattr(torch, "randn", lambda *shape, **kwargs: noise)
-    children, upstream = numbers(B, I, H), numbers(B, J, H, seed=3)
+    children = numbers(B, I, H)
+    upstream = numbers(B, J, H, seed=3)
     expected = torch.autograd.grad(
         (theirs(children) * upstream).sum(), [theirs.slots_mu, theirs.slots_logsigma]
     )
@@ -135,7 +139,8 @@ def test_without_networks_it_is_kmeans(steps: int) -> None:
     """The centre of normalised children has mean 0, so its normalisation is its
     direction times the root of H, which is what K-Means compares with.
     """
-    children, start = numbers(B, I, H), numbers(B, J, H, seed=1)
+    children = numbers(B, I, H)
+    start = numbers(B, J, H, seed=1)
     start = start - start.mean(-1, keepdim=True)
     votes = votes_of(children)
     initial = Routed(start, length(start), votes, None)
@@ -179,10 +184,8 @@ def test_queries_are_for_as_many_slots_as_there_are() -> None:
 
 def test_the_gradient_of_the_last_step_is_that_of_one_step_from_its_start() -> None:
     children = numbers(B, I, H).requires_grad_()
-    routing, single = (
-        bound("queries", steps=4, gradient="last"),
-        bound("queries", steps=1),
-    )
+    routing = bound("queries", steps=4, gradient="last")
+    single = bound("queries", steps=1)
     before = bound("queries", steps=3)(votes_of(children))
     expected = single(
         votes_of(children), initial=before._replace(pose=before.pose.detach())

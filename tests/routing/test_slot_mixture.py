@@ -12,7 +12,10 @@ import torchcaps as tc
 from torchcaps.ops import Votes
 from torchcaps.routing import LayerShape, SlotMixtureRouting
 
-B, I, J, H = 2, 40, 3, 6
+B = 2
+I = 40
+J = 3
+H = 6
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
@@ -50,10 +53,12 @@ def em_step(
 @pytest.mark.parametrize("steps", [1, 2, 4])
 def test_without_networks_it_is_em(steps: int) -> None:
     routing = bound(gru=False, hidden=0, readout=False, steps=steps)
-    children, weights = numbers(B, I, H), numbers(B, I, seed=1).sigmoid()
+    children = numbers(B, I, H)
+    weights = numbers(B, I, seed=1).sigmoid()
     x = torch.nn.functional.layer_norm(children, (H,)) @ routing.to_value.weight.T
     mean = routing.first(B, J, torch.float64)
-    variance, share = torch.ones_like(mean), torch.full_like(mean[..., 0], 1 / J)
+    variance = torch.ones_like(mean)
+    share = torch.full_like(mean[..., 0], 1 / J)
     for _ in range(steps):
         mean, variance, share = em_step(x, weights, mean, variance, share)
         variance = variance + routing.variance_floor

@@ -25,7 +25,8 @@ def route(votes: Votes, a: Tensor) -> Routed:
 
 def entmax(z: NDArray[np.float64]) -> NDArray[np.float64]:
     """By bisection for the threshold."""
-    low, high = z.max() / 2 - 1, z.max() / 2
+    low = z.max() / 2 - 1
+    high = z.max() / 2
     for _ in range(200):
         tau = (low + high) / 2
         low, high = (
@@ -53,7 +54,8 @@ def book(V: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class TestEquations(Equations):
-    route, book = staticmethod(route), staticmethod(book)
+    route = staticmethod(route)
+    book = staticmethod(book)
 
 
 class TestEntmax:

@@ -31,7 +31,8 @@ def book(V: Tensor, a: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class TestEquations(KernelEquations):
-    route, book = staticmethod(route), staticmethod(book)
+    route = staticmethod(route)
+    book = staticmethod(book)
     parameters = (BIAS,)
 
 
@@ -78,7 +79,8 @@ def dual(children: Tensor, direction: Tensor) -> Tensor:
 @pytest.mark.parametrize("I", [H - 2, H + 2])
 class TestTransforms:
     def test_first_derivatives(self, I: int) -> None:
-        children, direction = normal(2, I, P).requires_grad_(), normal(2, I, P, seed=5)
+        children = normal(2, I, P).requires_grad_()
+        direction = normal(2, I, P, seed=5)
         (expected,) = torch.autograd.grad(objective(children), children)
         children = children.detach()
         both = torch.stack([direction, children])
@@ -100,7 +102,8 @@ class TestTransforms:
         torch.testing.assert_close(second(objective)(children), expected)
 
     def test_third_derivatives(self, I: int) -> None:
-        children, direction = normal(1, I, P), normal(1, I, P, seed=5)
+        children = normal(1, I, P)
+        direction = normal(1, I, P, seed=5)
 
         def along(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
             return lambda children: jvp(function, (children,), (direction,))[1]
@@ -116,9 +119,14 @@ class TestTransforms:
 
 def test_no_votes() -> None:
     children = torch.zeros(2, I, M, P, requires_grad=True)
-    routed = SpectralRouting(bias=0.5).bind(LayerShape(I, J, (M, P), (M, D)))(
-        Votes(children, torch.rand(I, J, P, D))
-    )
+    routed = SpectralRouting(bias=0.5).bind(
+        LayerShape(
+            I,
+            J,
+            (M, P),
+            (M, D),
+        )
+    )(Votes(children, torch.rand(I, J, P, D)))
     assert not routed.pose.any()
     torch.testing.assert_close(routed.activation, torch.full((2, J), -0.5).sigmoid())
     (gradient,) = torch.autograd.grad(

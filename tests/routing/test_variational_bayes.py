@@ -47,7 +47,8 @@ def book(
         r = a[..., None] * R
         mass = r.sum(1)
         m_bar = (r[..., None] * V).sum(1) / mass[..., None]
-        kappa, nu = 1 + mass, H + 1 + mass
+        kappa = 1 + mass
+        nu = H + 1 + mass
         m = (mass / kappa)[..., None] * m_bar
         iPsi = (
             1
@@ -69,7 +70,8 @@ def book(
 
 
 class TestEquations(KernelEquations):
-    route, book = staticmethod(route), staticmethod(book)
+    route = staticmethod(route)
+    book = staticmethod(book)
     parameters = BETAS
 
 
@@ -78,7 +80,12 @@ def test_densities_that_underflow() -> None:
     all of them.
     """
     children, transforms, a = (tensor.float() for tensor in problem())
-    routed = route(Votes(1e4 * children, transforms), a, torch.zeros(J), torch.zeros(J))
+    routed = route(
+        Votes(1e4 * children, transforms),
+        a,
+        torch.zeros(J),
+        torch.zeros(J),
+    )
     torch.testing.assert_close(routed.assignment.sum(2), torch.ones(B, I))
     assert routed.pose.isfinite().all()
 
@@ -101,7 +108,14 @@ def test_image_wide_in_a_convolution() -> None:
     )
     torch.testing.assert_close(total, torch.ones(B, 18).double())
     (first,) = (
-        CapsConv2d(2, J, (M, P), (M, D), 2, routing=VariationalBayesRouting(steps=1))
+        CapsConv2d(
+            2,
+            J,
+            (M, P),
+            (M, D),
+            2,
+            routing=VariationalBayesRouting(steps=1),
+        )
         .double()
         .route(children)
     )
@@ -112,10 +126,8 @@ def test_image_wide_in_a_convolution() -> None:
 
 class TestNormalisation:
     def test_is_torchs(self) -> None:
-        ours, theirs = (
-            BatchStandard(J).double(),
-            torch.nn.BatchNorm1d(J, affine=False).double(),
-        )
+        ours = BatchStandard(J).double()
+        theirs = torch.nn.BatchNorm1d(J, affine=False).double()
         for batch in (normal(5, J, H), normal(6, J), normal(1, J, 2)):
             torch.testing.assert_close(ours(batch), theirs(batch))
         torch.testing.assert_close(ours.running_mean, theirs.running_mean)

@@ -88,7 +88,12 @@ class TestAveragePrecision:
         )  # IoU 24 / 40: right at 0.5, 0.55 and 0.6 only
         actual = average_precision(self.there, boxes, TRUE)
         assert actual == pytest.approx(
-            {"map": (2 + 3 / 10) / 3, "map_50": 1, "map_75": 2 / 3}, abs=1e-6
+            {
+                "map": (2 + 3 / 10) / 3,
+                "map_50": 1,
+                "map_75": 2 / 3,
+            },
+            abs=1e-6,
         )
 
     def test_a_false_detection_that_is_surer(self) -> None:
@@ -112,7 +117,8 @@ class TestDetection:
         net = create_model(
             "scene_capsnet", image_shape=(1, 24, 24), channels=(8, 16), boxes=True
         )
-        task, images = Detection(each=False), scenes()
+        task = Detection(each=False)
+        images = scenes()
         task.check(images)
         batch = images.__getitems__(list(range(24)))
         criteria = Criteria(MarginLoss(), ReconstructionLoss())
@@ -144,7 +150,8 @@ class TestDetection:
         )
         calls: list[int] = []
         net.what.register_forward_hook(lambda *_: calls.append(1))
-        task, images = Detection(threshold=0.01), scenes()
+        task = Detection(threshold=0.01)
+        images = scenes()
         actual = task.examine(net, images, batch_size=10)
         assert len(calls) == 3
         assert (
@@ -268,7 +275,8 @@ class TestThings:
 
     def test_votes_that_are_right_lose_nothing(self) -> None:
         centres = torch.tensor([[[2.0, 2], [6, 6], [14, 10], [20, 2]]])
-        owner, labels = owners(self.boxes, centres), torch.tensor([[1, 1, 0]])
+        owner = owners(self.boxes, centres)
+        labels = torch.tensor([[1, 1, 0]])
         votes = self.boxes[:, [0, 1, 0, 2]].clone()
         maps = torch.rand(1, 2, 2, 2) + 0.1
         places = Places(
@@ -292,7 +300,8 @@ class TestThings:
         """One found, one found twice: the second of a pair is a false detection, as
         COCO counts.
         """
-        first, second = torch.tensor([0.0, 0, 10, 10]), torch.tensor([20.0, 0, 30, 10])
+        first = torch.tensor([0.0, 0, 10, 10])
+        second = torch.tensor([20.0, 0, 30, 10])
         true = [[Thing(1, 1.0, first), Thing(1, 1.0, second)]]
         results = [
             [Thing(1, 0.9, first), Thing(1, 0.8, first + 0.5), Thing(1, 0.7, second)]
@@ -312,7 +321,8 @@ class TestThings:
         digits = Digits().test.subset(torch.arange(40))
         scenery = Scenery(digits, (24, 24), 2, 2, 10, 11, clutter=0, twins=1.0)
         images = replace(digits, composition=scenery).subset(torch.arange(16))
-        batch, task = images.__getitems__(list(range(16))), Detection()
+        batch = images.__getitems__(list(range(16)))
+        task = Detection()
         torch.manual_seed(0)
         net = create_model(
             "scene_capsnet", image_shape=(1, 24, 24), channels=(8, 24), boxes=True

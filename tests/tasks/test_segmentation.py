@@ -74,10 +74,8 @@ def test_the_loss_is_that_of_every_pixel_with_a_class() -> None:
 
 def test_a_batch_without_any_pixel_of_a_class_teaches_nothing() -> None:
     network = tc.models.UNet((1, 2, 3), 3, (2,))
-    nothing, criteria = (
-        batch_of(torch.full_like(LABELS, NO_CLASS)),
-        Criteria(tc.MarginLoss(), tc.ReconstructionLoss()),
-    )
+    nothing = batch_of(torch.full_like(LABELS, NO_CLASS))
+    criteria = Criteria(tc.MarginLoss(), tc.ReconstructionLoss())
     _, parts = Segmentation().loss(network, network, nothing, criteria)
     total = torch.stack(list(parts.values())).sum()
     assert total.item() == 0

@@ -173,7 +173,8 @@ class TestCommandLine:
         ]
         kinds = {exhibit["kind"]: exhibit for exhibit in exhibits}
         assert {"summary", "learning_curves", "assignments"} <= kinds.keys()
-        first, last = exhibits[0], exhibits[-1]
+        first = exhibits[0]
+        last = exhibits[-1]
         assert (first["kind"], last["kind"]) == (
             "present_classes",
             "summary",
@@ -311,10 +312,8 @@ class TestAnswers:
     )
 
     def test_exact_sets(self):
-        prediction, batch = (
-            Prediction(self.ACTIVATION, None, None),
-            Masks().test[0]._replace(labels=self.LABELS),
-        )
+        prediction = Prediction(self.ACTIVATION, None, None)
+        batch = Masks().test[0]._replace(labels=self.LABELS)
         assert SeveralLabels().measure(prediction, batch)["accuracy"].tolist() == [
             True,
             False,
@@ -413,7 +412,11 @@ class TestTasks:
         class Own(SeveralLabels):
             name = "own"
 
-        assert Own(4).config() == {"name": "own", "count": 4, "threshold": 0.5}
+        assert Own(4).config() == {
+            "name": "own",
+            "count": 4,
+            "threshold": 0.5,
+        }
 
     @pytest.mark.parametrize(
         "arguments", [{"count": 0}, {"threshold": 0.0}, {"threshold": 1.0}]

@@ -80,7 +80,8 @@ class Hasty(NaiveVotes):
     def agree(
         self, agreement: Agreement, bias: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        rule, fewer = Rule(agreement.orphan), agreement._replace(steps=2)
+        rule = Rule(agreement.orphan)
+        fewer = agreement._replace(steps=2)
         return step_by_step(
             lambda one: self.moments(one, None, rule, False).sum, fewer, bias
         )

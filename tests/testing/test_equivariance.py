@@ -128,10 +128,8 @@ def test_what_the_documents_say_of_each_routing(name: str) -> None:
             if tensor.is_floating_point():
                 tensor.add_(0.3 * torch.rand(tensor.shape, generator=generator(1)))
     random = generator()
-    pose, activation = (
-        torch.randn(2, 12, M, P, generator=random).double(),
-        torch.rand(2, 12, generator=random).double(),
-    )
+    pose = torch.randn(2, 12, M, P, generator=random).double()
+    activation = torch.rand(2, 12, generator=random).double()
     for make, fails in (
         (orthogonal, name in NEVER | SLOTS | {"em"}),
         (signed_permutation, name in NEVER | SLOTS),

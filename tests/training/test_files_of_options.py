@@ -145,7 +145,8 @@ def test_hostile_options_are_refused(kind: str, tmp_path: Path) -> None:
 def test_no_command_starts_or_imports_what_a_file_names(
     kind, command, tmp_path, capsys, monkeypatch
 ) -> None:
-    mark, run = tmp_path / "mark", tmp_path / "run"
+    mark = tmp_path / "mark"
+    run = tmp_path / "run"
     for name in ("hostile_module", "evilmod"):
         (tmp_path / f"{name}.py").write_text(
             f"open({str(mark)!r}, 'w')\nclass Adam: pass\nclass X: pass\n"

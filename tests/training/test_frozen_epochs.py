@@ -16,7 +16,13 @@ from torchcaps_lab.training import Learner, Optimisation, Schedule, Speed
 from torchcaps_lab.training.head import VIEWS, Kept, train_head
 from torchcaps_lab.training.loaders import Loaders
 
-TINY = {"widths": [4, 8], "blocks": 1, "types": 2, "primary_dim": 4, "pose_dim": 4}
+TINY = {
+    "widths": [4, 8],
+    "blocks": 1,
+    "types": 2,
+    "primary_dim": 4,
+    "pose_dim": 4,
+}
 TRAIN = [
     *(
         "train",
@@ -53,7 +59,8 @@ class Counted(Backbone):
 
 
 def test_features_of_known_keys_are_not_computed_again() -> None:
-    kept, images = Kept(Counted(torch.nn.Identity())), torch.rand(4, 1, 2, 2)
+    kept = Kept(Counted(torch.nn.Identity()))
+    images = torch.rand(4, 1, 2, 2)
     kept.keys = [(0, 3), (0, 5)]
     first = kept(images[:2])
     kept.keys = [(0, 5), (1, 3), (0, 3)]

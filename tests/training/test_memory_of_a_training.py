@@ -57,7 +57,8 @@ def test_activations_are_no_more_than_a_step_keeps(model: str) -> None:
     batch.
     """
     subject = Subject(data=Digits(size=16 if model != "deepcaps" else 32), model=model)
-    network, batch = subject.network(0).train(), 4
+    network = subject.network(0).train()
+    batch = 4
     weights = {weight.untyped_storage()._cdata for weight in network.parameters()}
     storages: dict[int, torch.UntypedStorage] = {}
 

@@ -601,7 +601,8 @@ class TestEnd:
             "--optimizer.lr",
             "0.03",
         ]
-        unbroken, moved = tmp_path / "whole", tmp_path / "moved"
+        unbroken = tmp_path / "whole"
+        moved = tmp_path / "moved"
         assert main([*small, "--epochs", "4", "--run", str(unbroken)]) == 0
         assert main([*small, "--epochs", "3", "--run", str(tmp_path / "first")]) == 0
         (tmp_path / "first").rename(moved)

@@ -37,7 +37,8 @@ from torchcaps_lab.training.fitting import Fitting
 from torchcaps_lab.training.options import OPTIMIZERS, SCHEDULERS
 
 EPOCHS = 5
-TRAIN, VALIDATION = FEW.subset(torch.arange(48)), FEW.subset(torch.arange(48, 64))
+TRAIN = FEW.subset(torch.arange(48))
+VALIDATION = FEW.subset(torch.arange(48, 64))
 NONE = FEW.subset(torch.arange(0))
 ALWAYS = {"patience": 0, "threshold": 1e9, "threshold_mode": "abs"}
 """Settings of ReduceLROnPlateau with which no loss is good enough."""
@@ -311,14 +312,12 @@ def test_a_checkpoint_names_no_best_epoch_whose_file_is_gone(
     """The defect: it was deleted before the checkpoint that names the new one was
     written.
     """
-    run, best = (
-        Run(
-            partial(torch.optim.Adam, lr=0.03),
-            schedule={"keep": "best"},
-            validation=TRAIN,
-        ),
-        set(),
+    run = Run(
+        partial(torch.optim.Adam, lr=0.03),
+        schedule={"keep": "best"},
+        validation=TRAIN,
     )
+    best = set()
     write = SealedCheckpoints.save_checkpoint
     for number in range(1, EPOCHS):
 

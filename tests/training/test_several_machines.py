@@ -78,7 +78,8 @@ def rows(run: Path) -> list[dict[str, float]]:
 
 @slow
 def test_two_nodes_train_like_one_process(tmp_path: Path) -> None:
-    single, two = tmp_path / "one", tmp_path / "two"
+    single = tmp_path / "one"
+    two = tmp_path / "two"
     finish([start("torchcaps_lab", *OPTIONS, "--run", str(single))])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

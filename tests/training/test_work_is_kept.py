@@ -163,7 +163,8 @@ def test_a_kill_before_anything_was_written_leaves_the_folder_free(
 
 
 def test_one_process_a_run(tmp_path: Path) -> None:
-    folder, context = RunFolder(tmp_path / "run"), multiprocessing.get_context("fork")
+    folder = RunFolder(tmp_path / "run")
+    context = multiprocessing.get_context("fork")
     ready = context.Event()
     holder = context.Process(target=_hold, args=(folder, ready))
     holder.start()

@@ -22,7 +22,8 @@ def labels(most: int, seed: int) -> Tensor:
 @pytest.mark.parametrize("objects", [1, 2, 5])
 @pytest.mark.parametrize("slots", [1, 2, 7])
 def test_the_rand_index_is_that_of_scikit_learn(objects: int, slots: int) -> None:
-    true, found = labels(objects, 0), labels(slots, 1)
+    true = labels(objects, 0)
+    found = labels(slots, 1)
     found[:3] = true[:3] % slots  # some that agree in part
     expected = [
         adjusted_rand_score(one.flatten(), other.flatten())
@@ -34,7 +35,8 @@ def test_the_rand_index_is_that_of_scikit_learn(objects: int, slots: int) -> Non
 
 
 def test_in_the_foreground_only_pixels_of_objects_count() -> None:
-    true, found = labels(4, 0), labels(5, 1)
+    true = labels(4, 0)
+    found = labels(5, 1)
     expected = [
         adjusted_rand_score(one[one > 0], other[one > 0])
         for one, other in zip(true, found, strict=True)
@@ -49,7 +51,8 @@ def test_in_the_foreground_only_pixels_of_objects_count() -> None:
 
 
 def test_names_of_slots_do_not_matter() -> None:
-    true, order = labels(5, 0), torch.tensor([3, 0, 4, 1, 2])
+    true = labels(5, 0)
+    order = torch.tensor([3, 0, 4, 1, 2])
     one = torch.ones(B, dtype=torch.float64)
     torch.testing.assert_close(adjusted_rand_index(true, order[true]), one)
     torch.testing.assert_close(best_overlap(true, order[true]), one)
@@ -64,7 +67,8 @@ def test_half_of_an_object_overlaps_it_by_a_half() -> None:
 
 
 def test_pixels_of_which_nothing_is_known_count_for_nothing() -> None:
-    true, found = labels(4, 0), labels(5, 1)
+    true = labels(4, 0)
+    found = labels(5, 1)
     true[:, :, -3:] = 255
     for measure in (adjusted_rand_index, foreground_rand_index, best_overlap):
         torch.testing.assert_close(

@@ -59,7 +59,8 @@ def test_figures_may_be_alike_and_grounds_textured() -> None:
 
 
 def test_the_seed_changes_neither_training_nor_test_images() -> None:
-    first, second = Shapes(count=30, tests=9), Shapes(count=30, tests=9, seed=4)
+    first = Shapes(count=30, tests=9)
+    second = Shapes(count=30, tests=9, seed=4)
     assert torch.equal(first.test.inputs, second.test.inputs)
     both = [
         torch.cat([data.train.inputs, data.validation.inputs]).sum()

@@ -9,7 +9,12 @@ from torchcaps.models import CapsuleNetwork
 from torchcaps_lab.kinds.series.pictures import moment_shares
 
 NAMES = list_models(takes="series")
-SMALL = {"in_channels": 2, "classes": 3, "channels": (6, 8), "strides": (1, 2)}
+SMALL = {
+    "in_channels": 2,
+    "classes": 3,
+    "channels": (6, 8),
+    "strides": (1, 2),
+}
 PADDED = ("dynamic", "euclidean", "em", "kmeans")
 
 
@@ -81,7 +86,8 @@ def test_what_moments_give_adds_up_to_the_activation() -> None:
     assert shares.shape == (1, 11, 3)
     assert float(shares.max()) == 1
     assert float(shares.min()) >= 0
-    total, activation = shares[:, ::2].sum(1), network(series).activation
+    total = shares[:, ::2].sum(1)
+    activation = network(series).activation
     torch.testing.assert_close(total / total.sum(), activation / activation.sum())
     assert moment_shares(trained_statistics("series_cnn"), series) is None
 

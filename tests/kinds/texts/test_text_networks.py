@@ -71,7 +71,8 @@ def test_padding_changes_no_answer_and_no_gradient(name: str, length: int) -> No
 
 @pytest.mark.parametrize("name", NAMES)
 def test_texts_of_many_lengths_in_one_batch(name: str) -> None:
-    model, words = network(name), some_words(4, 9)
+    model = network(name)
+    words = some_words(4, 9)
     lengths = (9, 1, 4, 6)
     for row, length in zip(words, lengths, strict=True):
         row[length:] = PADDING
@@ -108,7 +109,8 @@ def test_what_are_no_words(name: str) -> None:
 
 
 def test_the_maximum_of_each_feature_over_the_text() -> None:
-    model, words = network("text_cnn", widths=(2,), channels=5), some_words(1, 4)
+    model = network("text_cnn", widths=(2,), channels=5)
+    words = some_words(1, 4)
     x = model.embedding(words)[0]
     windows = torch.stack(
         [
@@ -125,7 +127,8 @@ def test_the_maximum_of_each_feature_over_the_text() -> None:
 
 
 def test_form_b_is_the_mean_of_its_branches() -> None:
-    model, words = network("text_capsnet_b"), some_words(2, 6)
+    model = network("text_capsnet_b")
+    words = some_words(2, 6)
     assert isinstance(model, TextCapsNet)
     assert model.widths == (3, 4, 5)
     poses = [branch(*model.vectors(words)).pose for branch in model.branches]
@@ -137,13 +140,12 @@ def test_form_b_is_the_mean_of_its_branches() -> None:
 
 
 def test_capsules_of_the_maxima_over_the_text() -> None:
-    model, words = (
-        network("text_pooled", widths=(2, 3), types=4, dim=5),
-        some_words(2, 6),
-    )
+    model = network("text_pooled", widths=(2, 3), types=4, dim=5)
+    words = some_words(2, 6)
     words[1, 4:] = PADDING
     assert isinstance(model, TextPooled)
-    children, places = model.children_of(words), model.places_of(words)
+    children = model.children_of(words)
+    places = model.places_of(words)
     assert children.pose.shape == (2, 8, 5)
     for row in range(2):
         length = int((words[row] != PADDING).sum())
@@ -188,7 +190,8 @@ def test_other_routings(name: str, routing: str) -> None:
 
 
 def test_words_are_hidden_in_training_alone() -> None:
-    model, words = network("text_cnn", hidden_words=0.9, dropout=0.0), some_words(2, 50)
+    model = network("text_cnn", hidden_words=0.9, dropout=0.0)
+    words = some_words(2, 50)
     model.train()
     unknown = model.embedding.weight[UNKNOWN]
     vectors, _ = model.vectors(words)
@@ -208,7 +211,8 @@ def test_what_dynamic_routing_learns_from_a_fresh_start() -> None:
         model = create_model(
             name, vocabulary=10, classes=2, word_dim=16, dropout=0.0, hidden_words=0.0
         )
-        words, labels = torch.tensor([[2, 4, 5], [3, 4, 5]]), torch.tensor([0, 1])
+        words = torch.tensor([[2, 4, 5], [3, 4, 5]])
+        labels = torch.tensor([0, 1])
         optimizer = torch.optim.Adam(model.parameters(), 5e-3)
         for _ in range(25):
             optimizer.zero_grad()
