@@ -257,6 +257,8 @@ class GridWide(Normaliser):
                 f"the assignment map {name} is of one window only: use "
                 "competition='window'"
             )
+        # A rule knows one normaliser a child, so the windows are combined before the
+        # step: the votes are passed over twice, and their logits are not stored.
         partition = self.combine(self.partition(source, similarity))
         return Rule(log_partition=partition, scale=self.scale, offset=self.offset)
 
@@ -280,13 +282,17 @@ class GridWide(Normaliser):
             (field.shape[0], self.windows.padded * self.types, *field.shape[2:]),
             -torch.inf,
         )
+        # A log-sum-exp by scatter. Its maximum is a constant: shifting the logits
+        # changes no derivative.
         peak = grid.scatter_reduce(1, index, field.detach(), "amax")
-        peak = peak.masked_fill(
-            peak == -torch.inf, 0.0
-        )  # nobody sees it, or all parents are infinitely far
+        # Minus infinity where nobody sees a child, or all parents are infinitely far:
+        # the difference from it would be NaN.
+        peak = peak.masked_fill(peak == -torch.inf, 0.0)
         total = torch.zeros_like(grid).scatter_add(
             1, index, (field - peak.gather(1, index)).exp()
         )
+        # Twice, so that the branch that is not taken has no logarithm of 0, whose
+        # gradient would be NaN times 0.
         unseen = total == 0
         combined = torch.where(
             unseen, 0.0, peak + torch.where(unseen, 1.0, total).log()

@@ -203,6 +203,7 @@ def plan(facts: Facts) -> Plan:
     fused = FUSED.get(facts.device)
     if fused is not None and not small and facts.asked == "auto" and not facts.stored:
         trouble = _missing(fused)  # they are compiled now
+    # A compiler cannot look into the cache, and an open size is no key of it.
     if torch.compiler.is_compiling() or not exact:
         return _plan(facts, small, is_open, trouble)
     return _kept_plan(facts, small, is_open, trouble)
@@ -263,6 +264,8 @@ def _plan(
         )
     reason = f"votes of more than {few:,} numbers are not stored on {device}"
     choice = of_gaussians = Choice(fused, reason)
+    # The kernels have one row of the batch in each lane of a register: few rows of
+    # vectors leave most lanes empty, and Gaussians are the dearer comparison.
     if fused == FUSED["cpu"] and facts.vectors and not is_open:
         least, most = STORED_ROWS
         if facts.rows <= FEW_ROWS and least <= facts.numbers <= most:

@@ -65,6 +65,8 @@ def settings(cls: Decorated) -> Decorated:
         Traceback (most recent call last):
         ValueError: steps must be at least 1, got 0
     """
+    # The nearest base with a constructor that somebody wrote, such as nn.Module's: the
+    # constructors that this decorator made only keep fields, which are inherited.
     bases = cls.__mro__[1:]
     base: Any = next(
         item
@@ -75,6 +77,8 @@ def settings(cls: Decorated) -> Decorated:
     keep = decorated.__init__
     names = argument_names(decorated)
     attributes = {name: attribute for attribute, name in names.items()}
+    # A field that is keyword-only comes after those of derived classes, but may still
+    # be given by place.
     by_place = inspect.Parameter.POSITIONAL_OR_KEYWORD
     taken = inspect.signature(keep).parameters.values()
     signature = inspect.Signature(
@@ -83,6 +87,7 @@ def settings(cls: Decorated) -> Decorated:
             for item in taken
         ]
     )
+    # What __post_init__ gets as it comes is no attribute, so nothing is known about it.
     handed = {
         name
         for name, item in decorated.__dataclass_fields__.items()
@@ -97,11 +102,14 @@ def settings(cls: Decorated) -> Decorated:
             bound = signature.bind(self, *values, **named)
         except TypeError as error:
             raise TypeError(f"{cls.__name__}: {error}") from None
+        # Before the defaults, which need no check. The base checks what it takes itself.
         for name, value in bound.arguments.items():
             if name in hints and name not in (*handed, *of_base):
                 check(hints[name].hint, value, name)
             bound.arguments[name] = tuple(value) if isinstance(value, list) else value
         bound.apply_defaults()
+        # First, since a module keeps no parameters or modules before nn.Module's
+        # constructor ran.
         base.__init__(
             self,
             **{
@@ -116,6 +124,8 @@ def settings(cls: Decorated) -> Decorated:
             }
         )
 
+    # The dataclass left the default of an InitVar as an attribute of the class, which
+    # would hide what a base has under that name.
     for name in handed & vars(decorated).keys():
         if not isinstance(vars(decorated)[name], property):
             delattr(decorated, name)

@@ -274,7 +274,9 @@ class Ledger:
         """Compute the moments of a call with these tensors; the options are orphan,
         hard, scatter.
         """
-        scored, self._scored = self._scored, None  # for the next step only
+        # Scores serve the next step only: a later one compares with other parents, and
+        # the logits, the largest tensor here, are freed.
+        scored, self._scored = self._scored, None
         name = token = logits = None
         if scored is not None and scored.have(call):
             name = scored.name
@@ -309,9 +311,9 @@ class Ledger:
         """
         name = object()
         reduced = options[1]
-        if any(
-            tensor.is_inference() for tensor in call.similarity
-        ):  # changes in place are not counted
+        # Of inference tensors changes in place are not counted, so that nobody could
+        # tell whether stored scores are still theirs.
+        if any(tensor.is_inference() for tensor in call.similarity):
             return passes.scores(call.readable(), *options)
         step = _Step(self.entries, self.parts, options, name)
         token = logits = None
@@ -335,7 +337,8 @@ class Ledger:
         children, transforms, coordinates = self.votes
         added = coordinates is not None and coordinates.requires_grad
         wanted = children.requires_grad, transforms.requires_grad, added
-        if wanted not in self._tokens:  # requires_grad may have changed since
+        # One token for each, since requires_grad may have changed since the last step.
+        if wanted not in self._tokens:
             self._tokens[wanted] = _Token.apply(self.entries, *self.votes)
         return self._tokens[wanted]
 
@@ -355,6 +358,9 @@ class _Token(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, _: Tensor) -> Any:
+        # All steps depend on the token, so autograd calls this after the last of them:
+        # their terms are in the entry, and one pass over the votes adds them up. The
+        # number of the backward pass keeps apart those that run at the same time.
         entry = ctx.entries.pop(torch._C._current_graph_task_id(), None)
         if entry is None:
             return None, None, None, None
@@ -403,15 +409,14 @@ class _Moments(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> Any:
-        step, saved = (
-            ctx.step,
-            ctx.saved_tensors,
-        )  # read once: a checkpoint gives them out only once
+        step = ctx.step
+        # Read once: a checkpoint gives them out only once.
+        saved = ctx.saved_tensors
         orphan, hard, scatter = step.options
         upstream = upstream if scatter else (*upstream[:2], None)
-        if torch.is_grad_enabled() or several(
-            upstream
-        ):  # it may be differentiated again, or no kernel can read it
+        # What may be differentiated again must not write into the ledger, and no kernel
+        # can read several gradients at once.
+        if torch.is_grad_enabled() or several(upstream):
             return *_BESIDE, *moments_gradients(
                 saved[6:], saved[5], saved[:3], upstream, "native", *step.options
             )
@@ -421,6 +426,8 @@ class _Moments(torch.autograd.Function):
         entry = _entry(ctx, call)
         wanted = ctx.needs_input_grad
         compared = True in wanted[11:]
+        # Where the scores of the same logits are differentiated, too, they pass on both
+        # gradients in one pass over the votes: this step leaves its share to them.
         defers = False
         if entry is not None and step.scores is not None and not hard:
             scored, _ = ctx.next_functions[1]
