@@ -74,6 +74,20 @@ def _table(path: Path, rows: list[list[str]]) -> Path:
     return path
 
 
+def tables_of_splits(root: Path) -> Path:
+    """As Hugging Face has them: a metadata.csv beside the images of each split."""
+    parts = ("train", "train", "train", "train", "validation", "test")
+    for part in dict.fromkeys(parts):
+        rows = [["file_name", "label"]]
+        for number in range(36):
+            colour = [*COLOURS][number % 2]
+            if parts[number // 2 % 6] == part:
+                picture(root / "photos" / part / f"{number:04}.png", colour, number)
+                rows.append([f"{number:04}.png", colour])
+        _table(root / "photos" / part / "metadata.csv", rows)
+    return root / "photos"
+
+
 def table_of_images(root: Path) -> Path:
     rows = [["file_name", "label"]]
     for number in range(24):
@@ -249,6 +263,7 @@ SHAPES = {
     "nested folders": Shape(nested, TWO, 24, 24, "ImageFolder"),
     "folders of splits": Shape(split_folders, TWO, 36, 36, "ImageFolder"),
     "a table of labels": Shape(table_of_images, TWO, 24, 24, "ImageTable"),
+    "a table for each split": Shape(tables_of_splits, TWO, 36, 36, "ImageTable"),
     "several labels": Shape(table_of_several_labels, THREE, 30, 30, "several_labels"),
     "a column a label": Shape(column_a_label, THREE, 30, 30, "several_labels"),
     "masks": Shape(masks, ("0", "255"), 12, 12, "Masks"),

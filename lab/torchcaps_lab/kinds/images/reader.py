@@ -81,7 +81,8 @@ class ImageReader(Reader):
     def sees(cls, place: Place, given: Mapping[str, Any]) -> Guess | None:
         """A folder of class folders, or images whose labels stand in a table."""
         form = table_of_images(place)
-        if form is not None and (place.is_file or not _has_class_folders(place.path)):
+        named = form is not None and (place.is_file or form.split_folders)
+        if form is not None and (named or not _has_class_folders(place.path)):
             return _of_table(place, form, given)
         if place.is_file or not place.suffixes & image_suffixes():
             return None

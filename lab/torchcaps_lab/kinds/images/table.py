@@ -56,7 +56,7 @@ class TableForm(NamedTuple):
     """How a table names images and their labels.
 
     Args:
-        table: the table.
+        table: the table, or a folder that has a folder with a table for each split.
         file: the column of the names of the images.
         labels: the columns of the labels; several, of yes and no, have a class each.
         delimiter: what stands between the labels of one image; empty if each has one.
@@ -74,13 +74,31 @@ class TableForm(NamedTuple):
         """Whether an image may have several labels."""
         return bool(self.delimiter) or len(self.labels) > 1
 
+    @property
+    def tables(self) -> dict[str, Path]:
+        """The table of each split; ``all`` if one table has all images."""
+        if self.split_folders:
+            return tables_of_splits(self.table)
+        return {"all": self.table}
+
+    @property
+    def split_folders(self) -> bool:
+        """Whether there is a table for each split."""
+        return self.table.is_dir()
+
+    @property
+    def folder(self) -> Path:
+        """The folder that all images are in."""
+        return self.table if self.split_folders else self.table.parent
+
     def paths(self) -> list[Path]:
         """The images that the table names, and that are there."""
-        cells = cells_of(self.table, ALL_ROWS)
-        if cells is None:
-            return []
-        images = ImagesByName(self.table.parent)
-        paths = (images.get(cell) for cell in cells.column(self.file))
+        paths: list[Path | None] = []
+        for table in self.tables.values():
+            cells = cells_of(table, ALL_ROWS)
+            if cells is not None and self.file in cells.columns:
+                images = ImagesByName(table.parent)
+                paths += [images.get(cell) for cell in cells.column(self.file)]
         return [path for path in paths if path is not None]
 
     def arguments(self, place: Place) -> dict[str, Any]:
@@ -143,11 +161,36 @@ def table_of_images(place: Place) -> TableForm | None:
     """
     tables = [path for path in place.top if path.suffix.lower() in TABLES]
     if not tables:
-        return None
+        return None if place.is_file else _form_of_splits(place.path)
     images = ImagesByName(place.folder)
     forms = [_form(path, images) for path in tables]
     complete = [form for form in forms if form is not None]
     return max(complete, key=lambda form: len(form.paths()), default=None)
+
+
+def tables_of_splits(folder: Path) -> dict[str, Path]:
+    """Return the table in the folder of each split, as Hugging Face has them.
+
+    Args:
+        folder: a folder that may have folders named as splits.
+    """
+    tables: dict[str, Path] = {}
+    for inner in sorted(path for path in folder.iterdir() if path.is_dir()):
+        part = part_called(inner.name)
+        files = [path for path in Place(inner).top if path.suffix.lower() in TABLES]
+        if part is not None and len(files) == 1:
+            tables[part] = files[0]
+    return tables
+
+
+def _form_of_splits(folder: Path) -> TableForm | None:
+    """How a table for each split names images, as that for training does."""
+    tables = tables_of_splits(folder)
+    if "train" not in tables:
+        return None
+    train = tables["train"]
+    form = _form(train, ImagesByName(train.parent))
+    return None if form is None else form._replace(table=folder)
 
 
 def _form(table: Path, images: ImagesByName) -> TableForm | None:
@@ -224,7 +267,9 @@ class _Row(ImageFile):
 @register_dataset("image_table")
 @settings
 class ImageTable(ListedImages):
-    """Images whose labels stand in a table, a .csv or .tsv file.
+    """Images whose labels stand in a table, a .csv or .tsv file; or in a table in the
+    folder of each split, ``train/metadata.csv``, ``test/metadata.csv``, as Hugging Face
+    has them.
 
     A column names the images, by their paths below the folder of the table, or by their
     names, with or without suffix. Labels stand in one column, which may hold several of
@@ -234,7 +279,7 @@ class ImageTable(ListedImages):
     left out with a note.
 
     Args:
-        root: the table.
+        root: the table, or the folder with the folders of the splits.
         file: the column of the names of the images.
         label: the column of the labels, or the columns, one for each class.
         delimiter: what stands between the labels of one image; empty: each has one.
@@ -272,10 +317,12 @@ class ImageTable(ListedImages):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.root = Path(self.root).expanduser()
-        if not self.root.is_file():
+        has_tables = self.root.is_dir() and tables_of_splits(self.root)
+        if not self.root.is_file() and not has_tables:
             raise FileNotFoundError(
-                f"root {self.root} must be a table, a .csv or .tsv "
-                f"file{seen_from(self.root)}"
+                f"root {self.root} must be a table, a .csv or .tsv file, or a folder "
+                "with one in each of the folders train, validation and "
+                f"test{seen_from(self.root)}"
             )
         labels = [self.label] if isinstance(self.label, str) else [*self.label]
         split = None if self.split is None else str(self.split)
@@ -311,18 +358,11 @@ class ImageTable(ListedImages):
         """The images that the rows name."""
         form = self._form
         left_out = dict[str, str]()
-        cells = cells_of(form.table, ALL_ROWS)
-        columns = () if cells is None else cells.columns
-        needed = [form.file, *form.labels, *filter(None, [form.split])]
-        for column in needed:
-            if column not in columns:
-                raise ValueError(
-                    f"{form.table} has no column {column!r}, there are {list(columns)}"
-                )
-        assert cells is not None
         parts: dict[str, list[Item]] = {}
-        for part, item in self._rows(cells, left_out):
-            parts.setdefault(part, []).append(item)
+        for whole, table in form.tables.items():
+            cells = self._cells(table)
+            for part, item in self._rows(cells, table, left_out):
+                parts.setdefault(part or whole, []).append(item)
         if not parts:
             raise ValueError(
                 f"no row of {form.table} names an image that is there, with a label"
@@ -333,19 +373,32 @@ class ImageTable(ListedImages):
             parts["all"] = parts.pop("train")
         return Listed(parts=parts, left_out=left_out)
 
-    def _rows(
-        self, cells: Cells, left_out: dict[str, str]
-    ) -> Iterator[tuple[str, Item]]:
-        """The split and the image of each row; adds why rows are left out."""
+    def _cells(self, table: Path) -> Cells:
+        """A table, which has all columns that are needed."""
         form = self._form
-        images = ImagesByName(Path(self.root).parent)
+        cells = cells_of(table, ALL_ROWS) or Cells((), ())
+        for column in (form.file, *form.labels, *filter(None, [form.split])):
+            if column not in cells.columns:
+                raise ValueError(
+                    f"{table} has no column {column!r}, there are {list(cells.columns)}"
+                )
+        return cells
+
+    def _rows(
+        self, cells: Cells, table: Path, left_out: dict[str, str]
+    ) -> Iterator[tuple[str, Item]]:
+        """The split, empty where no column says it, and the image of each row; adds why
+        rows are left out.
+        """
+        form = self._form
+        images = ImagesByName(table.parent)
         seen: set[str] = set()
         for number, row in enumerate(cells.rows, 1):
             values = dict(zip(cells.columns, row, strict=True))
             path = images.get(values[form.file])
             category = self._category(values)
-            place = f"{form.table.name}, row {number}"
-            part = "all" if form.split is None else part_called(values[form.split])
+            place = f"{table.relative_to(form.folder).as_posix()}, row {number}"
+            part = "" if form.split is None else part_called(values[form.split])
             if path is None:
                 left_out[place] = "its image is not there"
             elif not category and not form.several:
@@ -356,7 +409,7 @@ class ImageTable(ListedImages):
                 left_out[place] = "its image has a row before"
             else:
                 seen.add(str(path))
-                name = path.relative_to(form.table.parent).as_posix()
+                name = path.relative_to(form.folder).as_posix()
                 yield part, _Row(name, category, path)
 
     def _category(self, values: Mapping[str, str]) -> str:
