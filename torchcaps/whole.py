@@ -208,7 +208,12 @@ def nearest(path: Path) -> Path | None:
     return None
 
 
-def named_below(root: Path, name: Any, source: object, what: str = "file") -> Path:
+def named_below(
+    root: Path,
+    name: Any,
+    source: object,
+    what: str = "file",
+) -> Path:
     """Return the path of a file below a folder by the name that another file has for
     it.
 

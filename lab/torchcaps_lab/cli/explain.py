@@ -36,13 +36,10 @@ def command(
     data, split = other_data(folder, data, split)
     of_run = RunFolder(Path(run))
     on_test_images = split == "test" and data is None
-    place = (
-        Path(out)
-        if out
-        else of_run.path
-        if on_test_images
-        else of_run.path / f"explain-{split}"
-    )
+    if out:
+        place = Path(out)
+    else:
+        place = of_run.path if on_test_images else of_run.path / f"explain-{split}"
     if not out:
         owned(of_run.path, place.relative_to(of_run.path).as_posix())
     if place.exists() and not place.is_dir():

@@ -31,11 +31,9 @@ class There(Within):
         except OSError:  # too long for the name of a file
             missing = True
         if missing:
-            neighbours = (
-                ", and no network of that name comes with the package"
-                if self.network
-                else ""
-            )
+            neighbours = ""
+            if self.network:
+                neighbours = ", and no network of that name comes with the package"
             raise ValueError(
                 f"{place} {str(value)[:4000]} does not exist"
                 f"{neighbours}{seen_from(path)}"

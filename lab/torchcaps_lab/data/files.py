@@ -210,7 +210,7 @@ def list_folder(
 
     Args:
         root: the folder.
-        kind: of files.
+        kind: the kind of files.
         classes: names that are known, of which the folder may hold some; default: its
             folders, or those of train.
         skip_empty: whether to leave out class folders without images.

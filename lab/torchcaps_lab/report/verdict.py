@@ -101,19 +101,20 @@ class Verdict:
                 "the classes, so there is no map to show."
             )
         else:
-            statement = (
-                (
+            if self.entropy > _EVEN:
+                statement = (
                     "Routing had little effect: the assignments are nearly even, but "
                     "some answers depend on them."
                 )
-                if self.entropy > _EVEN
-                else "Routing had an effect."
-                if self.changed is None or self.changed >= _CHANGED
-                else (
-                    "Routing had little effect: the assignments are not even, but the "
-                    "answers barely depend on them."
+            else:
+                statement = (
+                    "Routing had an effect."
+                    if self.changed is None or self.changed >= _CHANGED
+                    else (
+                        "Routing had little effect: the assignments are not even, but the "
+                        "answers barely depend on them."
+                    )
                 )
-            )
         return f"{statement} {entropy}. {tried}"
 
     @property

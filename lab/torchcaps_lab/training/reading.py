@@ -40,8 +40,8 @@ def meant_option(name: str, names: Sequence[str]) -> str:
     packages call so.
 
     Args:
-        name: of the unknown one.
-        names: of the options that there are.
+        name: the name of the unknown one.
+        names: the names of the options that there are.
     """
     name = name.replace("-", "_")
     ours = OF_OTHERS.get(name, "")

@@ -299,14 +299,15 @@ def train_with(
 
 
 def _check_network(
-    folder: RunFolder, subject: Subject, options: TrainingOptions, allow_changes: bool
+    folder: RunFolder,
+    subject: Subject,
+    options: TrainingOptions,
+    allow_changes: bool,
 ) -> None:
     """Raises a ValueError if another network is to go on with a run."""
     recorded = read_options(folder.config, options.imported)
-    was, now = (
-        recorded.get("model") or subject.data.default_model(),
-        subject.architecture,
-    )
+    was = recorded.get("model") or subject.data.default_model()
+    now = subject.architecture
     changes = [] if allow_changes else network_changes(recorded, options.plain())
     if now != was:
         changes = [f"model was {was}, is {now}"]

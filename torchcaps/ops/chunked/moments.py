@@ -198,7 +198,8 @@ class ChunkedMoments(torch.autograd.Function):
         mass = inputs.children.new_empty(B, J)
         total = inputs.children.new_empty(B, J, M * D)
         if scatter:
-            second, remainder = (torch.empty_like(total), torch.empty_like(total))
+            second = torch.empty_like(total)
+            remainder = torch.empty_like(total)
         else:
             second, remainder = (None, None)
         for rows, tiles in _by_rows(inputs, options):

@@ -276,7 +276,8 @@ class Ledger:
         """
         # Scores serve the next step only: a later one compares with other parents, and
         # the logits, the largest tensor here, are freed.
-        scored, self._scored = self._scored, None
+        scored = self._scored
+        self._scored = None
         name = token = logits = None
         if scored is not None and scored.have(call):
             name = scored.name

@@ -286,7 +286,8 @@ def moments(
     total = call.children.new_empty(B, J, M * D)
     mass = total.new_empty(B, J)
     if scatter:
-        second, rest = (torch.empty_like(total), torch.empty_like(total))
+        second = torch.empty_like(total)
+        rest = torch.empty_like(total)
     else:
         second, rest = (None, None)
     parts = row_parts(call) if parts is None else parts
