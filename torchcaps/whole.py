@@ -183,6 +183,8 @@ def seen_from(path: str | Path) -> str:
     """For messages about a path that is missing: the folder that a relative one was
     looked for in, and what has nearly its name.
     """
+    if re.match(r"\w+:/", str(path)) and not Path(path).is_absolute():
+        return "; addresses are not opened: download it, and name the file or folder"
     path = Path(path)
     near = nearest(path)
     place = "" if path.is_absolute() else f" (looked for in {Path.cwd()})"

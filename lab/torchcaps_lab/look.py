@@ -2,8 +2,10 @@
 from it.
 """
 
+import codecs
 import csv
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,6 +83,38 @@ def is_junk(path: Path) -> bool:
     return path.name.startswith(".") or path.name.lower() in _JUNK
 
 
+_RUN = (
+    "metrics.csv",
+    "summary.json",
+    "checkpoints",
+    "data.json",
+    ".lock",
+)
+"""What the folder of a run may hold beside its options."""
+
+
+def is_written(folder: Path) -> bool:
+    """Whether torchcaps wrote a folder: a run, a report, a saved network, or a folder of
+    such alone, as ``runs`` is.
+    """
+    if (folder / "config.yaml").is_file():
+        return any((folder / name).exists() for name in _RUN)
+    if (folder / "exhibits.json").is_file():
+        return (folder / "index.html").is_file()
+    if (folder / "model.safetensors").is_file():
+        return (folder / "config.json").is_file()
+    try:
+        inside = [path for path in folder.iterdir() if not is_junk(path)]
+    except OSError:
+        return False
+    runs = [path for path in inside if (path / "config.yaml").is_file()]
+    return bool(runs) and len(runs) == len(inside) and all(map(is_written, runs))
+
+
+def _may_hold_data(folder: Path) -> bool:
+    return not is_junk(folder) and not is_written(folder)
+
+
 class Place:
     """A file or folder that somebody named, looked at once for all readers.
 
@@ -98,17 +132,22 @@ class Place:
 
     @cached_property
     def files(self) -> tuple[Path, ...]:
-        """All files below the folder, sorted, without hidden ones; or the file."""
+        """All files below the folder, sorted, without hidden ones and what torchcaps
+        wrote; or the file.
+        """
         if self.is_file:
             return (self.path,)
         return tuple(sorted(self._below(self.path)))
 
-    def _below(self, folder: Path) -> Iterable[Path]:
-        for path in folder.rglob("*"):
-            inside = path.relative_to(folder)
-            hidden = any(is_junk(Path(part)) for part in inside.parts)
-            if not hidden and path.is_file():
-                yield path
+    def _below(self, folder: Path) -> Iterator[Path]:
+        """The files in a folder that is not torchcaps' own, however deep."""
+        for name, inner, files in os.walk(folder):
+            inside = Path(name)
+            inner[:] = [one for one in inner if _may_hold_data(inside / one)]
+            for one in files:
+                path = inside / one
+                if not is_junk(path) and path.is_file():
+                    yield path
 
     @cached_property
     def suffixes(self) -> frozenset[str]:
@@ -165,12 +204,13 @@ def cells_of(path: Path, rows: int = _ROWS) -> Cells | None:
         path: a .csv or .tsv file.
         rows: how many rows to read at most.
     """
-    delimiter = TABLES.get(path.suffix.lower())
-    if delimiter is None:
+    if path.suffix.lower() not in TABLES:
         return None
     read: list[tuple[str, ...]] = []
     try:
-        with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        with path.open(encoding=_encoding(path), errors="replace", newline="") as file:
+            delimiter = delimiter_of(path, file.readline())
+            file.seek(0)
             for row in csv.reader(file, delimiter=delimiter):
                 if row:
                     read.append(tuple(row))
@@ -183,6 +223,26 @@ def cells_of(path: Path, rows: int = _ROWS) -> Cells | None:
     columns = read[0]
     complete = [row for row in read[1:] if len(row) == len(columns)]
     return Cells(columns, tuple(complete))
+
+
+def delimiter_of(path: Path, header: str) -> str:
+    """What stands between the cells of a table: where the header of a .csv file has no
+    comma, the semicolon or the tab that other programs write.
+
+    Args:
+        path: a .csv or .tsv file.
+        header: its first line.
+    """
+    usual = TABLES[path.suffix.lower()]
+    if usual != "," or usual in header:
+        return usual
+    return next((sign for sign in (";", "\t") if sign in header), usual)
+
+
+def _encoding(path: Path) -> str:
+    with path.open("rb") as file:
+        marked = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    return "utf-16" if marked else "utf-8-sig"
 
 
 def lines_in(path: Path) -> int:

@@ -81,6 +81,37 @@ def _says_what_to_do_next(run: str, capsys: pytest.CaptureFixture[str]) -> None:
         capsys.readouterr()
 
 
+def _written_run(folder: Path) -> None:
+    """A run with files of every kind, as training in the folder of the data leaves."""
+    run = folder / "runs" / "first"
+    (run / "report").mkdir(parents=True)
+    for name in ("config.yaml", "metrics.csv", "summary.json", "data.json"):
+        (run / name).write_text("{}")
+    (run / "report" / "index.html").write_text("")
+    picture(run / "report" / "curves.png", "gold", 99)
+    for name in ("words.txt", "rows.csv", "box.xml", "exhibits.json", "tone.wav"):
+        (run / "report" / name).write_text('{"annotations": [], "categories": []}')
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_an_earlier_run_in_the_folder_is_no_data(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Texts beside the report of a run were taken for images without classes."""
+    place = SHAPES[name].make(tmp_path)
+    folder = place if place.is_dir() else place.parent
+    monkeypatch.chdir(folder)
+    named = "." if place.is_dir() else place.name
+    assert status("check", named) == 0
+    before = capsys.readouterr().out
+    _written_run(folder)
+    assert status("check", named) == 0
+    assert capsys.readouterr().out == before
+
+
 def test_one_image_is_nothing_to_train_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -129,6 +160,51 @@ def test_one_thing_is_in_the_singular(
     assert out.startswith("all: 1 image of 1 class\n")
     plural = r"\b1 (images|classes|texts|files|epochs|steps|problems|examples)\b"
     assert not re.search(plural, out)
+
+
+@pytest.mark.parametrize(
+    ("sign", "encoding"), [(";", "latin-1"), ("\t", "utf-16"), (",", "utf-8-sig")]
+)
+def test_tables_as_other_programs_write_them(
+    sign: str, encoding: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A table with semicolons had one column, "review;stars"."""
+    words = ("größer", "übel")
+    rows = [sign.join((f"{words[k % 2]} {k}", str(k % 2))) for k in range(40)]
+    text = "\r\n".join([sign.join(("review", "stars")), *rows])
+    (tmp_path / "films.csv").write_bytes(text.encode(encoding))
+    assert status("check", "films.csv") == 0
+    out = capsys.readouterr().out
+    assert "guessed: data.text review" in out
+    assert "guessed: data.label stars" in out
+
+
+def test_a_table_of_numbers_is_no_texts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The column with the most digits was read as texts."""
+    rows = [f"{k},{k / 7},nan,{k % 2}" for k in range(40)]
+    (tmp_path / "features.csv").write_text("\n".join(["a,b,c,label", *rows]))
+    for command in ("check", "train"):
+        assert status(command, "features.csv") == 1
+        out, err = capsys.readouterr()
+        assert "holds numbers and no texts" in out + err
+        assert "train on it" not in out
+
+
+@pytest.mark.parametrize(
+    ("named", "hint"),
+    [
+        ("photos.zip", "unpack this archive"),
+        ("https://example.com/photos", "addresses are not opened"),
+    ],
+)
+def test_what_is_no_folder_yet_is_said(
+    named: str, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "photos.zip").write_bytes(b"PK")
+    assert status("train", named) == 1
+    assert hint in capsys.readouterr().err
 
 
 def test_plain_words_stay_texts_beside_a_table_of_other_columns(

@@ -37,17 +37,18 @@ def command(folder: Existing, *, json: bool = False) -> None:
         print("\n".join(report.lines()))
     trained = guess if isinstance(guess, Guess) else seen(place, _SKIPPING)[1]
     if isinstance(trained, Guess) and not json:
-        advised = report.advised(trained.options)
-        for line in _advice(folder, trained, advised):
-            print(line)
+        print("\n".join(_advice(folder, trained, report.advised(trained.options))))
     if report.problems:
         raise ValueError(
             f"{count_of(report.problems, 'problem')} in {folder}, see above"
         )
 
 
-def _advice(folder: str, guess: Guess, advised: dict[str, str]) -> list[str]:
+def _advice(folder: str, guess: Guess, advised: dict[str, str] | None) -> list[str]:
     """What a training would choose, and the command that trains."""
+    lines = over(guess, {})[1]
+    if advised is None:
+        return lines
     words = chain.from_iterable(advised.items())
     command = shlex.join(["torchcaps", "train", folder, *words])
-    return [*over(guess, {})[1], f"train on it: {command}"]
+    return [*lines, f"train on it: {command}"]

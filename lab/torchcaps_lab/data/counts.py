@@ -24,8 +24,9 @@ class Report(Protocol):
     def lines(self) -> list[str]:
         """The whole report for people, line by line."""
 
-    def advised(self, options: Mapping[str, Any]) -> dict[str, str]:
-        """The options that the command which trains needs beside the path.
+    def advised(self, options: Mapping[str, Any]) -> dict[str, str] | None:
+        """The options that the command which trains needs beside the path; None if no
+        option helps.
 
         Args:
             options: those that would be guessed.
@@ -78,6 +79,6 @@ class DataReport:
         lines += self.notes
         return lines + [f"PROBLEM: {problem}" for problem in self.problems]
 
-    def advised(self, options: Mapping[str, Any]) -> dict[str, str]:
+    def advised(self, options: Mapping[str, Any]) -> dict[str, str] | None:
         """Nothing: all is guessed from the path."""
-        return {}
+        return None if self.problems else {}

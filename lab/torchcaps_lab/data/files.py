@@ -21,7 +21,7 @@ from torchcaps_lab.data.listed import (
 )
 from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.picture import BY_PLUGIN, image_suffixes
-from torchcaps_lab.look import is_junk
+from torchcaps_lab.look import is_junk, is_written
 
 
 @dataclass(frozen=True)
@@ -280,34 +280,6 @@ def _folders(folder: Path) -> list[Path]:
         for path in folder.iterdir()
         if is_there(path.is_dir) and not is_junk(path) and not is_written(path)
     )
-
-
-_RUN = (
-    "metrics.csv",
-    "summary.json",
-    "checkpoints",
-    "data.json",
-    ".lock",
-)
-"""What the folder of a run may hold beside its options."""
-
-
-def is_written(folder: Path) -> bool:
-    """Whether torchcaps wrote a folder: a run, a report, a saved network, or a folder of
-    such alone, as ``runs`` is.
-    """
-    if (folder / "config.yaml").is_file():
-        return any((folder / name).exists() for name in _RUN)
-    if (folder / "exhibits.json").is_file():
-        return (folder / "index.html").is_file()
-    if (folder / "model.safetensors").is_file():
-        return (folder / "config.json").is_file()
-    try:
-        inside = [path for path in folder.iterdir() if not is_junk(path)]
-    except OSError:
-        return False
-    runs = [path for path in inside if (path / "config.yaml").is_file()]
-    return bool(runs) and len(runs) == len(inside) and all(map(is_written, runs))
 
 
 def _part_folders(root: Path, kind: type[Listing]) -> dict[str, Path] | None:

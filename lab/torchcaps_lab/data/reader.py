@@ -35,6 +35,8 @@ class Read(NamedTuple):
 
 _AS_THEY_ARE = Preprocess()
 
+_ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
+
 
 class Reader(ABC):
     """How one kind of input is recognised, read, batched and saved with a network.
@@ -85,9 +87,12 @@ class Reader(ABC):
     @classmethod
     def missing(cls, place: "Place") -> str:
         """Why a path that no reader recognises cannot be trained on."""
+        unpack = ""
+        if place.path.suffix.lower() in _ARCHIVES:
+            unpack = "; unpack this archive, and name the folder"
         return (
             f"{place.path} must be a folder, a table of texts or of images (.csv or "
-            ".tsv), a file of series (.ts or .arff), or YOLO's data.yaml"
+            f".tsv), a file of series (.ts or .arff), or YOLO's data.yaml{unpack}"
         )
 
     @classmethod

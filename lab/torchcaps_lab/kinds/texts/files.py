@@ -12,6 +12,7 @@ from torchcaps.whole import seen_from
 from torchcaps_lab.data.files import Listing, is_there, list_folder
 from torchcaps_lab.data.listed import Item, Listed, part_called
 from torchcaps_lab.data.plain_text import decoded, lines_of
+from torchcaps_lab.look import TABLES, Place, delimiter_of
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,6 @@ class TextItem(Item):
 
 _STARS = ("very negative", "negative", "neutral", "positive", "very positive")
 _SST = {"stsa.binary.": ("negative", "positive"), "stsa.fine.": _STARS}
-_TABLES = {".csv": ",", ".tsv": "\t"}
 _LINES = {
     ("rt-polarity.pos", "rt-polarity.neg"): ("positive", "negative"),
     ("subj.subjective", "subj.objective"): ("subjective", "objective"),
@@ -52,7 +52,7 @@ def list_texts(
         known: names of classes, of which folders may hold some.
     """
     left_out: dict[str, str] = {}
-    if root.suffix.lower() in _TABLES and root.is_file():
+    if root.suffix.lower() in TABLES and root.is_file():
         return Listed(parts={"all": _table(root, left_out, columns)}, left_out=left_out)
     kinds = [
         kind
@@ -99,7 +99,7 @@ def _tables(root: Path) -> dict[str, Path]:
     """The tables of the splits in a folder."""
     tables: dict[str, Path] = {}
     for path in sorted(root.iterdir()):
-        part = part_called(path.stem) if path.suffix.lower() in _TABLES else None
+        part = part_called(path.stem) if path.suffix.lower() in TABLES else None
         if part in tables:
             raise ValueError(
                 f"{root} holds two tables for {part}, {tables[part].name} and "
@@ -214,7 +214,7 @@ def texts_of(path: Path, column: str) -> Iterator["NamedText"]:
 def _cells(path: Path) -> list[list[str]]:
     """The rows of a table, first the names of its columns, without empty rows."""
     content = decoded(path)
-    delimiter = _TABLES[path.suffix.lower()]
+    delimiter = delimiter_of(path, content.partition("\n")[0])
     limit = csv.field_size_limit(2**31 - 1)  # a text may be longer than csv expects
     rows = []
     try:
@@ -223,7 +223,7 @@ def _cells(path: Path) -> list[list[str]]:
         ):
             rows.append(row)
     except csv.Error as error:
-        if delimiter == ",":
+        if path.suffix.lower() == ".csv":
             hint = (
                 "put a text with a comma or a quote between quotes, and double its "
                 "own quotes"
@@ -265,7 +265,9 @@ def named_texts(named: Sequence[str]) -> Iterator[NamedText]:
         path = Path(name)
         texts: list[tuple[str, str]] = []
         if name and is_there(path.is_dir):
-            texts = [(str(file), decoded(file)) for file in sorted(path.rglob("*.txt"))]
+            texts = [
+                (str(file), decoded(file)) for file in Place(path).with_suffix(".txt")
+            ]
             if not texts:
                 raise ValueError(f"there are no .txt files in {name}")
         elif is_there(path.is_file):
@@ -273,12 +275,12 @@ def named_texts(named: Sequence[str]) -> Iterator[NamedText]:
                 (f"{path}:{number}", line)
                 for number, line in enumerate(lines_of(path), 1)
             ]
-            if path.suffix.lower() in _TABLES:
+            if path.suffix.lower() in TABLES:
                 warnings.warn(
                     f"{path} is read line by line: all columns are parts of the texts",
                     stacklevel=2,
                 )
-        elif path.suffix.lower() in (".txt", *_TABLES) and len(name.split()) == 1:
+        elif path.suffix.lower() in (".txt", *TABLES) and len(name.split()) == 1:
             raise FileNotFoundError(f"there is no file {name}{seen_from(name)}")
         else:
             texts = [("", name)]

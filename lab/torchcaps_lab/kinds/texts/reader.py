@@ -82,6 +82,7 @@ class TextReader(Reader):
         cells = cells_of(tables[0]) if tables else None
         if cells is not None:
             columns = columns_of(cells)
+            _check_texts(tables[0], cells, columns[0])
             for name, column in zip(("text", "label"), columns, strict=True):
                 if column != name:
                     data[name] = column
@@ -249,6 +250,26 @@ def _trained(place: Place, tables: Sequence[Path]) -> int:
     if tables and part_called(tables[0].stem) == "train":
         return lines_in(tables[0]) * 9 // 10
     return trained_of(len(place.with_suffix(".txt")))
+
+
+def _check_texts(path: Path, cells: Cells, column: str) -> None:
+    """Raises a ValueError if the cells of the likeliest column are numbers."""
+    if column not in cells.columns or column.lower() in _TEXTS:
+        return
+    texts = list(filter(None, cells.column(column)))
+    if texts and all(map(_is_number, texts)):
+        raise ValueError(
+            f"{path} holds numbers and no texts. Name the column of texts with "
+            "--data.text, or give features to torchcaps.sklearn.CapsNetClassifier"
+        )
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
 
 
 def columns_of(cells: Cells) -> tuple[str, str]:
