@@ -227,7 +227,7 @@ class Mixture(NamedTuple):
         floor: added to the variances.
         scale: factor of the cost.
         activation_scale: factor of ``beta_a``.
-        mass_factor: the mass factor of the masses in the cost.
+        mass_factor: the factor of the masses in the cost.
         standardise: whether costs are standardised over the parents.
         cost_floor: under their deviation, as a share of their mean size.
 

@@ -100,7 +100,7 @@ def first_alike(looks: Tensor, among: Tensor, earlier: bool = False) -> list[int
     """The first of some pictures that each picture looks like; -1 if there is none.
 
     Args:
-        looks: the looks of the pictures, float (N, 256).
+        looks: what the pictures look like, float (N, 256).
         among: of those to find, (M, 256).
         earlier: whether ``among`` are the same pictures, and only those before each
             count.

@@ -222,7 +222,7 @@ class Mixed(NamedTuple):
         logit: the logit of the activations, (B, J).
         means: after all steps, (T, B, H, J): fields as the kernels have them.
         precisions: after all steps, times the sharpness, (T, B, H, J).
-        log_weights: the log weights of the steps before, (T - 1, B, J).
+        log_weights: the logarithms of the weights in the steps before, (T - 1, B, J).
         logits: after the steps before, (T - 1, B, J).
         masses: the masses of all steps, (T, B, J).
         rests: what rounding took from the means, (T, B, H, J).

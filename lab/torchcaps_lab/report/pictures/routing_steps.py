@@ -23,7 +23,7 @@ class RoutingStep(NamedTuple):
 
     Args:
         assignment: the assignment of the children shown, (I', E).
-        agreement: the agreement of the same, cosines in [-1, 1], (I', E).
+        agreement: how far the same pairs agree, as cosines in [-1, 1], (I', E).
         activation: the activation of the classes, (E,).
         maps: share of the active children at each position that went to each class,
             (H', W', E); None off a grid.
