@@ -1,11 +1,11 @@
 """``python -m benchmarks gpu``: is it right on a GPU, how fast, and what falls short.
 
-Values and gradients of every routing on three layers are compared with stored votes in
-float64 on the CPU. Then layers and networks are timed: step by step in Python, compiled
-(``torch.compile``), and as a CUDA graph; beside stored votes and the convolutions of
-CapsNet alone. It takes at most five minutes on one GPU, and needs torch, triton and
-numpy alone. With ``--device cpu`` it runs small sizes with the kernels of the CPU, to
-try the command itself.
+Values and gradients of every routing on three layers, and of every network for images,
+are compared with stored votes in float64 on the CPU. Then layers and networks are
+timed: step by step in Python, compiled (``torch.compile``), and as a CUDA graph; beside
+stored votes and the convolutions of CapsNet alone. It takes at most five minutes on one
+GPU, and needs torch, triton and numpy alone. With ``--device cpu`` it runs small sizes
+with the kernels of the CPU, to try the command itself.
 """
 
 import argparse
@@ -25,14 +25,17 @@ from torch import Tensor, nn
 
 import torchcaps as tc
 from benchmarks.cases import DIGITCAPS, EM, YardstickCase
+from torchcaps.models import ClassifierNetwork
 from torchcaps.routing import create_routing, list_routings
 
 TOLERANCE = 2e-3
 """The most that a tensor may differ, as a share of its length: EM routing's gradients
 are steep. More is right where stored votes in float32 are a third as far off.
 """
-CHECKING, TIMING = 100.0, 270.0
+CHECKING, TIMING = 130.0, 270.0
 """Seconds after which no further check, and no further time, is begun."""
+ON_CPU = ("capsnet_digits", "sharedcapsnet_cnn")
+"""Networks that are checked with ``--device cpu``: small ones."""
 
 AIMS = {
     ("DigitCaps 128", "eager"): 1.5,
@@ -392,11 +395,29 @@ def _checked_layers(name: str) -> Iterator[tuple[str, nn.Module, Inputs]]:
         yield kind, layer.double(), (poses, activation)
 
 
+def _checked_networks(device: str) -> Iterator[tuple[str, nn.Module, Inputs]]:
+    """Networks with two images in float64, in evaluation mode: nothing is drawn."""
+    for name in ON_CPU if device == "cpu" else tc.list_models(takes="images"):
+        torch.manual_seed(0)
+        network = tc.create_model(name).double().eval()
+        yield name, network, (network.examples(2).double(),)
+
+
+def _outputs(module: nn.Module, inputs: Inputs) -> Sequence[Tensor]:
+    """Poses and activations of a layer; what a network says of the classes."""
+    if isinstance(module, ClassifierNetwork):
+        return (module(*inputs).activation,)
+    parents: tc.Capsules = module(tc.Capsules(*inputs))
+    return parents
+
+
 def _results(layer: nn.Module, inputs: Inputs, backend: str) -> list[Tensor]:
-    """Poses, activations and all gradients, for fixed gradients from above."""
+    """What a layer or network returns, and all gradients, for fixed gradients from
+    above.
+    """
     inputs = tuple(tensor.clone().requires_grad_() for tensor in inputs)
     with tc.use_backend(backend):
-        parents = layer(tc.Capsules(*inputs))
+        parents = _outputs(layer, inputs)
     generator = torch.Generator().manual_seed(1)
     upstream = [
         torch.randn(one.shape, generator=generator, dtype=torch.float64).to(one)
@@ -429,36 +450,42 @@ def _rounding(layer: nn.Module, inputs: Inputs) -> float:
     return _worst(_results(copy.deepcopy(layer).float(), rounded, "naive"), expected)
 
 
+def _subjects(device: str) -> Iterator[tuple[str, nn.Module, Inputs]]:
+    """What is checked, with a name, and its inputs in float64."""
+    for routing in list_routings():
+        if create_routing(routing).trainable:
+            for kind, layer, inputs in _checked_layers(routing):
+                yield f"{routing}, {kind}", layer, inputs
+    yield from _checked_networks(device)
+
+
 def check(device: str, show: Callable[[str], None], until: float) -> list[str]:
-    """What is wrong: a line for each routing, layer and backend that differs from
-    stored votes in float64.
+    """What is wrong: a line for each routing, layer, network and backend that differs
+    from stored votes in float64.
     """
-    wrong, compared = [], 0
-    for name in list_routings():
+    backends = ("auto", "triton") if device == "cuda" else ("auto",)
+    wrong: list[str] = []
+    compared = 0
+    for name, module, inputs in _subjects(device):
         if time.monotonic() > until:
             wrong.append(f"time was up before {name}")
             break
-        if not create_routing(name).trainable:
-            continue
-        for kind, layer, inputs in _checked_layers(name):
-            expected = _results(copy.deepcopy(layer), inputs, "naive")
-            for backend in ("auto", "triton") if device == "cuda" else ("auto",):
-                try:
-                    moved = copy.deepcopy(layer).to(device, torch.float32)
-                    given = tuple(one.to(device, torch.float32) for one in inputs)
-                    results = _results(moved, given, backend)
-                except ValueError:
-                    continue  # a backend that was asked for by name does not know it
-                except Exception as error:
-                    wrong.append(f"{name}, {kind}, {backend}: {error!r:.200}")
-                    continue
-                worst = _worst(results, expected)
-                compared += 1
-                if not worst < TOLERANCE and not worst < 3 * _rounding(layer, inputs):
-                    wrong.append(f"{name}, {kind}, {backend}: off by {worst:.1e}")
-    show(
-        f"{compared} layers compared with stored votes in float64, {len(wrong)} differ"
-    )
+        expected = _results(copy.deepcopy(module), inputs, "naive")
+        for backend in backends:
+            try:
+                moved = copy.deepcopy(module).to(device, torch.float32)
+                given = tuple(one.to(device, torch.float32) for one in inputs)
+                results = _results(moved, given, backend)
+            except ValueError:
+                continue  # a backend that was asked for by name does not know it
+            except Exception as error:
+                wrong.append(f"{name}, {backend}: {error!r:.200}")
+                continue
+            worst = _worst(results, expected)
+            compared += 1
+            if not worst < TOLERANCE and not worst < 3 * _rounding(module, inputs):
+                wrong.append(f"{name}, {backend}: off by {worst:.1e}")
+    show(f"{compared} compared with stored votes in float64, {len(wrong)} differ")
     for line in wrong:
         show(f"WRONG {line}")
     return wrong

@@ -448,16 +448,6 @@ class Rounding(NamedTuple):
     divisor: Tensor
     temperature: float = 1.0
 
-    @property
-    def share(self) -> Tensor:
-        """Return q, its share of the deviation, (B, 1)."""
-        return self.amount / self.deviation
-
-    @property
-    def logit(self) -> Tensor:
-        """Return e, what it makes in the logits of the activations, (B, 1)."""
-        return self.temperature * (self.amount / self.divisor)
-
 
 _EPSILON = torch.finfo(torch.float32).eps
 """In every dtype: with another bound in float64 the same weights would be another
@@ -498,7 +488,8 @@ def standardised(
         terms: t, the size of the numbers that costs were added up from, (B, J), without
             gradient.
         floor: f.
-        before: q and e; None in the first step.
+        before: the rounding of the step before, of which q and e are; None in the first
+            step.
 
     Returns:
         z, of mean 0 and of deviation 1 or less; and its rounding.
@@ -514,6 +505,8 @@ def standardised(
     size = terms.mean(-1, keepdim=True)
     amount = _EPSILON * size
     if before is not None:
-        amount = amount + torch.minimum(before.share * spread, before.logit * size)
+        share = before.amount / before.deviation
+        logit = before.temperature * (before.amount / before.divisor)
+        amount = amount + torch.minimum(share * spread, logit * size)
     divisor = torch.maximum(deviation, amount / _RESOLVED)
     return centred / divisor, Rounding(amount, spread, divisor.detach())

@@ -96,6 +96,19 @@ def test_routed_convolutions_compile_in_one_piece() -> None:
         )
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["slots", "slot_mixture"])
+def test_routings_to_slots_compile_in_one_piece(name: str) -> None:
+    """In evaluation, where they draw nothing."""
+    torch.manual_seed(0)
+    routing = tc.create_routing(name)
+    layer = tc.CapsLinear(None, 4, 8, 8, transforms="subspace", routing=routing)
+    layer = layer.double().eval()
+    children = torch.randn(2, 30, 8, dtype=torch.float64)
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(children), layer(children))
+
+
 def check_compiled(model: nn.Module, *inputs: Tensor) -> None:
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(
         *inputs

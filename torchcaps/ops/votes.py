@@ -701,7 +701,7 @@ class Votes:
                 (similarity.log_weight, (B, J)),
             )
         kind = (self.dtype, self.children.device)
-        fits = bool(shapes)
+        fits = len(shapes) > 0
         for tensor, shape in shapes:
             if not isinstance(tensor, Tensor) or tensor.shape != shape:
                 fits = False

@@ -205,20 +205,23 @@ def _coordinate_at(i, T: tl.constexpr):
 
 
 @triton.jit
+def _product(children, transforms, child, i, start, B, J, T: tl.constexpr):
+    """The part of u W from some numbers of P, [d, m, b, j]: summed in registers."""
+    at, mask = _pose_at(child, _rows(T) < B, start, T)
+    pose = tl.load(children + at, mask=mask, other=0.0).to(T.dtype)
+    at, mask = _transform_at(0 if T.shared else i, start, J, T)
+    transform = tl.load(transforms + at, mask=mask, other=0.0).to(T.dtype)
+    return tl.sum(pose[:, None, :, :, None] * transform[:, :, None, None, :], 0)
+
+
+@triton.jit
 def _votes(children, transforms, coordinates, child, i, B, J, T: tl.constexpr):
     """The votes V = u W (+ c) of one child a row, [d, m, b, j]; 0 outside, the rows'
     coordinates apart.
     """
-    inside = _rows(T) < B
-    votes = tl.full([T.d, T.m, T.b, T.j], 0.0, T.dtype)
-    for start in range(0, T.P, T.p):
-        at, mask = _pose_at(child, inside, start, T)
-        pose = tl.load(children + at, mask=mask, other=0.0).to(T.dtype)
-        at, mask = _transform_at(0 if T.shared else i, start, J, T)
-        transform = tl.load(transforms + at, mask=mask, other=0.0).to(T.dtype)
-        votes += tl.sum(
-            pose[:, None, :, :, None] * transform[:, :, None, None, :], 0
-        )  # over p, in registers
+    votes = _product(children, transforms, child, i, 0, B, J, T)
+    for start in range(T.p, T.P, T.p):
+        votes += _product(children, transforms, child, i, start, B, J, T)
     if coordinates is not None:
         at, mask = _coordinate_at(i, T)
         votes += tl.load(coordinates + at, mask=mask, other=0.0)[:, :, None, None]

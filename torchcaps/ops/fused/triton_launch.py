@@ -72,6 +72,8 @@ PROGRAMS_PER_PROCESSOR = 8  # two or three run at a time; more even out the end
 # them
 FEWEST_CHILDREN = 16
 PRODUCT = 64  # transform numbers that a lane takes at a time
+# Beside the fields of two steps, more do not fit into registers
+PRODUCT_IN_PASSING = 32
 BLOCK = 16  # parents, where they are too many for one tile
 # Partial gradients of a shared transform, to which all programs add for all children
 SLOTS = 64
@@ -258,6 +260,7 @@ class Launch:
         pairs = max(1, 32 * self.warps * numbers // (m * d))
         if j > min(pairs, asked.parents or pairs):
             j = min(pairs, asked.parents or BLOCK)
+        product = PRODUCT_IN_PASSING if work == "passing" else PRODUCT
         b = min(pairs // j, triton.next_power_of_2(max(self.B, 1)))
         self.blocks = triton.cdiv(self.J, j)
         self.tile = device.Tile(
@@ -267,7 +270,7 @@ class Launch:
             DTYPES[self.dtype],
             m=m,
             d=d,
-            p=min(triton.next_power_of_2(self.P), max(1, PRODUCT // d)),
+            p=min(triton.next_power_of_2(self.P), max(1, product // d)),
             b=b,
             j=j,
             orphan=self.orphan,
