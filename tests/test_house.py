@@ -22,6 +22,7 @@ from tests.api_surface import SURFACE, surface
 from torchcaps.models.registry import MODELS
 from torchcaps.routing.base import ROUTINGS
 from torchcaps_lab.cli.models import KNOWN, described
+from torchcaps_lab.data.base import DATASETS
 from torchcaps_lab.tasks.base import TASKS
 
 LONGEST = 100
@@ -384,6 +385,7 @@ def test_what_the_command_models_lists_is_in_the_registries() -> None:
         "networks": {name: one.network for name, one in MODELS.items()},
         "routings": ROUTINGS,
         "tasks": TASKS,
+        "datasets": {name: DATASETS.find(name) for name in described()["datasets"]},
     }
     ours = {
         kind: {

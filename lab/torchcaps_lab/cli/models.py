@@ -6,10 +6,11 @@ import json as jsons
 import math
 import sys
 from fnmatch import fnmatch
-from pathlib import Path
 from typing import Any
 
-KNOWN = Path(__file__).with_suffix(".json")
+from torchcaps_lab.training.guess import LISTED
+
+KNOWN = LISTED
 """What :func:`described` says of the two packages alone, so that the list need not wait
 for torch.
 """
@@ -61,17 +62,21 @@ def command(
 
 
 def described() -> dict[str, Any]:
-    """All networks, and the classes of routings and tasks by name: those of one's own,
-    too, once they are imported.
+    """All networks, and the classes of routings, tasks and data sets by name: those of
+    your own, too, once they are imported.
     """
     from torchcaps.models import describe_models, list_models
     from torchcaps.routing.base import ROUTINGS
+    from torchcaps_lab.data.base import DATASETS
     from torchcaps_lab.tasks.base import TASKS
 
+    sets = {name: DATASETS[name].__name__ for name in sorted(DATASETS)}
+    by_class = {cls.__name__ for cls in DATASETS.classes()} - {*sets.values()}
     return {
         "networks": describe_models(list_models()),
         "routings": {name: ROUTINGS[name].__name__ for name in sorted(ROUTINGS)},
         "tasks": {name: TASKS[name].__name__ for name in sorted(TASKS)},
+        "datasets": {**sets, **{name: name for name in sorted(by_class)}},
     }
 
 

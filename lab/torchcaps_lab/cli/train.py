@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torchcaps
 from torchcaps.spec import Typed, meant
 from torchcaps.whole import seen_from
 from torchcaps_lab import training
@@ -17,7 +16,7 @@ from torchcaps_lab.cli.parser import OptionParser
 from torchcaps_lab.cli.plugins import importing, named_imports
 from torchcaps_lab.cli.source import arguments_of
 from torchcaps_lab.look import counted
-from torchcaps_lab.training.guess import guess, in_source, over
+from torchcaps_lab.training.guess import guess, listed, over
 from torchcaps_lab.training.reading import as_yaml, merged, read_options
 
 if TYPE_CHECKING:
@@ -102,7 +101,8 @@ def _check_names(parser: OptionParser, tree: Mapping[str, Any]) -> None:
     """Names of networks and routings; where a module of one's own was imported, the
     registries know, and come later.
     """
-    for option, room in ("model", "models"), ("routing", "routing"):
+    rooms = {"model": ("models", "networks"), "routing": ("routing", "routings")}
+    for option, (room, kind) in rooms.items():
         value = tree.get(option)
         name = getattr(
             value.get("name") if isinstance(value, Mapping) else value, "value", None
@@ -113,8 +113,8 @@ def _check_names(parser: OptionParser, tree: Mapping[str, Any]) -> None:
             or f"torchcaps.{room}" in sys.modules
         ):
             continue
-        registered, classes = in_source(Path(torchcaps.__file__).parent / room, option)
-        if name not in {*registered, *classes}:
+        registered = listed(kind)
+        if name not in {*registered, *registered.values()}:
             parser.error(
                 f"{option} must be one of {sorted(registered)}, got "
                 f"{name!r}{meant(name, [*registered, *registered.values()])}\n  To use your "

@@ -2,7 +2,7 @@
 or a data set.
 """
 
-import re
+import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -133,8 +133,8 @@ def _of_task(path: Path, given: Mapping[str, Any]) -> Guess | None:
 
 
 def _by_name(name: str) -> Guess:
-    sets, classes = in_source(Path(torchcaps_lab.__file__).parent, "dataset")
-    if "torchcaps_lab.data" in sys.modules or name in {*sets, *classes}:
+    sets = listed("datasets")
+    if "torchcaps_lab.data" in sys.modules or name in {*sets, *sets.values()}:
         from torchcaps_lab.data.base import DATASETS
 
         sets |= {set_name: kind.__name__ for set_name, kind in DATASETS.items()}
@@ -154,27 +154,22 @@ def _by_name(name: str) -> Guess:
     )
 
 
-def in_source(room: Path, kind: str) -> tuple[dict[str, str], list[str]]:
-    """What the files of a room register of a kind, names and their classes, and all
-    classes there: importing torch to say that there is none of a name would take
-    seconds.
+LISTED = Path(torchcaps_lab.__file__).parent / "cli" / "models.json"
+"""What is registered, by name, generated: importing torch to say that there is none of
+a name would take seconds.
+"""
+
+
+def listed(kind: str) -> dict[str, str]:
+    """Return the registered names of the two packages with their classes.
+
+    Args:
+        kind: ``networks``, ``routings``, ``tasks`` or ``datasets``.
     """
-    text = "\n".join(path.read_text(encoding="utf-8") for path in room.rglob("*.py"))
-    starts = [
-        *re.finditer(rf'^@register_{kind}\(\s*"(\w+)"|^class (\w+)', text, re.MULTILINE)
-    ]
-    classes = []
-    names: dict[str, str] = {}
-    registered: list[str] = []
-    for start in starts:
-        if start[1]:
-            registered.append(start[1])
-            continue
-        # A class has the names of the decorators above it.
-        classes.append(start[2])
-        names |= dict.fromkeys(registered, start[2])
-        registered.clear()
-    return names, classes
+    rows = json.loads(LISTED.read_text(encoding="utf-8"))[kind]
+    if kind == "networks":
+        return {row["name"]: row["network"] for row in rows}
+    return dict(rows)
 
 
 def _unused(folder: Path) -> str:
