@@ -22,7 +22,7 @@ from tests.data.folders import write
 from tests.data.test_smallnorb import FILES
 from torchcaps import Classifier, create_model
 from torchcaps.layers import CapsLinear
-from torchcaps.models import CapsuleClassifier
+from torchcaps.models import CapsuleNetwork
 from torchcaps.models.pretrained import list_pretrained
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import MNIST, Examples, Shapes, Words
@@ -284,7 +284,7 @@ class TestExplorer:
         error of the server.
         """
 
-        class OwnCapsulesOfWords(TextClassifier, CapsuleClassifier):
+        class OwnCapsulesOfWords(TextClassifier, CapsuleNetwork):
             decoder = None
 
             def __init__(self, vocabulary: int = 3, classes: int = 2) -> None:
