@@ -33,6 +33,15 @@ FACTS = facts_of("photo-heads")
 HEADS: dict[str, dict[str, Any]] = FACTS["heads"]
 MEASURES = (SINGLE, *PAIRS)
 
+DRAWN = (
+    "mean of the features, linear layer",
+    "class maps",
+    "K-Means, 1 step",
+    "K-Means, 3 steps",
+    "K-Means, 3 steps, evidence",
+)
+"""The heads in the picture, as far as they were measured."""
+
 
 class LinearHead(nn.Module):
     """The mean of the features, a linear layer and a softmax.
@@ -276,7 +285,7 @@ class PhotoHeads(Recipe[PhotoHeadsSettings]):
                 arrange(test, Scenes.layouts()[layout], 1).images
             )
         bars = {}
-        for row in HEADS:
+        for row in DRAWN:
             seeds = [
                 study.figures for study in studies if (row, SINGLE) in study.figures
             ]

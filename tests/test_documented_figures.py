@@ -126,6 +126,17 @@ CAPS_EM, CAPS_DYNAMIC = "MatrixCapsNet, EM routing", "CapsNet, dynamic routing, 
 EXACT = "two questions in one, exactly those above 0.5"
 STYLE = ("slant", "thickness")
 OTHERS = {"mnist-em": CAPS_EM, "fashion": CAPS_DYNAMIC, "cifar10": CAPS_DYNAMIC}
+EVIDENT = "K-Means, 3 steps, evidence"
+PHOTO_HEADS = {
+    name: name
+    for name in (
+        "mean of the features, linear layer",
+        "class maps",
+        "K-Means, 1 step",
+        "K-Means, 3 steps",
+        EVIDENT,
+    )
+} | {"K-Means, 1 step, evidence alone": "K-Means, evidence alone"}
 LONG = "MNIST, dynamic routing, epochs: 40"
 EFFICIENT = "MNIST, Efficient-CapsNet, epochs: 40"
 TURNED = "smallNORB, Efficient-CapsNet, turned and erased, epochs: 24"
@@ -294,6 +305,44 @@ SAID: dict[str, list[tuple[str, list[float]]]] = {
             [
                 *ours("two-digits", ABOVE, DYNAMIC),
                 *rows(WHOLE)[DYNAMIC, ABOVE]["ours"],
+            ],
+        ),
+        *(
+            (
+                f"| {words} | {{}} % | {{}} % | {{}} % |",
+                [
+                    *ours("photo-heads", "single images", row),
+                    *ours("photo-heads", "two, side by side", row),
+                    *ours("photo-heads", "two, one above the other", row),
+                ],
+            )
+            for words, row in PHOTO_HEADS.items()
+        ),
+        *(
+            (
+                f"| {steps} | {{}} % | {{}} % | {{}} % |",
+                ours(
+                    "em-floor",
+                    "error on held-out toys",
+                    *(f"{steps}, floor {floor}" for floor in ("0", "0.3", "1")),
+                ),
+            )
+            for steps in ("1 step", "2 steps", "3 steps")
+        ),
+        (
+            "Evidence finds {} points more pairs side by side and {} points more one "
+            "above the other",
+            [
+                ours("photo-heads", layout, EVIDENT)[0]
+                - ours("photo-heads", layout, "K-Means, 3 steps")[0]
+                for layout in ("two, side by side", "two, one above the other")
+            ],
+        ),
+        (
+            "They recognise {} points fewer single photos",
+            [
+                ours("photo-heads", "single images", EVIDENT)[0]
+                - ours("photo-heads", "single images", "class maps")[0]
             ],
         ),
         (
@@ -552,7 +601,14 @@ SAID: dict[str, list[tuple[str, list[float]]]] = {
 
 NONE = {
     "README.md": ["Python 3.10 or newer", "Apache-2.0"],
-    "docs/recipes.md": ["5,000 digits of MNIST", "n²/(0.5+n²) inside"],
+    "docs/recipes.md": [
+        "5,000 digits of MNIST",
+        "n²/(0.5+n²) inside",
+        "without most rows of floor 0.1",
+        "a `cost_floor` of 0.3",
+        "learn from 5,000 photos",
+        "| no floor | floor 0.3 |",
+    ],
 }
 """Figures that are no results: of others, of data, of settings."""
 
