@@ -32,6 +32,7 @@ from torchcaps_lab.report import (
     Picture,
     Selection,
     Table,
+    Tested,
     even_assignments,
     examine,
     exhibits_of_classifier,
@@ -41,6 +42,7 @@ from torchcaps_lab.report import (
     register_exhibit,
     write_page,
 )
+from torchcaps_lab.report.pictures import Perturbations
 from torchcaps_lab.training import (
     RunFolder,
     quiet_lightning,
@@ -81,6 +83,9 @@ CAPSULES = {
 }
 PLAIN = {"model": "sharedcapsnet_maps"}
 
+MOVES = 2
+"""How far the numbers of a pose are moved, in standard deviations within a class."""
+
 SIDE_BY_SIDE, ABOVE = "side by side", "one above the other"
 SHOWN = 6
 """Pairs of each layout in the report: the first ones, whatever the networks answer."""
@@ -103,13 +108,14 @@ def main(run: Path) -> Path:
     data = Padded(Digits(size=SIZE), MARGIN)
     capsules = trained(run, CAPSULES)
     plain = trained(run.with_name(f"{run.name}-plain"), PLAIN)
-    learn_to_draw(capsules.network, data.train)
+    spread = learn_to_draw(capsules.network, data.train)
+    moves = torch.arange(-5, 6) * round(MOVES * spread / 5, 3)
     digits = data.centred_test()
     pairs = [pairs_of(digits, layout) for layout in (SIDE_BY_SIDE, ABOVE)]
     exhibits = [
         TwoDigits.of(pairs, capsules.network, plain.network),
         Comparison.of(digits, capsules.network, plain.network),
-        *learned_from_single(capsules, data.test),
+        *learned_from_single(capsules, data.test, moves),
     ]
     return write_page(run, exhibits)
 
@@ -124,11 +130,15 @@ def trained(folder: Path, network: Mapping[str, Any]) -> Classifier:
 
 def learn_to_draw(
     network: CapsuleClassifier, digits: Examples, epochs: int = 15
-) -> None:
+) -> float:
     """Gives a trained network a decoder of its poses, and trains nothing else.
 
-    The decoder sees the pose of one class and which class it is. It learns from single
-    digits, each also shifted by a pixel or two, and draws the digit in the middle.
+    The decoder sees which class it is, and how far the pose is from the mean pose of
+    that class. It learns from single digits, each also shifted by a pixel or two, and
+    draws the digit in the middle.
+
+    Returns:
+        The mean standard deviation of a number of a pose within a class.
     """
     torch.manual_seed(0)
     network.eval()
@@ -150,14 +160,17 @@ def learn_to_draw(
     poses = torch.cat(poses)
     labels = digits.labels.repeat(len(places))
     drawings = drawings.repeat(len(places), 1, 1, 1)
+    of_digits = poses[torch.arange(len(labels)), labels]
+    deviations, spread = deviations_of(of_digits, labels, network.classes)
     decoder = nn.Sequential(
         tc.layers.PoseInput(network.classes, network.pose_dim, "pose_and_class"),
+        deviations,
         tc.FullyConnectedDecoder(
             network.pose_dim + network.classes, network.image_shape, hidden=(128, 256)
         ),
     )
     network.decoder = decoder
-    optimizer = torch.optim.Adam(decoder.parameters(), lr=2e-3)
+    optimizer = torch.optim.Adam(decoder[-1].parameters(), lr=2e-3)
     for _ in range(epochs):
         for batch in torch.randperm(len(labels)).split(64):
             capsules = tc.Capsules(poses[batch], tc.length(poses[batch]))
@@ -167,6 +180,35 @@ def learn_to_draw(
             loss.backward()
             optimizer.step()
     network.eval()
+    return spread
+
+
+def deviations_of(
+    poses: Tensor, labels: Tensor, classes: int
+) -> tuple[nn.Linear, float]:
+    """A layer that turns a pose and its class into standard deviations from the mean.
+
+    Poses of one class differ by a twentieth of what classes differ by. A decoder that
+    sees them as they are draws the mean of each class.
+
+    Args:
+        poses: each of its own class, (N, D).
+        labels: the classes, (N,).
+        classes: how many there are.
+
+    Returns:
+        The layer, from (B, D + E) to (B, D + E), and the mean standard deviation.
+    """
+    of_class = [poses[labels == label] for label in range(classes)]
+    mean = torch.stack([rows.mean(0) for rows in of_class])
+    spread = torch.stack([rows.std(0) for rows in of_class]).mean(0)
+    dim = poses.shape[1]
+    layer = nn.Linear(dim + classes, dim + classes, bias=False).requires_grad_(False)
+    layer.weight.zero_()
+    layer.weight[:dim, :dim] = torch.diag(1 / spread)
+    layer.weight[:dim, dim:] = -(mean / spread).T
+    layer.weight[dim:, dim:] = torch.eye(classes)
+    return layer, float(spread.mean())
 
 
 class Pairs(NamedTuple):
@@ -528,8 +570,12 @@ def size_of(network: ImageClassifier) -> int:
     )
 
 
-def learned_from_single(capsules: Classifier, test: Examples) -> Iterator[Exhibit]:
-    """The standard report about single digits."""
+def learned_from_single(
+    capsules: Classifier, test: Examples, moves: Tensor
+) -> Iterator[Exhibit]:
+    """The standard report about single digits, with moves of poses that single digits
+    make, too.
+    """
     folder = RunFolder(capsules.run)
     with folder.metrics.open() as file:
         metrics = []
@@ -537,9 +583,12 @@ def learned_from_single(capsules: Classifier, test: Examples) -> Iterator[Exhibi
             metrics.append({name: float(value) for name, value in row.items() if value})
     prepared = capsules.prepared(test)
     findings = examine(capsules.network, prepared)
-    yield from exhibits_of_classifier(
-        capsules.network, prepared, findings, read_summary(folder), metrics
-    )
+    tested = Tested(capsules.network, prepared, findings, read_summary(folder), metrics)
+    for exhibit in exhibits_of_classifier(
+        tested.model, tested.images, tested.findings, tested.summary, tested.metrics
+    ):
+        moved = exhibit.kind == "perturbations"
+        yield Perturbations.of(tested.examples, moves) or exhibit if moved else exhibit
 
 
 if __name__ == "__main__":

@@ -67,6 +67,27 @@ def test_all_digits_of_an_image_must_be_found(
     assert demo["all_found"](Knows(), torch.zeros(4, 1, 16, 16), present) == 0.5
 
 
+def test_the_decoder_sees_how_a_digit_differs_from_its_class(
+    demo: dict[str, Any],
+) -> None:
+    """It saw poses that differ a twentieth as much as classes do, and drew the mean of
+    each class, or shapeless strokes where poses moved.
+    """
+    torch.manual_seed(0)
+    labels = torch.arange(300) % 3
+    noise = torch.tensor([0.01, 0.02]) * torch.randn(300, 2)
+    poses = torch.randn(3, 2)[labels] + noise
+    layer, spread = demo["deviations_of"](poses, labels, 3)
+    classes = torch.nn.functional.one_hot(labels, 3).float()
+    seen = layer(torch.cat([poses, classes], 1))
+    assert spread == pytest.approx(0.015, rel=0.2)
+    assert torch.equal(seen[:, 2:], classes)
+    for label in range(3):
+        of_class = seen[labels == label, :2]
+        assert of_class.mean(0).abs().max() < 1e-3
+        assert of_class.std(0).tolist() == pytest.approx([1, 1], rel=0.3)
+
+
 @pytest.mark.thorough
 def test_the_demo_keeps_its_word(
     demo: dict[str, Any], tmp_path: Path, digits: Examples
@@ -89,6 +110,9 @@ def test_the_demo_keeps_its_word(
     assert all(name in second["text"] for name in ahead)
     assert ("The plain network is ahead" in second["text"]) is bool(ahead)
     assert headline["kind"] == "headline"
+    (moves,) = [one for one in shown["exhibits"] if one["kind"] == "perturbations"]
+    assert max(moves["values"]) < 0.1  # twice what single digits differ by
+    assert torch.tensor(moves["changes"]).max(1).values.min() > 0.05
     assert page.read_text().index(
         "two-digits-side-by-side.png"
     ) < page.read_text().index("<h2>")
