@@ -324,7 +324,7 @@ def test_two_classes_in_one_text() -> None:
 def test_the_code_of_the_document_runs(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    document = (Path(__file__).parent.parent / "docs" / "words.md").read_text()
+    document = (Path(__file__).parents[3] / "docs" / "words.md").read_text()
     (block,) = re.findall(r"```python\n(.*?)```", document, re.DOTALL)
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "reviews").symlink_to(run)

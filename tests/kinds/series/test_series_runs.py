@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.data.test_series import sounds, tone
+from tests.kinds.series.test_series import sounds, tone
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import MadeSeries, Series
