@@ -27,7 +27,6 @@ from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data import Digits, Examples, Padded, Scenes, arrange
 from torchcaps_lab.report import (
     Exhibit,
-    Extent,
     Observation,
     Picture,
     Selection,
@@ -37,12 +36,12 @@ from torchcaps_lab.report import (
     examine,
     exhibits_of_classifier,
     layer_entropy,
+    list_exhibits,
     new_figure,
     observe_layers,
     register_exhibit,
     write_page,
 )
-from torchcaps_lab.report.pictures import Perturbations
 from torchcaps_lab.training import (
     RunFolder,
     quiet_lightning,
@@ -289,7 +288,7 @@ class Columns(NamedTuple):
     capsules: Tensor
     plain: Tensor
     shares: Tensor
-    extent: Extent
+    extent: Any
     drawn: Tensor
 
 
@@ -587,8 +586,11 @@ def learned_from_single(
     for exhibit in exhibits_of_classifier(
         tested.model, tested.images, tested.findings, tested.summary, tested.metrics
     ):
-        moved = exhibit.kind == "perturbations"
-        yield Perturbations.of(tested.examples, moves) or exhibit if moved else exhibit
+        if exhibit.kind == "perturbations":
+            perturbations: Any = list_exhibits()["perturbations"]
+            yield perturbations.of(tested.examples, moves) or exhibit
+        else:
+            yield exhibit
 
 
 if __name__ == "__main__":
