@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import reduce
 from numbers import Integral
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -510,3 +510,100 @@ def standardised(
         amount = amount + torch.minimum(share * spread, logit * size)
     divisor = torch.maximum(deviation, amount / _RESOLVED)
     return centred / divisor, Rounding(amount, spread, divisor.detach())
+
+
+class CostSettings(Protocol):
+    """The settings that the costs of EM routing depend on."""
+
+    @property
+    def cost_scale(self) -> float:
+        """The factor of the costs."""
+
+    @property
+    def activation_scale(self) -> float:
+        """The factor of ``beta_a``."""
+
+    @property
+    def standardise(self) -> bool:
+        """Whether costs are standardised over the parents."""
+
+    @property
+    def cost_floor(self) -> float:
+        """The floor of standardised costs, see :func:`standardised`."""
+
+
+class Costs(NamedTuple):
+    r"""What the costs of the parents are in every step, and with them the logits of
+    their activations.
+
+    .. math::
+        c_j = s \Big(H \beta_u + \tfrac12 \log \det \Sigma_j\Big) N_j, \quad
+        \operatorname{logit} a_j = \lambda (b \beta_a - c_j)
+
+    Args:
+        child: of one child, without the determinant, (J,): :math:`s H \beta_u`.
+        activation: :math:`b \beta_a`, (J,).
+        scale: s.
+        terms: for standardised costs, how large the terms of one child are without the
+            determinant, (J,), without gradient; None leaves costs as they are.
+        floor: the floor of standardised costs, see :func:`standardised`.
+
+    Example:
+        >>> zeros = torch.zeros(3)
+        >>> costs = Costs.of(zeros, zeros, 16, tc.routing.EMRouting())
+        >>> costs.logits(torch.ones(2, 3), torch.full((2, 3), 0.5), 1.0)[0]
+        tensor([[-0.2500, -0.2500, -0.2500],
+                [-0.2500, -0.2500, -0.2500]])
+    """
+
+    child: Tensor
+    activation: Tensor
+    scale: float = 1.0
+    terms: Tensor | None = None
+    floor: float = 0.0
+
+    @classmethod
+    def of(
+        cls,
+        beta_u: Tensor,
+        beta_a: Tensor,
+        size: int,
+        settings: CostSettings,
+    ) -> "Costs":
+        """Compute the costs of parents with poses of ``size`` numbers: H."""
+        scale = settings.cost_scale
+        terms = None
+        if settings.standardise:
+            # A variance is off by a share of it, so its logarithm by a share of 1.
+            terms = abs(scale) * size * (beta_u.detach().abs() + 0.5)
+        child = scale * size * beta_u
+        activation = settings.activation_scale * beta_a
+        return cls(child, activation, scale, terms, settings.cost_floor)
+
+    def logits(
+        self,
+        mass: Tensor,
+        log_determinant: Tensor,
+        temperature: float,
+        before: Rounding | None = None,
+    ) -> tuple[Tensor, Rounding | None]:
+        """Return the logits of the activations, (B, J), and the rounding of
+        standardised costs.
+
+        Args:
+            mass: N, (B, J).
+            log_determinant: the log determinant of the covariances, (B, J).
+            temperature: the inverse one, lambda.
+            before: the rounding of the step before; None in the first one.
+        """
+        half = self.scale / 2
+        cost = torch.add(self.child, log_determinant, alpha=half) * mass
+        rounding = None
+        if self.terms is not None:
+            # Not |cost|, whose terms may cancel.
+            logarithm = log_determinant.detach().abs()
+            terms = torch.add(self.terms, logarithm, alpha=abs(half)) * mass.detach()
+            cost, rounding = standardised(cost, terms, self.floor, before)
+            rounding = rounding._replace(temperature=abs(temperature))
+        activation = temperature * self.activation
+        return torch.sub(activation, cost, alpha=temperature), rounding

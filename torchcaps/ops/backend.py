@@ -225,7 +225,7 @@ class Mixture(NamedTuple):
         temperatures: the inverse one of each step, lambda.
         sharpness: the sharpness of each E-step, one fewer.
         floor: added to the variances.
-        scale: factor of the cost.
+        cost_scale: factor of the cost.
         activation_scale: factor of ``beta_a``.
         mass_factor: the factor of the masses in the cost.
         standardise: whether costs are standardised over the parents.
@@ -239,7 +239,7 @@ class Mixture(NamedTuple):
     temperatures: tuple[float, ...]
     sharpness: tuple[float, ...]
     floor: float = 5e-4
-    scale: float = 1.0
+    cost_scale: float = 1.0
     activation_scale: float = 1.0
     mass_factor: float = 1.0
     standardise: bool = False

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from torchcaps.numerics import (
+    Costs,
     Finite,
     Floor,
     FloorOrNone,
@@ -25,7 +26,6 @@ from torchcaps.numerics import (
 )
 from torchcaps.ops import Gaussian, Gaussians, Moments, Votes
 from torchcaps.ops.backend import Mixture, mean_of, variance_of
-from torchcaps.ops.mixture import Costs
 from torchcaps.routing.base import (
     GRADIENTS,
     Gradient,
@@ -175,26 +175,8 @@ def em_m_step(
         unit: the unit of variances, (B, 1, 1), for ``relative_floor``; None counts them
             as they are.
     """
-    costs = _costs(beta_u, beta_a, votes.shape[3], settings)
+    costs = Costs.of(beta_u, beta_a, votes.shape[3], settings)
     return _m_step(votes, moments, costs, inverse_temperature, settings, previous, unit)
-
-
-def _costs(
-    beta_u: Tensor,
-    beta_a: Tensor,
-    size: int,
-    settings: "EMSettings | EMRouting",
-) -> Costs:
-    """The costs of parents with poses of so many numbers, for all steps."""
-    return Costs.of(
-        beta_u,
-        beta_a,
-        size,
-        scale=settings.cost_scale,
-        activation_scale=settings.activation_scale,
-        standardise=settings.standardise,
-        floor=settings.cost_floor,
-    )
 
 
 def _m_step(
@@ -381,7 +363,7 @@ def em_routing(
         )
         if fitted is not None:
             return fitted
-    costs = _costs(beta_u, beta_a, votes.shape[3], settings)
+    costs = Costs.of(beta_u, beta_a, votes.shape[3], settings)
     similarity: Gaussian | None = None
     state: EMState | None = None
     unit: Tensor | None = None

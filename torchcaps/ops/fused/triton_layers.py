@@ -280,7 +280,7 @@ def numbers_of(settings: Mixture, dtype: torch.dtype, device: torch.device) -> T
     digits of float64, where an argument of a kernel has those of float32.
     """
     floor = settings.floor
-    scale = settings.scale
+    scale = settings.cost_scale
     common = floor, scale, settings.activation_scale, settings.mass_factor
     sharpness = (*settings.sharpness, 1.0)
     rows = [
