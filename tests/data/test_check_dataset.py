@@ -10,9 +10,7 @@ from typing import ClassVar
 import datasets
 import numpy as np
 import pytest
-import test_annotated
 import test_cifar10
-import test_pixel_masks
 import test_smallnorb
 import torch
 from PIL import Image
@@ -20,6 +18,8 @@ from test_mnist import idx
 from test_smallnorb import COUNT
 
 from tests.data.folders import write
+from tests.kinds.pixels import test_pixel_masks
+from tests.kinds.scenes import test_annotated
 from torchcaps.spec import package_of
 from torchcaps_lab import data
 from torchcaps_lab.data import (

@@ -773,7 +773,7 @@ def test_the_page_is_used_without_a_mouse(page: Any) -> None:
     page.keyboard.press("t")
     expect(page.locator("#truth")).to_contain_text("label")
     page.click("#keys summary")
-    expect(page.locator("#keys kbd")).to_have_text(["c", "u", "t", "r", "p", "k"])
+    expect(page.locator("#keys kbd")).to_have_text(["c", "u", "t", "p", "r", "k"])
     page.click("#keys summary")
     unnamed = """[...document.querySelectorAll("button, input, select, textarea, canvas[tabindex], section")]
         .filter((one) => one.checkVisibility() && !one.labels?.length && !one.textContent.trim())

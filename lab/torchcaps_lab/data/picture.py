@@ -186,6 +186,13 @@ def _opens(formats: Sequence[str]) -> list[str]:
     return [kind for kind in formats if kind in Image.OPEN]
 
 
+def worded(error: OSError, words: str) -> OSError:
+    """The error in other words. Its ``strerror``, the bare reason, stays."""
+    in_words = type(error)(words)
+    in_words.strerror = error.strerror
+    return in_words
+
+
 @contextmanager
 def opened(
     source: "Source",
@@ -230,10 +237,10 @@ def opened(
             with Image.open(source, formats=formats) as image:
                 _check_pixels(image, most_pixels)
                 yield image
-    except FileNotFoundError:
-        raise FileNotFoundError(f"there is no file {name}{seen_from(name)}") from None
-    except PermissionError:
-        raise PermissionError(f"{name} may not be read") from None
+    except FileNotFoundError as error:
+        raise worded(error, f"there is no file {name}{seen_from(name)}") from None
+    except PermissionError as error:
+        raise worded(error, f"{name} may not be read") from None
     except IsADirectoryError:
         raise  # It names the folder and says what is wrong.
     except UnidentifiedImageError:

@@ -131,12 +131,12 @@ class Learner(L.LightningModule):
         self.speed = speed or Speed()
         self.speed.lay_out(self.model)
         self.ramps = Ramps(self.model, optimisation.ramp)
-        self.run = self.speed.step()
-        if optimisation.ramp and self.compiled:
+        if optimisation.ramp and self.speed.compiles:
             raise ValueError(
                 "ramp cannot be combined with speed.compile: each new value would be "
                 "compiled anew"
             )
+        self.run = self.speed.step()
         self.task = task or Classification()
         self.optimisation = optimisation
         self.loss = optimisation.loss

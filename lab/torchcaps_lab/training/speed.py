@@ -122,11 +122,16 @@ class Speed:
                         value
                     )
 
+    @property
+    def compiles(self) -> bool:
+        """Return whether ``compile`` names a mode."""
+        return self.compile not in (None, "off")
+
     def step(self) -> Step:
         """The function that runs a model in a training step, compiled if ``compile``
         names a mode.
         """
-        if self.compile in (None, "off"):
+        if not self.compiles:
             return predict
         # torch.compile counts compilations by code object: with the same one, the ninth
         # network would not be compiled.

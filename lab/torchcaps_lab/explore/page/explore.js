@@ -988,17 +988,22 @@ const choose = latest(async (network) => {
 
 // ---- the keyboard
 
-const shortcut = (key) => document.querySelector(`[aria-keyshortcuts="${CSS.escape(key)}"]`);
+const withShortcut = [...document.querySelectorAll("[aria-keyshortcuts]")];
+const keyOf = (button) => button.getAttribute("aria-keyshortcuts");
+
+// Buttons that are never shown together may share a key.
+const shortcut = (key) => withShortcut.find((button) => keyOf(button) === key && button.checkVisibility());
 
 document.addEventListener("keydown", (event) => {
   const types = event.target.matches("textarea, select, input:not([type=range])");
   if (types || event.ctrlKey || event.altKey || event.metaKey) return;
   const button = shortcut(event.key.toLowerCase());
-  if (button && !button.disabled && button.checkVisibility()) button.click();
+  if (button && !button.disabled) button.click();
 });
 
-$("keys").querySelector("dl").replaceChildren(...[...document.querySelectorAll("[aria-keyshortcuts]")].flatMap((button) => [
-  element("dt", {}, element("kbd", { textContent: button.getAttribute("aria-keyshortcuts") })),
+const buttonOfKey = new Map(withShortcut.map((button) => [keyOf(button), button]));
+$("keys").querySelector("dl").replaceChildren(...[...buttonOfKey].flatMap(([key, button]) => [
+  element("dt", {}, element("kbd", { textContent: key })),
   element("dd", { textContent: button.ariaLabel ?? button.textContent }),
 ]));
 
