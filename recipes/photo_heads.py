@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from statistics import fmean
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -15,11 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recipes.kit.base import Picture, Recipe, Study, facts_of, lines_of, register_recipe
-from recipes.kit.charts import bars_under_images
 from recipes.kit.lab import Lab, at_random, data_of, facts_of_network
 from recipes.kit.measures import all_found, percent
 from recipes.kit.options import TrainingOptions
-from recipes.top_two import PAIRS, SINGLE, as_picture
+from recipes.top_two import PAIRS, SINGLE, picture_of_pairs
 from torchcaps import (
     CapsHead,
     MarginLoss,
@@ -278,20 +276,4 @@ class PhotoHeads(Recipe[PhotoHeadsSettings]):
 
     def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
         """Bars of the accuracy, mean of the seeds, with an example above each."""
-        test = data_of(studies[0].settings.data).test
-        examples = {SINGLE: as_picture(test.inputs[:1])}
-        for layout in PAIRS.values():
-            examples[layout] = as_picture(
-                arrange(test, Scenes.layouts()[layout], 1).images
-            )
-        bars = {}
-        for row in DRAWN:
-            seeds = [
-                study.figures for study in studies if (row, SINGLE) in study.figures
-            ]
-            if seeds:
-                bars[row] = [
-                    fmean(figures[row, name] for figures in seeds) for name in MEASURES
-                ]
-        figure = bars_under_images(examples, bars, "all classes found, % of images")
-        return {"pairs": Picture(figure, FACTS["caption"])}
+        return {"pairs": picture_of_pairs(studies, DRAWN, self.caption)}

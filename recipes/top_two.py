@@ -150,24 +150,35 @@ class TopTwo(Recipe[TopTwoSettings]):
 
     def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
         """Bars of the accuracy, mean of the seeds, with an example above each."""
-        test = data_of(studies[0].settings.data).test
-        examples = {SINGLE: as_picture(test.inputs[:1])}
-        for layout in PAIRS.values():
-            examples[layout] = as_picture(
-                arrange(test, Scenes.layouts()[layout], 1).images
-            )
-        bars = {}
-        for row in DRAWN:
-            seeds = [
-                study.figures for study in studies if (row, SINGLE) in study.figures
+        return {"pairs": picture_of_pairs(studies, DRAWN, self.caption)}
+
+
+def picture_of_pairs(
+    studies: Sequence[Study], rows: Sequence[str], caption: str
+) -> Picture:
+    """Bars of the accuracy on single images and on two in one, mean of the seeds, with
+    an example above each.
+
+    Args:
+        studies: the studies, of a data set of images.
+        rows: the rows that are drawn, as far as they were measured.
+        caption: the caption of the picture.
+    """
+    test = data_of(studies[0].settings.data).test
+    examples = {SINGLE: as_picture(test.inputs[:1])}
+    for layout in PAIRS.values():
+        pair = arrange(test, Scenes.layouts()[layout], 1).images
+        examples[layout] = as_picture(pair)
+    bars = {}
+    for row in rows:
+        seeds = [study.figures for study in studies if (row, SINGLE) in study.figures]
+        if seeds:
+            bars[row] = [
+                fmean(figures[row, name] for figures in seeds)
+                for name in (SINGLE, *PAIRS)
             ]
-            if seeds:
-                bars[row] = [
-                    fmean(figures[row, name] for figures in seeds)
-                    for name in (SINGLE, *PAIRS)
-                ]
-        drawn = bars_under_images(examples, bars, "all classes found, % of images")
-        return {"pairs": Picture(drawn, self.caption)}
+    figure = bars_under_images(examples, bars, "all classes found, % of images")
+    return Picture(figure, caption)
 
 
 def as_picture(images: Tensor) -> Tensor:

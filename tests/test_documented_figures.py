@@ -127,16 +127,14 @@ EXACT = "two questions in one, exactly those above 0.5"
 STYLE = ("slant", "thickness")
 OTHERS = {"mnist-em": CAPS_EM, "fashion": CAPS_DYNAMIC, "cifar10": CAPS_DYNAMIC}
 EVIDENT = "K-Means, 3 steps, evidence"
-PHOTO_HEADS = {
-    name: name
-    for name in (
-        "mean of the features, linear layer",
-        "class maps",
-        "K-Means, 1 step",
-        "K-Means, 3 steps",
-        EVIDENT,
-    )
-} | {"K-Means, 1 step, evidence alone": "K-Means, evidence alone"}
+PHOTO_HEADS = (
+    "mean of the features, linear layer",
+    "class maps",
+    "K-Means, 1 step",
+    "K-Means, 3 steps",
+    "K-Means, evidence alone",
+    EVIDENT,
+)
 LONG = "MNIST, dynamic routing, epochs: 40"
 EFFICIENT = "MNIST, Efficient-CapsNet, epochs: 40"
 TURNED = "smallNORB, Efficient-CapsNet, turned and erased, epochs: 24"
@@ -309,14 +307,14 @@ SAID: dict[str, list[tuple[str, list[float]]]] = {
         ),
         *(
             (
-                f"| {words} | {{}} % | {{}} % | {{}} % |",
+                f"| {row} | {{}} % | {{}} % | {{}} % |",
                 [
                     *ours("photo-heads", "single images", row),
                     *ours("photo-heads", "two, side by side", row),
                     *ours("photo-heads", "two, one above the other", row),
                 ],
             )
-            for words, row in PHOTO_HEADS.items()
+            for row in PHOTO_HEADS
         ),
         *(
             (

@@ -5,6 +5,7 @@ place of the one that records graphs.
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,9 +49,10 @@ class TestTheyPay:
 def learner(speed: Speed | None = None) -> Learner:
     """Of a network with dropout and running statistics."""
     torch.manual_seed(0)
-    network = create_model("capsnet_digits", channels=4, types=2, decoder_hidden=None)
-    parts = network.conv, nn.BatchNorm2d(4), nn.Dropout(0.2)
-    network.conv = nn.Sequential(*parts)  # type: ignore[assignment]
+    network: Any = create_model(
+        "capsnet_digits", channels=4, types=2, decoder_hidden=None
+    )
+    network.conv = nn.Sequential(network.conv, nn.BatchNorm2d(4), nn.Dropout(0.2))
     # Adam would blow up the rounding of a gradient that is about 0.
     sgd = partial(torch.optim.SGD, lr=0.01)
     return Learner(network, Optimisation(optimizer=sgd), speed=speed)
@@ -142,12 +144,12 @@ def test_off_is_off(on_gpu: Any, images: Examples, tmp_path: Path) -> None:
 
 
 def test_a_rehearsal_has_no_effect() -> None:
-    task = learner()
+    task: Any = learner()
     batch = Digits().train.__getitems__(list(range(8)))
     state = {name: value.clone() for name, value in task.state_dict().items()}
     numbers = torch.get_rng_state()
     task.train()
-    task.trainer = type("T", (), {"current_epoch": 0})()  # type: ignore[assignment]
+    task.trainer = SimpleNamespace(current_epoch=0)
     task.step_without_effect(batch)
     torch.testing.assert_close(dict(task.state_dict()), state, rtol=0, atol=0)
     assert torch.equal(torch.get_rng_state(), numbers)

@@ -177,7 +177,7 @@ class Plan(NamedTuple):
         others: tried in turn for a call that the backend of choice cannot do; none if
             it was asked for by name.
         others_of_given: the same for sums under given logits.
-        stored: the stored of the facts.
+        stored: why votes must be stored, in words; empty if they need not.
     """
 
     choice: Choice

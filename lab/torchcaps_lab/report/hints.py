@@ -32,7 +32,7 @@ class Hint(NamedTuple):
         option: what to type; empty if there is nothing to type.
 
     Example:
-        >>> from torchcaps_lab.report.pictures.advice import Hint
+        >>> from torchcaps_lab.report.hints import Hint
         >>> Hint(
         ...     "10 images of a class", "add images", option="--preprocess.shift 2"
         ... ).option
@@ -252,7 +252,7 @@ def falling_loss(metrics: Metrics) -> Iterator[Hint]:
         metrics: rows with ``val_loss`` or ``train_loss``; may be empty.
     """
     for name, of in (("val_loss", "validation"), ("train_loss", "training")):
-        losses = [row[name] for row in metrics if row.get(name) is not None]
+        losses = _column(metrics, name)
         if len(losses) > 6:
             before = fmean(losses[-6:-3])
             last = fmean(losses[-3:])

@@ -102,8 +102,8 @@ def _steps_of(network: SlotAutoencoder) -> int | None:
 
 
 def _seen(network: SlotAutoencoder, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The assigned pixels (1, J, H, W), the reconstruction (1, C, H, W) and what each slot draws (1,
-    J, C, H, W), on the CPU.
+    """The assigned pixels (1, J, H, W), the reconstruction (1, C, H, W) and what each
+    slot draws (1, J, C, H, W), on the CPU.
     """
     prediction: Prediction = network(image)
     assert prediction.assigned is not None
