@@ -23,10 +23,10 @@ LAB = "torchcaps_lab"
 PICTURE = Path(__file__).with_suffix(".svg")
 
 ORDER = (
-    "capsules",
     "names",
     "whole",
     "spec",
+    "capsules",
     "numerics",
     "squashing",
     "ops",

@@ -2,14 +2,19 @@
 that is beyond them.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
+from sklearn.base import BaseEstimator
+from torch import nn
 
 import torchcaps as tc
+import torchcaps.mixture
+import torchcaps.sklearn
 from torchcaps.layers import ImplicitActivation, SelfWeightedPooling
 from torchcaps.routing import EMSettings
 from torchcaps.routing.base import ROUTINGS
@@ -103,3 +108,45 @@ def test_all_routings_with_arguments_declare_them() -> None:
         if declared(cls).arguments and not is_dataclass(cls)
     ]
     assert len(FIELDS) >= 60
+
+
+ROOMS = (
+    tc,
+    tc.layers,
+    tc.losses,
+    tc.mixture,
+    tc.models,
+    tc.routing,
+    tc.sklearn,
+)
+PUBLIC = {
+    value
+    for room in ROOMS
+    for value in (getattr(room, name) for name in dir(room))
+    if inspect.isclass(value) and value.__module__.startswith("torchcaps")
+}
+WITH_ARGUMENTS = sorted(
+    (
+        cls
+        for cls in PUBLIC
+        if issubclass(cls, nn.Module | BaseEstimator)
+        and not inspect.isabstract(cls)
+        and declared(cls).arguments
+        and not declared(cls).open
+    ),
+    key=lambda cls: cls.__name__,
+)
+
+
+def test_public_classes_are_many() -> None:
+    assert len(WITH_ARGUMENTS) >= 60
+    assert {tc.CapsHead, tc.CapsNet, tc.MarginLoss} < set(WITH_ARGUMENTS)
+
+
+@pytest.mark.parametrize("cls", WITH_ARGUMENTS, ids=lambda cls: cls.__name__)
+def test_a_misspelt_argument_of_a_class_is_answered_with_the_right_one(
+    cls: type,
+) -> None:
+    for name in declared(cls).arguments:
+        with pytest.raises(TypeError, match=f"no argument '{name}s_'; did you mean "):
+            cls(**{f"{name}s_": 1})

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree
 from torch.utils.hooks import RemovableHandle
 
+from torchcaps.spec import SuggestsNames
+
 
 def shapes_of(named: NamedTuple) -> str:
     """A named tuple of tensors with their shapes in place of their numbers."""
@@ -142,7 +144,7 @@ class _Tied(torch.autograd.Function):
         return pose.view_as(pose), activation.view_as(activation)
 
 
-class CapsuleLayer(nn.Module):
+class CapsuleLayer(SuggestsNames, nn.Module):
     """Base of modules that return :class:`Capsules`.
 
     A forward hook may return a plain tuple (pose, activation), as those of Captum do:

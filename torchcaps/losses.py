@@ -18,7 +18,7 @@ from torchcaps.numerics import (
     compute_dtype,
     real_dtype,
 )
-from torchcaps.spec import Registry, settings
+from torchcaps.spec import Registry, SuggestsNames, settings
 
 Weighting = Literal["paper", "released"]
 Schedule = Literal["linear", "stepped", "sigmoid", "constant"]
@@ -100,7 +100,7 @@ def margin_loss(
     )
 
 
-class ActivationLoss(nn.Module, ABC):
+class ActivationLoss(SuggestsNames, nn.Module, ABC):
     """Base of the losses on class activations: what the command line's ``--loss``
     takes.
     """
@@ -335,7 +335,7 @@ names of their classes.
 
 
 @settings
-class ReconstructionLoss(nn.Module):
+class ReconstructionLoss(SuggestsNames, nn.Module):
     """Module form of :func:`reconstruction_loss`, weighted.
 
     Args:

@@ -14,7 +14,7 @@ from torchcaps.layers import CapsHead
 from torchcaps.names import needing
 from torchcaps.numerics import Positive, Size
 from torchcaps.routing import create_routing
-from torchcaps.spec import Within, check_fields
+from torchcaps.spec import SuggestsNames, Within, check_fields
 
 with needing("estimators", "torchcaps[mixture]"):
     import numpy as np
@@ -33,7 +33,7 @@ _INVERSE_TEMPERATURE = 10.0  # of the loss, and so of the probabilities
 
 
 @dataclass(eq=False, repr=False)
-class CapsNetClassifier(ClassifierMixin, BaseEstimator):
+class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
     r"""Class capsules on features, or on small images, trained by gradient descent:
     ``fit``, ``predict_proba``.
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.numerics import Positive, cast, compute_dtype, only_formulas, real_dtype
-from torchcaps.spec import settings
+from torchcaps.spec import SuggestsNames, settings
 
 Dims = int | tuple[int, ...]
 SquashKind = Literal["sabour", "half", "tanh", "exponential", "rational", "none"]
@@ -270,7 +270,7 @@ def squash_by(constant: float, pose: Tensor) -> Tensor:
 
 
 @settings
-class Squash(nn.Module):
+class Squash(SuggestsNames, nn.Module):
     """Module form of :func:`squash`.
 
     Raises:
@@ -295,7 +295,7 @@ class Squash(nn.Module):
 
 
 @settings
-class LearnedSquash(nn.Module):
+class LearnedSquash(SuggestsNames, nn.Module):
     r"""Squash with a learned constant: :math:`f(n) = n^2 / (c + n^2)`, with :math:`c =
     e^\theta`.
 

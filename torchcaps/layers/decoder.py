@@ -20,7 +20,7 @@ from torchcaps.numerics import (
     compute_dtype,
     real_dtype,
 )
-from torchcaps.spec import settings
+from torchcaps.spec import SuggestsNames, settings
 
 DecoderInput = Literal["masked", "pose", "pose_and_class"]
 
@@ -59,7 +59,7 @@ def chosen_classes(capsules: Capsules, target: Tensor | None = None) -> Tensor:
 
 
 @settings
-class FullyConnectedDecoder(nn.Module):
+class FullyConnectedDecoder(SuggestsNames, nn.Module):
     """Decode masked class capsules to an image, by fully connected layers with ReLU
     between them and a sigmoid at the end.
 
@@ -105,7 +105,7 @@ class FullyConnectedDecoder(nn.Module):
         return self.layers(poses.flatten(1)).unflatten(1, self.image_shape)
 
 
-class PoseInput(nn.Module):
+class PoseInput(SuggestsNames, nn.Module):
     r"""What a decoder is told of the class that it draws.
 
     ================== ======= ==========================================================================

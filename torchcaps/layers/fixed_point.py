@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torchcaps.numerics import Finite
 from torchcaps.routing.base import MOST_STEPS, check_steps
-from torchcaps.spec import Within, settings
+from torchcaps.spec import SuggestsNames, Within, settings
 
 StepsOrNone = Annotated[int, Within(0, MOST_STEPS)]
 
@@ -46,7 +46,7 @@ def implicit_activation(
 
 
 @settings
-class ImplicitActivation(nn.Module):
+class ImplicitActivation(SuggestsNames, nn.Module):
     """Module form of :func:`implicit_activation`.
 
     Example:
@@ -130,7 +130,7 @@ def self_weighted_pooling(
 
 
 @settings
-class SelfWeightedPooling(nn.Module):
+class SelfWeightedPooling(SuggestsNames, nn.Module):
     """Module form of :func:`self_weighted_pooling`.
 
     Example:

@@ -11,9 +11,10 @@ from torchcaps.capsules import Capsules, from_pair
 from torchcaps.layers.pose import check_groups
 from torchcaps.numerics import compute_dtype, full_precision
 from torchcaps.ops import Windows
+from torchcaps.spec import SuggestsNames
 
 
-class IdentityPath(nn.Module):
+class IdentityPath(SuggestsNames, nn.Module):
     r"""What a convolution adds to the routed poses of its parents: the poses of their
     children, untransformed.
 

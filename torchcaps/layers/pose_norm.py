@@ -17,11 +17,12 @@ from torchcaps.numerics import (
     real_dtype,
 )
 from torchcaps.routing.base import BatchStandard
+from torchcaps.spec import SuggestsNames
 
 PoseScale = Literal["element", "type"]
 
 
-class PoseNorm(nn.Module):
+class PoseNorm(SuggestsNames, nn.Module):
     r"""Normalise the poses of capsules over the batch, as batch normalisation does
     channels.
 
@@ -144,7 +145,7 @@ def norm_of(types: int, pose: Pose, pose_norm: PoseScale | None) -> PoseNorm | N
     return PoseNorm(types, pose, pose_norm)
 
 
-class PoseMagnitude(nn.Module):
+class PoseMagnitude(SuggestsNames, nn.Module):
     r"""The magnitude of poses, :math:`\sqrt{\overline{M^2}}` over all of their numbers:
     a scalar without gradient.
 

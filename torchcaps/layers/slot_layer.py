@@ -13,10 +13,10 @@ from torchcaps.numerics import check_size, given
 from torchcaps.ops import Votes
 from torchcaps.routing import LayerShape, Routed, Routing, SlotAttentionRouting
 from torchcaps.routing.base import as_capsules, routing_of
-from torchcaps.spec import shown
+from torchcaps.spec import SuggestsNames, shown
 
 
-class PositionCode(nn.Module):
+class PositionCode(SuggestsNames, nn.Module):
     r"""Adds to each place of a map a linear map of where it is.
 
     .. math:: x_{yx} + W \, (y,\, x,\, 1 - y,\, 1 - x) + b, \quad x, y \in [0, 1]

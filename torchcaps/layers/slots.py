@@ -11,6 +11,7 @@ from torchcaps.numerics import check_finite, check_size
 from torchcaps.ops import InnerProduct, Votes
 from torchcaps.routing import DynamicRouting, Routed
 from torchcaps.routing.base import check_steps
+from torchcaps.spec import SuggestsNames
 from torchcaps.squashing import SquashKind, length, squash
 
 
@@ -53,7 +54,7 @@ class _Slots(CapsLinear):
         return self.parents(routed, words)
 
 
-class SlotCaps(nn.Module):
+class SlotCaps(SuggestsNames, nn.Module):
     r"""Route each word to its slot, and slots to intents, which influence the slots
     again.
 

@@ -17,6 +17,7 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from torch import Tensor
 
 from torchcaps.ops import Moments, Normaliser, Similarity, Votes
+from torchcaps.spec import SuggestsNames
 
 Array = NDArray[Any]
 
@@ -101,7 +102,7 @@ def cluster_moments(points: Tensor, share: Tensor, *, scatter: bool = False) -> 
     return votes.moments(weights=share.T, scatter=scatter)
 
 
-class Clustering(BaseEstimator, ABC):
+class Clustering(SuggestsNames, BaseEstimator, ABC):
     """The loop of all estimators here: a step is one E-step and one M-step on the votes
     of the points.
 

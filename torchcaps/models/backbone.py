@@ -29,14 +29,14 @@ from torchcaps.models.network import WEIGHTS_FILE, network_folder
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import AnySizes, NotNegative, Size, Sizes
 from torchcaps.routing import DynamicRouting, Routing
-from torchcaps.spec import settings
+from torchcaps.spec import SuggestsNames, settings
 
 TIMM = "timm/"
 HUB = "hub"
 IMAGENET = "imagenet"
 
 
-class Backbone(nn.Module):
+class Backbone(SuggestsNames, nn.Module):
     """Makes features (B, channels, H', W') of images (B, C, H, W) in [0, 1]."""
 
     channels: int

@@ -19,7 +19,7 @@ from torchcaps.ops.backend import Rule, VoteSource
 from torchcaps.ops.similarity import Similarity
 from torchcaps.routing import DynamicRouting, Routing
 from torchcaps.routing.base import Steps, check_steps
-from torchcaps.spec import settings
+from torchcaps.spec import SuggestsNames, settings
 from torchcaps.squashing import length, squash
 
 
@@ -336,7 +336,7 @@ class FieldWide(Normaliser):
 
 
 @settings
-class TransposedDecoder(nn.Module):
+class TransposedDecoder(SuggestsNames, nn.Module):
     """Decodes to an image by transposed convolutions: a linear layer draws a small map,
     all but the first double it.
 

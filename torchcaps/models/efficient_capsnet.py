@@ -21,7 +21,7 @@ from torchcaps.models.initial import cut_normal, glorot, he_deviation, zero_bias
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import AnySizes, Finite, NotNegative, Size, Sizes, ThreeSizes
 from torchcaps.routing import Routing, SelfAttentionRouting
-from torchcaps.spec import settings
+from torchcaps.spec import SuggestsNames, settings
 
 Norm = Literal["batch", "instance"]
 
@@ -264,7 +264,7 @@ class InstanceNorm(nn.GroupNorm):
 
 
 @settings
-class UpsamplingDecoder(nn.Module):
+class UpsamplingDecoder(SuggestsNames, nn.Module):
     """Decodes masked class capsules to an image: one linear map, then, for each of
     ``channels``, twice the size.
 

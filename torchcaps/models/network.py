@@ -30,6 +30,7 @@ from torchcaps.routing import Routing, constructor_arguments, create_routing
 from torchcaps.routing.base import MOST_STEPS
 from torchcaps.spec import (
     NotKnown,
+    SuggestsNames,
     declared,
     fit,
     kept,
@@ -60,7 +61,7 @@ STORED = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 NetworkType = TypeVar("NetworkType", bound="Network")
 
 
-class Network(nn.Module, ABC):
+class Network(SuggestsNames, nn.Module, ABC):
     """Base of all networks, which are defined by the arguments of their constructor and
     their weights.
 

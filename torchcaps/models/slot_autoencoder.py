@@ -15,7 +15,7 @@ from torchcaps.models.base import ImageClassifier, routing_of
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import Size
 from torchcaps.routing import Routed, Routing, SlotAttentionRouting
-from torchcaps.spec import settings
+from torchcaps.spec import SuggestsNames, settings
 
 _SCALE = 4
 """Pixels along a side of the image for one place of the grid that slots are drawn from.
@@ -40,7 +40,7 @@ class Drawing(NamedTuple):
     masks: Tensor
 
 
-class SpatialBroadcastDecoder(nn.Module):
+class SpatialBroadcastDecoder(SuggestsNames, nn.Module):
     r"""Draws each slot by itself: colours, and how much of each pixel it claims.
 
     The pose of a slot is copied to every place of a coarse grid, a code of the place is

@@ -20,7 +20,15 @@ from torchcaps.numerics import (
     given,
 )
 from torchcaps.ops import Similarity, Votes
-from torchcaps.spec import Registry, Within, declared, kept, refused, shown
+from torchcaps.spec import (
+    Registry,
+    SuggestsNames,
+    Within,
+    declared,
+    kept,
+    refused,
+    shown,
+)
 
 Gradient = Literal["all", "last"]
 GRADIENTS = get_args(Gradient)
@@ -147,7 +155,7 @@ def shape_of(shape: LayerShape | int, size: int | None) -> LayerShape:
     return LayerShape(None, shape, (size,), (size,))
 
 
-class Routing(nn.Module, ABC):
+class Routing(SuggestsNames, nn.Module, ABC):
     """A routing algorithm with its settings and its learned parameters, if any.
 
     An algorithm implements :meth:`route`; one with parameters of its own also

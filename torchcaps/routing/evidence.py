@@ -10,11 +10,11 @@ from torch import nn
 
 from torchcaps.ops import EvidentVotes, Votes
 from torchcaps.routing.base import LayerShape, Routing, shape_of, unbound
-from torchcaps.spec import argument, settings
+from torchcaps.spec import SuggestsNames, argument, settings
 from torchcaps.squashing import LearnedSquash
 
 
-class Evidence(nn.Module):
+class Evidence(SuggestsNames, nn.Module):
     r"""Where each child belongs as far as it can know alone: :math:`e_{ij} = \langle
     u_i, w_{tj} \rangle + b_{tj}`.
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.ops import Votes
-from torchcaps.spec import Within
+from torchcaps.spec import SuggestsNames, Within
 
 Start = Literal["queries", "normal"]
 HiddenSize = Annotated[int, Within(0)]
@@ -17,7 +17,7 @@ _SEED = 0
 """Of the noise that slots start with in evaluation mode."""
 
 
-class SlotStart(nn.Module):
+class SlotStart(SuggestsNames, nn.Module):
     r"""The slots before the first step.
 
     ``queries`` are learned, one for each slot, so their number is fixed. With
@@ -102,7 +102,7 @@ def _noise(slots: int, size: int) -> Tensor:
     return torch.randn(slots, size, generator=generator)
 
 
-class SlotUpdate(nn.Module):
+class SlotUpdate(SuggestsNames, nn.Module):
     r"""Slots from those of the step before and from what they collected.
 
     .. math::

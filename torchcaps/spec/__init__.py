@@ -25,6 +25,7 @@ from torchcaps.spec.registry import (
     Declared,
     NotKnown,
     Registry,
+    SuggestsNames,
     declared,
     meant,
     package_of,

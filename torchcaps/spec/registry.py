@@ -9,6 +9,8 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
+from typing_extensions import Self
+
 Decorated = TypeVar("Decorated", bound=type)
 
 
@@ -340,6 +342,27 @@ def refused(name: str, cls: type, arguments: Sequence[str]) -> str:
         f"{name} takes no argument {wrong!r}{meant(wrong, declaration.arguments)}; it "
         f"takes {takes}"
     )
+
+
+class SuggestsNames:
+    """Base of classes whose constructors answer a misspelt argument with the one that
+    is meant.
+
+    Raises:
+        TypeError: if an argument is given by a name that the constructor does not take:
+            names those that it takes.
+
+    Example:
+        >>> tc.Squash(kid="released")
+        Traceback (most recent call last):
+        TypeError: Squash takes no argument 'kid'; did you mean kind?; it takes kind, dim
+    """
+
+    def __new__(cls, *_: Any, **named: Any) -> Self:
+        """Checks the names before the constructor gets them."""
+        if named and (why := refused(cls.__name__, cls, list(named))):
+            raise TypeError(why)
+        return super().__new__(cls)
 
 
 def meant(name: str, names: Mapping[str, Any] | Sequence[str]) -> str:

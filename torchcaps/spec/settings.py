@@ -10,7 +10,13 @@ from typing import Any
 from typing_extensions import dataclass_transform
 
 from torchcaps.spec.fitting import check
-from torchcaps.spec.registry import MISSING, Decorated, argument_names, declared
+from torchcaps.spec.registry import (
+    MISSING,
+    Decorated,
+    argument_names,
+    declared,
+    refused,
+)
 
 
 def argument(
@@ -101,7 +107,8 @@ def settings(cls: Decorated) -> Decorated:
         try:
             bound = signature.bind(self, *values, **named)
         except TypeError as error:
-            raise TypeError(f"{cls.__name__}: {error}") from None
+            why = refused(cls.__name__, cls, list(named))
+            raise TypeError(why or f"{cls.__name__}: {error}") from None
         # Before the defaults, which need no check. The base checks what it takes itself.
         for name, value in bound.arguments.items():
             if name in hints and name not in (*handed, *of_base):
