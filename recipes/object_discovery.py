@@ -159,11 +159,11 @@ class FeatureClusters(PixelClusters):
         how: Clustering,
     ) -> None:
         super().__init__(network.image_shape, clusters, how)
-        self.features = network.features
+        self.network = network
 
     def points(self, images: Tensor) -> Tensor:
         """What is clustered, (B, I, H)."""
-        features = self.features(images)
+        features = self.network.features_of(images)
         return layer_norm(features, features.shape[-1:])
 
 

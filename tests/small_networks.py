@@ -50,6 +50,13 @@ SMALLER: dict[str, dict[str, Any]] = {
     "self_routing_resnet20": {"channels": 4, "blocks": 1, "types": 3, "pose_dim": 4},
     "slot_autoencoder": {"channels": 4, "dim": 6, "image_shape": (3, 8, 9)},
     "slot_autoencoder_mixture": {"channels": 4, "dim": 6, "image_shape": (3, 8, 9)},
+    "slots_on_backbone": {
+        "widths": (4, 5),
+        "blocks": 1,
+        "dim": 6,
+        "hidden": 8,
+        "image_shape": (3, 8, 9),
+    },
     "unet": {"channels": (3, 4), "image_shape": (1, 8, 9)},
     "vbcapsnet": {"types": (4, 3, 2)},
 }

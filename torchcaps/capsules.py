@@ -193,6 +193,21 @@ class Places(NamedTuple):
 
 
 @exportable
+class DrawnFeatures(NamedTuple):
+    """The features of an image, and what capsules drew of them.
+
+    Args:
+        drawn: the reconstruction of the features, (B, F, H', W').
+        true: the features of the image, likewise.
+    """
+
+    drawn: Tensor
+    true: Tensor
+
+    def __repr__(self) -> str:
+        return shapes_of(self)
+
+
 class Prediction(NamedTuple):
     """The output of a network for a batch of images.
 
@@ -207,6 +222,8 @@ class Prediction(NamedTuple):
             for a network whose capsules draw no parts.
         assigned: how much of each pixel of the image belongs to each capsule, likewise:
             the masks, after a look at the colour of the pixel. None in training.
+        features: what the capsules draw, where it is not the image but features of it;
+            None otherwise.
 
     Example:
         >>> prediction = tc.create_model("capsnet_digits")(torch.rand(2, 1, 8, 8))
@@ -221,6 +238,7 @@ class Prediction(NamedTuple):
     places: Places | None = None
     masks: Tensor | None = None
     assigned: Tensor | None = None
+    features: DrawnFeatures | None = None
 
     def __repr__(self) -> str:
         return shapes_of(self)

@@ -166,6 +166,8 @@ def calls(monkeypatch) -> list[dict]:
     def create(name: str, in_chans: int, **options: object) -> Features:
         if name == "none":
             raise RuntimeError("Unknown model (none)")
+        if options["out_indices"] == (-9,):
+            raise IndexError("list index out of range")
         recorded.append({"name": name, **options})
         return Features(in_chans)
 
@@ -385,3 +387,12 @@ def test_training_comes_beside_a_torchvision_that_does_not_load(tmp_path) -> Non
         check=True,
         env={**os.environ, "PYTHONPATH": paths},
     )
+
+
+def test_slots_take_a_level_of_the_features(calls) -> None:
+    options = {"image_shape": (3, 21, 16), "backbone": "timm/resnet18"}
+    network = create_model("slots_on_backbone", level=2, **options)
+    assert calls[-1]["out_indices"] == (-2,)
+    assert network(torch.rand(1, 3, 21, 16)).features.true.shape[1] == 6
+    with pytest.raises(ValueError, match="timm/resnet18 has no level 9"):
+        create_model("slots_on_backbone", level=9, **options)

@@ -44,8 +44,10 @@ from torchcaps.models.sharedcapsnet import (
 )
 from torchcaps.models.slot_autoencoder import (
     SlotAutoencoder,
+    SlotNetwork,
     SpatialBroadcastDecoder,
 )
+from torchcaps.models.slots_on_backbone import SlotsOnBackbone
 from torchcaps.models.vbcapsnet import VBCapsNet
 
 __all__ = [

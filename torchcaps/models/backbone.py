@@ -127,11 +127,13 @@ class TimmBackbone(Backbone):
         weights: ``hub`` to fetch the pretrained ones, ``imagenet`` for those of
             ``efficientnet_lite0`` in an installed package (the extra ``photos``), a
             file or folder with such; None for random ones.
+        level: which of the network's levels has the features, counted from the last,
+            which is the coarsest and has 1.
 
     Raises:
         ModuleNotFoundError: if timm, or the package with the weights, is not installed.
-        ValueError: if there is no such network or no such weights, or it has no
-            features on a grid.
+        ValueError: if there is no such network, no such level or no such weights, or it
+            has no features on a grid.
     """
 
     mean: Tensor
@@ -142,6 +144,7 @@ class TimmBackbone(Backbone):
         name: str,
         in_channels: int,
         weights: str | None = None,
+        level: int = 1,
     ) -> None:
         super().__init__()
         if ":" in name or "/" in name:
@@ -165,12 +168,16 @@ class TimmBackbone(Backbone):
                 self.network = timm.create_model(
                     name,
                     features_only=True,
-                    out_indices=(-1,),
+                    out_indices=(-level,),
                     in_chans=in_channels,
                     **options,
                 )
         except RuntimeError as error:
             raise ValueError(f"backbone {TIMM}{name}: {error}") from error
+        except (AssertionError, IndexError) as error:
+            raise ValueError(
+                f"backbone {TIMM}{name} has no level {level}: {error}"
+            ) from error
         self.channels = self.network.feature_info.channels()[-1]
         preprocessing = getattr(self.network, "pretrained_cfg", {})
         for key in ("mean", "std"):
@@ -180,7 +187,7 @@ class TimmBackbone(Backbone):
             self.register_buffer(key, values.clone()[:, None, None])
 
     def forward(self, images: Tensor) -> Tensor:
-        """The features of the last level."""
+        """The features of the level."""
         return self.network((images - self.mean) / self.std)[-1]
 
 
@@ -227,10 +234,18 @@ def make_backbone(
     blocks: int,
     stride: int,
     weights: str | None,
+    level: int = 1,
 ) -> Backbone:
-    """A backbone by name; arguments and errors as in :class:`CapsNetOnBackbone`."""
+    """A backbone by name; arguments and errors as in :class:`CapsNetOnBackbone` and
+    :class:`TimmBackbone`.
+    """
     if name.startswith(TIMM):
-        return TimmBackbone(name.removeprefix(TIMM), in_channels, weights)
+        return TimmBackbone(name.removeprefix(TIMM), in_channels, weights, level)
+    if level != 1:
+        raise ValueError(
+            f"level must be 1 with the backbone {name!r}, whose widths say how many "
+            f"levels it has, got {level}"
+        )
     if name != "residual":
         raise ValueError(
             f"backbone must be 'residual' or '{TIMM}' and the name of a network of "
@@ -262,7 +277,7 @@ def _load_own(backbone: Backbone, weights: str) -> None:
 
 
 @settings
-class _OnBackbone(ImageClassifier):
+class OnBackbone(ImageClassifier):
     """What networks on a backbone have in common; its weights are saved with theirs."""
 
     outside: ClassVar[tuple[str, ...]] = ("weights",)
@@ -277,7 +292,7 @@ class _OnBackbone(ImageClassifier):
     frozen: bool = False
     keep_statistics: bool = False
 
-    def _make_backbone(self) -> None:
+    def _make_backbone(self, level: int = 1) -> None:
         weights = self.weights
         self.weights = None
         self.features: Backbone = make_backbone(
@@ -287,6 +302,7 @@ class _OnBackbone(ImageClassifier):
             self.blocks,
             self.stride,
             weights,
+            level,
         )
         if self.frozen:
             self.features.requires_grad_(False)
@@ -356,7 +372,7 @@ def _outlined(features: nn.Module, image_shape: Sequence[int]) -> Tensor:
     "CapsNet's class capsules on a small residual network, or on any of timm: photos",
 )
 @settings
-class CapsNetOnBackbone(_OnBackbone, CapsuleClassifier):
+class CapsNetOnBackbone(OnBackbone, CapsuleClassifier):
     """Features of a backbone, primary capsules, one routed layer of class capsules and,
     if asked for, a decoder.
 
@@ -445,7 +461,7 @@ class CapsNetOnBackbone(_OnBackbone, CapsuleClassifier):
     "the same backbone with global average pooling and a linear layer: its twin",
 )
 @settings
-class BackboneTwin(_OnBackbone):
+class BackboneTwin(OnBackbone):
     """Features of a backbone, global average pooling, a linear layer, a softmax.
 
     Args:

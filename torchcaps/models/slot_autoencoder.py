@@ -8,6 +8,7 @@ from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.layers import CapsLinear, PositionCode, Slots
@@ -112,6 +113,94 @@ class SpatialBroadcastDecoder(SuggestsNames, nn.Module):
         return colours, claims.squeeze(2)
 
 
+class SlotNetwork(ImageClassifier):
+    """A network whose classes are slots, which have no order: its routing shares out
+    features of places of the image, and each slot draws its part.
+
+    Args:
+        image_shape: (C, H, W).
+        classes: the number of slots, one more than there are objects, or more.
+
+    Attributes:
+        slots: the layer of the slots.
+
+    Example:
+        >>> network = tc.models.SlotAutoencoder(classes=4)
+        >>> isinstance(network, tc.models.SlotNetwork)
+        True
+        >>> network.route(torch.rand(2, 3, 32, 32)).assignment.shape
+        torch.Size([2, 256, 4])
+    """
+
+    slots: Slots | CapsLinear
+
+    def _make_slots(self, dim: int, routing: Routing | None) -> None:
+        """Make the layer of the slots, of features with as many numbers as a pose."""
+        routing = routing or SlotAttentionRouting(start="normal", gradient="last")
+        if routing.own_transforms:
+            self.slots = Slots(self.classes, dim, features=dim, routing=routing)
+        else:
+            self.slots = CapsLinear(
+                None,
+                self.classes,
+                dim,
+                dim,
+                transforms="shared",
+                routing=routing,
+            )
+
+    def features_of(self, images: Tensor) -> Tensor:
+        """The features of places that slots share out, (B, I, dim)."""
+        raise NotImplementedError
+
+    def parts(self, pictures: Tensor, prediction: Prediction) -> Tensor:
+        """What each slot draws, on grey where it draws nothing, (B, J, C, H, W).
+
+        Args:
+            pictures: the images as people see them, (B, C, H, W) in [0, 1].
+            prediction: what the network answered to them.
+        """
+        raise NotImplementedError
+
+    def drawing(self, prediction: Prediction) -> Tensor:
+        """What all slots draw together, as pictures (B, C, H, W) in [0, 1]."""
+        raise NotImplementedError
+
+    def route(self, images: Tensor) -> Routed:
+        """Where the features of images go, with the slots."""
+        self._check(images)
+        routed: Routed = self.slots.route(self.features_of(images))
+        return routed
+
+    def with_slots(self, slots: int) -> Self:
+        """A copy of this network with another number of slots, and the same weights.
+
+        Raises:
+            ValueError: if the slots do not start from one learned Gaussian.
+        """
+        copy = type(self).from_config({**self.config(), "classes": slots})
+        state = self.state_dict()
+        fresh = copy.state_dict()
+        noise = [name for name in state if name.endswith("first.noise")]
+        if not noise:
+            raise ValueError(
+                f"a {type(self).__name__} has any number of slots only with "
+                "start='normal' in its routing"
+            )
+        for name in noise:
+            state[name] = fresh[name]
+        copy.load_state_dict(state)
+        return copy.to(next(self.parameters())).train(self.training)
+
+
+def on_grey(pictures: Tensor, masks: Tensor) -> Tensor:
+    """Pictures (B, J, C, H, W) where masks (B, J, H, W) are 1, and grey where they are
+    0.
+    """
+    grey = torch.full_like(pictures, 0.5)
+    return torch.lerp(grey, pictures.clamp(0, 1), masks[:, :, None])
+
+
 @register_model(
     "slot_autoencoder",
     "after Locatello et al. 2020, made small: slot attention and a decoder that draws "
@@ -123,7 +212,7 @@ class SpatialBroadcastDecoder(SuggestsNames, nn.Module):
     routing={"name": "slot_mixture", "start": "normal", "gradient": "last"},
 )
 @settings
-class SlotAutoencoder(ImageClassifier):
+class SlotAutoencoder(SlotNetwork):
     r"""Takes an image apart into slots, and draws it again slot by slot.
 
     Convolutions make features, which get a code of their place. Slots share them out
@@ -164,38 +253,22 @@ class SlotAutoencoder(ImageClassifier):
 
     def __post_init__(self, routing: Routing | None) -> None:
         super().__init__(self.image_shape, self.classes)
-        routing = routing or SlotAttentionRouting(start="normal", gradient="last")
         self.features = _encoder(self.image_shape, self.channels, self.dim)
-        self.slots: Slots | CapsLinear
-        if routing.own_transforms:
-            self.slots = Slots(
-                self.classes, self.dim, features=self.dim, routing=routing
-            )
-        else:
-            self.slots = CapsLinear(
-                None,
-                self.classes,
-                self.dim,
-                self.dim,
-                transforms="shared",
-                routing=routing,
-            )
+        self._make_slots(self.dim, routing)
         self.decoder = SpatialBroadcastDecoder(
             self.dim, self.channels, self.image_shape[0]
         )
 
-    def route(self, images: Tensor) -> Routed:
-        """Where the features of images go, with the slots."""
-        self._check(images)
-        routed: Routed = self.slots.route(self.features(images))
-        return routed
+    def features_of(self, images: Tensor) -> Tensor:
+        """The features of places, with the code of their place, (B, I, dim)."""
+        return self.features(images)
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
         """The slots of images (B, C, H, W), their masks, and what they draw together;
         ``target`` changes nothing.
         """
         self._check(images)
-        slots: Capsules = self.slots(self.features(images))
+        slots: Capsules = self.slots(self.features_of(images))
         prediction, colours = self._drawn(slots.pose.to(images.dtype))
         if self.training:
             return prediction
@@ -216,25 +289,16 @@ class SlotAutoencoder(ImageClassifier):
         capsules = Capsules(pose, activation)
         return Prediction(activation, capsules, reconstruction, masks=masks), colours
 
-    def with_slots(self, slots: int) -> "SlotAutoencoder":
-        """A copy of this network with another number of slots, and the same weights.
+    def parts(self, pictures: Tensor, prediction: Prediction) -> Tensor:
+        """What each slot draws, on grey where it draws nothing, (B, J, C, H, W)."""
+        assert prediction.capsules is not None
+        colours, masks = self.each(prediction.capsules.pose)
+        return on_grey(colours, masks)
 
-        Raises:
-            ValueError: if the slots do not start from one learned Gaussian.
-        """
-        copy = type(self).from_config({**self.config(), "classes": slots})
-        state = self.state_dict()
-        fresh = copy.state_dict()
-        noise = [name for name in state if name.endswith("first.noise")]
-        if not noise:
-            raise ValueError(
-                f"a {type(self).__name__} has any number of slots only with "
-                "start='normal' in its routing"
-            )
-        for name in noise:
-            state[name] = fresh[name]
-        copy.load_state_dict(state)
-        return copy.to(next(self.parameters())).train(self.training)
+    def drawing(self, prediction: Prediction) -> Tensor:
+        """The reconstruction, in [0, 1]."""
+        assert prediction.reconstruction is not None
+        return prediction.reconstruction.clamp(0, 1)
 
     def each(self, pose: Tensor) -> Drawing:
         """What each slot draws, colours (B, J, C, H, W) and masks (B, J, H, W)."""

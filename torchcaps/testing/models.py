@@ -173,6 +173,8 @@ def _objective(network: Network, batch: Tensor, output: Any) -> Tensor:
     loss = margin_loss(output.activation, labels)
     if output.reconstruction is not None:
         loss = loss + (output.reconstruction - batch).square().mean()
+    if output.features is not None:
+        loss = loss + (output.features.drawn - output.features.true).square().mean()
     return loss
 
 

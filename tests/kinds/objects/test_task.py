@@ -11,7 +11,8 @@ from PIL import Image
 
 import torchcaps as tc
 from tests.kinds.objects.test_sets import pictures
-from torchcaps.models import Prediction
+from torchcaps.capsules import DrawnFeatures, Prediction
+from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import Digits, Shapes
 from torchcaps_lab.kinds.objects.task import Objects
@@ -89,10 +90,51 @@ def test_from_a_folder_of_pictures_to_masks(
     assert values.max() < len(row["classes"])
 
     main(["evaluate", "runs/shelf"])
-    assert "error of the reconstruction" in capsys.readouterr().out
+    assert "error of what was drawn" in capsys.readouterr().out
     main(["explain", "runs/shelf"])
     main(["export", "runs/shelf", "--to", "slots.onnx"])
     assert "its answers differ" in capsys.readouterr().out
+
+
+def test_slots_of_features_from_a_folder_to_masks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They draw no picture: the report and the explorer show features as colours."""
+    monkeypatch.chdir(tmp_path)
+    pictures(tmp_path / "shelf")
+    options = ["--epochs", "1", "--data.size", "16", "--model_args.dim", "8"]
+    network = ["--model", "slots_on_backbone", "--model_args.widths", "[4,5]"]
+    main(["train", "shelf", "--task", "objects", *network, *options])
+    names = {path.name for path in Path("runs/shelf/report").glob("*.png")}
+    assert {"slots.png", "slots-worst.png"} <= names
+    assert "slot-moves.png" not in names
+
+    main(["predict", "runs/shelf", "shelf/a/0.png", "--masks", "masks"])
+    with Image.open("masks/0.png") as mask:
+        assert mask.size == (16, 16)
+    capsys.readouterr()
+    main(["evaluate", "runs/shelf"])
+    assert "error of what was drawn" in capsys.readouterr().out
+    main(["export", "runs/shelf", "--to", "slots.onnx"])
+    classifier = Classifier.open("runs/shelf")
+    image = torch.rand(1, 3, 16, 16)
+    shown = classifier.task.explored(classifier.network, image, image[0])
+    assert shown.drawn.shape == (7, 3, 16, 16)
+    assert shown.parts.shape == (7, 7, 3, 16, 16)
+
+
+def test_perfect_features_have_no_error() -> None:
+    test = Shapes(count=20, tests=3).test
+    batch = test.__getitems__([0, 1, 2])
+    masks = torch.full((3, 6, 32, 32), 1 / 6)
+    true = torch.randn(3, 5, 4, 4)
+    halved = DrawnFeatures(true / 2, true)
+    for features, error in (
+        (DrawnFeatures(true, true), torch.zeros(3)),
+        (halved, true.square().flatten(1).mean(1) / 4),
+    ):
+        drawn = Prediction(masks[..., 0, 0], None, None, masks=masks, features=features)
+        torch.testing.assert_close(Objects().measure(drawn, batch)["error"], error)
 
 
 def test_a_network_of_another_number_of_slots(tmp_path: Path) -> None:

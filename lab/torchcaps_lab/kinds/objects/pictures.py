@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.models import ClassifierNetwork, Prediction, SlotAutoencoder
+from torchcaps.models import (
+    ClassifierNetwork,
+    Prediction,
+    SlotAutoencoder,
+    SlotNetwork,
+)
 from torchcaps_lab.data import Examples
 from torchcaps_lab.report.canvas import (
     colour_of,
@@ -23,6 +28,12 @@ from torchcaps_lab.report.findings import evaluating, predicted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+NO_SLOTS = (
+    "task 'objects' takes networks that draw each slot with a mask, such as "
+    "'slot_autoencoder' and 'slots_on_backbone'"
+)
+"""What is wrong with other networks."""
 
 _MOVES = 7
 _AXES = 3
@@ -78,14 +89,12 @@ class SlotPictures(Exhibit):
         """What a network makes of pictures."""
         shown: list[TakenApart] = []
         for batch, prediction in predicted(network, images):
-            assert isinstance(network, SlotAutoencoder)
-            assert prediction.reconstruction is not None
-            assert prediction.assigned is not None
+            assert isinstance(network, SlotNetwork)
             columns = (
                 batch.pictures,
-                prediction.reconstruction.clamp(0, 1),
-                prediction.assigned.argmax(1),
-                parts_of(network, prediction),
+                network.drawing(prediction),
+                slot_of_pixels(prediction),
+                network.parts(batch.pictures.to(prediction.activation), prediction),
             )
             rows = zip(*(column.cpu() for column in columns), strict=True)
             shown += [TakenApart(*row) for row in rows]
@@ -187,12 +196,17 @@ def _alone(network: SlotAutoencoder, poses: Tensor) -> Tensor:
     return drawn.unflatten(0, poses.shape[:-1])
 
 
-def parts_of(network: SlotAutoencoder, prediction: Prediction) -> Tensor:
-    """What each slot draws, on grey where it draws nothing, (B, J, C, H, W)."""
-    assert prediction.capsules is not None
-    colours, masks = network.each(prediction.capsules.pose)
-    grey = torch.full_like(colours, 0.5)
-    return torch.lerp(grey, colours.clamp(0, 1), masks[:, :, None])
+def slot_of_pixels(prediction: Prediction) -> Tensor:
+    """The slot of each pixel, (B, H, W): that of the assigned pixels, if there are any,
+    and else that with the largest mask.
+
+    Raises:
+        ValueError: if the network draws no slots.
+    """
+    shares = prediction.masks if prediction.assigned is None else prediction.assigned
+    if shares is None:
+        raise ValueError(NO_SLOTS)
+    return shares.argmax(1)
 
 
 def painted(picture: Tensor, slots: Tensor, colours: Tensor) -> Tensor:

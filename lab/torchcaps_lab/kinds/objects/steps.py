@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from torchcaps.models import ClassifierNetwork, Prediction, SlotAutoencoder
+from torchcaps.models import ClassifierNetwork, Prediction, SlotNetwork
 from torchcaps.models.base import in_precision_of
-from torchcaps_lab.kinds.objects.pictures import painted, parts_of, slot_colours
+from torchcaps_lab.kinds.objects.pictures import painted, slot_colours, slot_of_pixels
 from torchcaps_lab.report.canvas import colour_of
 from torchcaps_lab.report.exhibit import PNG, Exhibit, register_exhibit
 from torchcaps_lab.report.findings import evaluating
@@ -61,7 +61,7 @@ class SlotSteps(Exhibit):
         Raises:
             ValueError: if the network draws no slots.
         """
-        if not isinstance(network, SlotAutoencoder):
+        if not isinstance(network, SlotNetwork):
             raise ValueError(
                 "task 'objects' shows networks that draw slots, got "
                 f"{type(network).__name__}"
@@ -73,10 +73,9 @@ class SlotSteps(Exhibit):
             taken = in_precision_of(network, image.to(device))
             for count in range(1, last + 1):
                 with nullcontext() if steps is None else routing_steps(network, count):
-                    predictions.append(_seen(network, taken))
+                    predictions.append(_seen(network, taken, picture))
         columns = zip(*predictions, strict=True)
-        assigned, drawn, parts = (torch.cat(column) for column in columns)
-        slot = assigned.argmax(1)
+        slot, drawn, parts = (torch.cat(column) for column in columns)
         colours = slot_colours(network.classes)
         shares = one_hot(slot, network.classes).float().mean((1, 2))
         return cls(
@@ -94,20 +93,20 @@ class SlotSteps(Exhibit):
         )
 
 
-def _steps_of(network: SlotAutoencoder) -> int | None:
+def _steps_of(network: SlotNetwork) -> int | None:
     """Of its routing; None for one without steps."""
     routing: Any = network.slots.routing
     steps: int | None = vars(routing).get("steps")
     return steps
 
 
-def _seen(network: SlotAutoencoder, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The assigned pixels (1, J, H, W), the reconstruction (1, C, H, W) and what each
-    slot draws (1, J, C, H, W), on the CPU.
+def _seen(
+    network: SlotNetwork, image: Tensor, picture: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The slot of each pixel (1, H, W), what all slots draw (1, C, H, W) and what each
+    draws (1, J, C, H, W), on the CPU.
     """
     prediction: Prediction = network(image)
-    assert prediction.assigned is not None
-    assert prediction.reconstruction is not None
-    drawn = prediction.reconstruction.float().clamp(0, 1)
-    parts = parts_of(network, prediction)
-    return prediction.assigned.float().cpu(), drawn.cpu(), parts.float().cpu()
+    parts = network.parts(picture[None].to(image), prediction)
+    drawn = network.drawing(prediction)
+    return slot_of_pixels(prediction).cpu(), drawn.float().cpu(), parts.float().cpu()

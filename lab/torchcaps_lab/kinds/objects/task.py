@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, product
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,12 @@ from torchcaps_lab.kinds.objects.measures import (
     best_overlap,
     foreground_rand_index,
 )
-from torchcaps_lab.kinds.objects.pictures import SlotMoves, SlotPictures
+from torchcaps_lab.kinds.objects.pictures import (
+    NO_SLOTS,
+    SlotMoves,
+    SlotPictures,
+    slot_of_pixels,
+)
 from torchcaps_lab.kinds.objects.sets import ObjectSet
 from torchcaps_lab.kinds.objects.steps import SlotSteps
 from torchcaps_lab.kinds.pixels.pictures import drawings_of
@@ -69,7 +75,8 @@ class Objects(Task):
 
     The loss is the mean squared error of the reconstruction. Networks must draw each
     slot with a mask (:attr:`torchcaps.models.Prediction.masks`), as
-    :class:`~torchcaps.models.SlotAutoencoder` does. Where the objects of the pixels are
+    :class:`~torchcaps.models.SlotAutoencoder` does. What they draw is the image, or
+    :attr:`~torchcaps.models.Prediction.features` of it. Where the objects of the pixels are
     known, as in :class:`~torchcaps_lab.data.Shapes`, they only measure the result.
 
     Example:
@@ -79,7 +86,7 @@ class Objects(Task):
     """
 
     measures = (
-        Measure("error", higher_is_better=False, bounds=(0.0, 1.0), percent=False),
+        Measure("error", higher_is_better=False, bounds=(0.0, inf), percent=False),
     )
 
     probability = "share of the pixels"
@@ -109,17 +116,14 @@ class Objects(Task):
     ) -> Losses:
         """The mean squared error of the reconstruction."""
         prediction = forward(batch.inputs, batch.labels)
-        drawn = _drawn(prediction)
-        error = (drawn - batch.pictures.to(drawn)).square().mean()
+        error = _errors(prediction, batch).mean()
         return prediction, {"loss_of_drawing": error}
 
     def measure(self, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
         """``error``, the mean squared error of each image; where objects are known
         ``fg_ari`` of the masks, and ``fg_ari_assigned`` of the pixels.
         """
-        drawn = _drawn(prediction).detach()
-        difference = drawn.float() - batch.pictures.to(drawn.device)
-        figures = {"error": difference.square().flatten(1).mean(1)}
+        figures = {"error": _errors(prediction, batch).detach()}
         if _known(batch.labels):
             slots = _slots_by_name(prediction)
             for end, slot in slots.items():
@@ -145,7 +149,7 @@ class Objects(Task):
         each = {name: torch.cat(values) for name, values in rows.items()}
         figures = {name: values.mean().item() for name, values in each.items()}
         lines = [
-            f"error of the reconstruction {figures['error']:.4f}, "
+            f"mean squared error of what was drawn {figures['error']:.4f}, "
             f"{figures['objects']:.1f} objects in a picture"
         ]
         for end, what in (("", "masks"), (_ASSIGNED, "assigned pixels")):
@@ -164,7 +168,7 @@ class Objects(Task):
     def _figures(self, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
         figures = self.measure(prediction, batch)
         slots = prediction.activation.shape[1]
-        counts = [len(_things(mask, slots)) for mask in _slots_of(prediction)]
+        counts = [len(_things(mask, slots)) for mask in slot_of_pixels(prediction)]
         figures["objects"] = torch.tensor(counts) - 1.0
         true = batch.labels.to(prediction.activation.device)
         if _known(true):
@@ -199,7 +203,7 @@ class Objects(Task):
         The mask says for each pixel which of these classes it belongs to, by its place
         among them. So 0 is the ground, and objects count from 1.
         """
-        slots = _slots_of(prediction)
+        slots = slot_of_pixels(prediction)
         poses = None if prediction.capsules is None else prediction.capsules.pose
         answers = []
         for row, mask in enumerate(slots):
@@ -259,32 +263,26 @@ class Objects(Task):
         yield Summary.of("Settings", summary, [])
 
 
-def _drawn(prediction: Prediction) -> Tensor:
-    """The reconstruction.
+def _errors(prediction: Prediction, batch: Batch) -> Tensor:
+    """The mean squared error of what was drawn of each picture, (B,), in float32.
 
     Raises:
         ValueError: if the network draws no slots.
     """
-    if prediction.reconstruction is None or prediction.masks is None:
-        raise ValueError(
-            "task 'objects' takes networks that draw each slot with a mask, such as "
-            "'slot_autoencoder'"
-        )
-    return prediction.reconstruction
-
-
-def _slots_of(prediction: Prediction) -> Tensor:
-    """The slot of each pixel, (B, H, W): that of the assigned pixels, if there are
-    any.
-    """
-    return list(_slots_by_name(prediction).values())[-1]
+    if prediction.features is not None:
+        drawn, true = prediction.features
+    elif prediction.reconstruction is not None and prediction.masks is not None:
+        drawn = prediction.reconstruction
+        true = batch.pictures.to(drawn.device)
+    else:
+        raise ValueError(NO_SLOTS)
+    return (drawn.float() - true.float()).square().flatten(1).mean(1)
 
 
 def _slots_by_name(prediction: Prediction) -> dict[str, Tensor]:
     """The slot of each pixel, (B, H, W), by the end of the names of its figures: of the
     masks, and of the assigned pixels.
     """
-    _drawn(prediction)
     shares = {"": prediction.masks, _ASSIGNED: prediction.assigned}
     return {end: share.argmax(1) for end, share in shares.items() if share is not None}
 
