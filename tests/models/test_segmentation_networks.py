@@ -8,6 +8,7 @@ import torch
 
 from torchcaps import create_model, create_routing, list_models
 from torchcaps.models import SegCaps, Segmenter
+from torchcaps.testing import check_model
 
 SMALL = {
     "segcaps": {
@@ -31,6 +32,12 @@ def small(name: str, axes: int = 2, **more: object) -> Segmenter:
 
 def test_all_networks_over_pixels_are_tried() -> None:
     assert list_models(takes="pixels") == sorted(SMALL)
+
+
+@pytest.mark.parametrize("axes", SHAPES)
+@pytest.mark.parametrize("name", SMALL)
+def test_everything_that_training_relies_on(name: str, axes: int) -> None:
+    check_model(small(name, axes), skip=("export",))
 
 
 @pytest.mark.parametrize("axes", SHAPES)

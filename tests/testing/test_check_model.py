@@ -7,7 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps import Capsules, ClassCaps, PrimaryCaps1d, create_model
-from torchcaps.models import ImageClassifier, Network, Prediction
+from torchcaps.models import (
+    ClassifierNetwork,
+    ImageClassifier,
+    Network,
+    Prediction,
+)
 from torchcaps.models.network import NETWORKS
 from torchcaps.routing import EMRouting
 from torchcaps.testing import check_model
@@ -175,6 +180,37 @@ def test_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
         match=r"'configuration': its weights are|'configuration': made again from",
     ):
         check_model(network)
+
+
+class Vectors(ClassifierNetwork):
+    """Over inputs that are no images: what must be refused, it says itself."""
+
+    takes = "vectors"
+
+    def __init__(self, classes: int = 3, strict: bool = True) -> None:
+        super().__init__(classes)
+        self.strict = strict
+        self.layer = nn.Linear(4, classes)
+
+    def examples(self, batch: int) -> Tensor:
+        return torch.ones(batch, 4)
+
+    def misfits(self) -> dict[str, Tensor]:
+        return {"infinite vectors": torch.full((2, 4), torch.inf)}
+
+    def forward(self, inputs: Tensor, target: Tensor | None = None) -> Prediction:
+        if self.strict and not inputs.isfinite().all():
+            raise ValueError("inputs must be finite")
+        return Prediction(self.layer(inputs).sigmoid(), None, None)
+
+
+def test_a_network_says_itself_what_it_must_refuse() -> None:
+    check_model(Vectors(), skip=("export",))
+    with pytest.raises(
+        AssertionError,
+        match="'images_that_do_not_fit': infinite vectors must raise a ValueError",
+    ):
+        check_model(Vectors(strict=False))
 
 
 class Words(Network):

@@ -4,7 +4,7 @@ are capsules.
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -116,6 +116,24 @@ class ClassifierNetwork(Network):
     def examples(self, batch: int) -> Tensor:
         """Return a batch of valid inputs to try the network on; always the same."""
 
+    def other_sizes(self, batch: int) -> Sequence[Tensor]:
+        """Return batches of inputs of other sizes than the network was made for.
+
+        With ``any_size`` it must take them, else it must refuse them. There are none,
+        as here, for inputs that have no size of their own.
+        """
+        return ()
+
+    def misfits(self) -> Mapping[str, Tensor]:
+        """Return inputs that the network must refuse with a `ValueError`, by what is
+        wrong with them.
+        """
+        return {}
+
+    def activation_shape(self, inputs: Tensor) -> tuple[int, ...]:
+        """Return the shape of the activations for a batch: (B, E)."""
+        return len(inputs), self.classes
+
 
 class ImageClassifier(ClassifierNetwork):
     """Base of the networks that classify images.
@@ -173,6 +191,31 @@ class ImageClassifier(ClassifierNetwork):
         return torch.rand(
             batch, *self.image_shape, generator=torch.Generator().manual_seed(0)
         )
+
+    def other_sizes(self, batch: int) -> Sequence[Tensor]:
+        """Return images that are larger, in one extent and in all."""
+        channels, *extents = self.image_shape
+        grown = [extent + 3 + 2 * axis for axis, extent in enumerate(extents)]
+        taller = [extents[0] + 1, *extents[1:]]
+        return [torch.rand(batch, channels, *size) for size in (grown, taller)]
+
+    def misfits(self) -> Mapping[str, Tensor]:
+        """Return images of other channels, without a batch, of another type, and with
+        numbers that are not finite.
+        """
+        images = self.examples(2)
+        channels, *extents = self.image_shape
+        misfits = {
+            "another number of channels": torch.rand(2, channels + 1, *extents),
+            "images without a batch axis": images[0],
+            "uint8 images": (255 * images).to(torch.uint8),
+        }
+        middle = [extent // 2 for extent in extents]
+        for value in (torch.nan, torch.inf):
+            broken = images.clone()
+            broken[(1, 0, *middle)] = value
+            misfits[f"images that hold {value}"] = broken
+        return misfits
 
     def _check(self, images: Tensor) -> None:
         fixed: tuple[int, ...] = self.image_shape

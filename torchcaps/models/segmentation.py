@@ -86,6 +86,10 @@ class Segmenter(ImageClassifier):
                 None: as predicted.
         """
 
+    def activation_shape(self, inputs: Tensor) -> tuple[int, ...]:
+        """Return the shape of the activations for a batch: (B, E, *grid)."""
+        return len(inputs), self.classes, *inputs.shape[2:]
+
     def _check(self, images: Tensor) -> None:
         axes = self.axes
         C = self.image_shape[0]

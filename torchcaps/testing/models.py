@@ -14,7 +14,6 @@ from torchcaps.losses import margin_loss
 from torchcaps.models import (
     CapsuleNetwork,
     ClassifierNetwork,
-    ImageClassifier,
     Network,
     create_model,
     load_pretrained,
@@ -56,16 +55,16 @@ def check_model(
 
     Checked are the configuration; forward and backward, with a gradient for every
     parameter; training and evaluation mode; one example alone and in a batch; autocast
-    to bfloat16; saving and loading; ``torch.export``; for a
-    :class:`~torchcaps.models.ClassifierNetwork` shapes and ranges of its prediction and
-    another number of classes; and for an :class:`~torchcaps.models.ImageClassifier`
-    other image shapes, images of any size if it claims that, and errors for images that
-    do not fit.
+    to bfloat16; saving and loading; ``torch.export``; and for a
+    :class:`~torchcaps.models.ClassifierNetwork`, which has examples, shapes and ranges
+    of its prediction, another number of classes and another image shape if it has one,
+    its ``other_sizes`` if it claims to take any, and errors for its ``misfits``.
 
     Args:
         model: a network, which is not changed, or a registered name.
         inputs: makes a batch, given the number of examples; not needed for a
-            classifier, which has examples.
+            classifier, which has examples; the checks of classifiers are left out
+            then.
         skip: names of checks that do not hold for this network: a function of this
             module without its underscore.
 
@@ -87,13 +86,11 @@ def check_model(
         subject = Subject(
             network, _examples if make is None else lambda _, batch: make(batch)
         )
-        if (
-            inputs is not None
-            or not isinstance(network, ImageClassifier)
-            or network.takes != ImageClassifier.takes
-        ):
+        if inputs is not None:
             checks = {
-                name: check for name, check in checks.items() if check not in OF_IMAGES
+                name: check
+                for name, check in checks.items()
+                if check not in OF_CLASSIFIERS
             }
         for name, check in checks.items():
             torch.manual_seed(0)
@@ -282,62 +279,64 @@ def _export(subject: Subject) -> None:
 
 def _prediction(subject: Subject) -> None:
     network = subject.copy()
-    assert isinstance(network, ImageClassifier)
+    assert isinstance(network, ClassifierNetwork)
     _predict(network, subject.batch(network, BATCH))
 
 
-def _predict(network: ImageClassifier, images: Tensor) -> None:
+def _predict(network: ClassifierNetwork, inputs: Tensor) -> None:
     """Asserts shapes and ranges of a prediction."""
-    prediction = network(images, torch.arange(len(images)) % network.classes)
-    shape = (len(images), network.classes)
-    if prediction.activation.shape != shape:
+    target = network(inputs).activation.argmax(1)
+    prediction = network(inputs, target)
+    shape = (len(inputs), network.classes)
+    if prediction.activation.shape != network.activation_shape(inputs):
         raise AssertionError(
-            f"activations are {tuple(prediction.activation.shape)}, not (images, "
-            f"classes) = {shape}"
+            f"activations are {tuple(prediction.activation.shape)}, not (inputs, "
+            f"classes) = {network.activation_shape(inputs)}"
         )
     if not ((prediction.activation >= 0) & (prediction.activation <= 1)).all():
         raise AssertionError("activations do not lie in [0, 1]")
     if isinstance(network, CapsuleNetwork):
         if prediction.capsules is None or prediction.capsules.pose.shape[:2] != shape:
             raise AssertionError(
-                f"capsules must have poses (images, classes, ...) = {shape}, got "
+                f"capsules must have poses (inputs, classes, ...) = {shape}, got "
                 f"{prediction.capsules}"
             )
         if not torch.equal(prediction.capsules.activation, prediction.activation):
             raise AssertionError("the activations are not those of its capsules")
-        _expect_routed(network, images)
+        _expect_routed(network, inputs)
     if (
         prediction.reconstruction is not None
-        and prediction.reconstruction.shape != images.shape
+        and prediction.reconstruction.shape != inputs.shape
     ):
         raise AssertionError(
-            f"reconstructions are {tuple(prediction.reconstruction.shape)}, images "
-            f"{tuple(images.shape)}"
+            f"reconstructions are {tuple(prediction.reconstruction.shape)}, inputs "
+            f"{tuple(inputs.shape)}"
         )
 
 
-def _expect_routed(network: CapsuleNetwork, images: Tensor) -> None:
+def _expect_routed(network: CapsuleNetwork, inputs: Tensor) -> None:
     """Asserts that ``route``, which evaluation reads, gives the activations of the
     network.
     """
     network = copy.deepcopy(network).eval()
     with torch.no_grad():
         _expect_close(
-            network.route(images).activation,
-            network(images).activation,
+            network.route(inputs).activation,
+            network(inputs).activation,
             "the activations of route:",
             1e-5,
         )
 
 
 def _other_images_and_classes(subject: Subject) -> None:
-    assert isinstance(subject.network, ImageClassifier)
     arguments = constructor_arguments(type(subject.network))
     if "image_shape" not in arguments or "classes" not in arguments:
         return
-    channels, height, width = subject.network.image_shape
-    shape = (channels + 1, height + 2, width + 1)
-    classes = subject.network.classes + 1
+    config = subject.network.config()
+    channels, *extents = config["image_shape"]
+    grown = [extent + 2 - axis for axis, extent in enumerate(extents)]
+    shape = (channels + 1, *grown)
+    classes = config["classes"] + 1
     network: Any = subject.changed(image_shape=shape, classes=classes)
     if (network.image_shape, network.classes) != (shape, classes):
         raise AssertionError(
@@ -351,42 +350,29 @@ def _other_images_and_classes(subject: Subject) -> None:
 
 def _any_size(subject: Subject) -> None:
     network = subject.copy().eval()
-    assert isinstance(network, ImageClassifier)
-    channels, height, width = network.image_shape
-    for size in ((height + 3, width + 5), (height + 1, width)):
-        images = torch.rand(2, channels, *size)
-        if network.any_size:
-            activation = network(images).activation
-            if activation.shape != (2, network.classes):
-                raise AssertionError(
-                    f"for images of {size[0]}x{size[1]}, activations are "
-                    f"{tuple(activation.shape)}"
-                )
-        else:
-            _expect_error(network, images, f"images of {size[0]}x{size[1]}")
+    assert isinstance(network, ClassifierNetwork)
+    for inputs in network.other_sizes(2):
+        size = "x".join(map(str, inputs.shape[2:]))
+        if not network.any_size:
+            _expect_error(network, inputs, f"inputs of {size}")
+            continue
+        activation = network(inputs).activation
+        if activation.shape != network.activation_shape(inputs):
+            raise AssertionError(
+                f"for inputs of {size}, activations are {tuple(activation.shape)}"
+            )
 
 
 def _images_that_do_not_fit(subject: Subject) -> None:
     network = subject.copy().eval()
-    assert isinstance(network, ImageClassifier)
-    images = subject.batch(network, 2)
-    channels, height, width = network.image_shape
-    _expect_error(
-        network,
-        torch.rand(2, channels + 1, height, width),
-        "another number of channels",
-    )
-    _expect_error(network, images[0], "images without a batch axis")
-    _expect_error(network, (255 * images).to(torch.uint8), "uint8 images")
-    for value in (torch.nan, torch.inf):
-        broken = images.clone()
-        broken[1, 0, height // 2, width // 2] = value
-        _expect_error(network, broken, f"images that hold {value}")
+    assert isinstance(network, ClassifierNetwork)
+    for problem, inputs in network.misfits().items():
+        _expect_error(network, inputs, problem)
 
 
-def _expect_error(network: Network, images: Tensor, problem: str) -> None:
+def _expect_error(network: Network, inputs: Tensor, problem: str) -> None:
     try:
-        network(images)
+        network(inputs)
     except ValueError:
         return
     except Exception as error:
@@ -396,7 +382,7 @@ def _expect_error(network: Network, images: Tensor, problem: str) -> None:
     raise AssertionError(f"{problem} must raise a ValueError, but are accepted")
 
 
-OF_IMAGES: tuple[Callable[[Subject], None], ...] = (
+OF_CLASSIFIERS: tuple[Callable[[Subject], None], ...] = (
     _prediction,
     _other_images_and_classes,
     _any_size,
@@ -411,5 +397,5 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
     _autocast,
     _saving,
     _export,
-    *OF_IMAGES,
+    *OF_CLASSIFIERS,
 )

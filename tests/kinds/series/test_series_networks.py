@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 from torchcaps import create_model, create_routing, list_models
 from torchcaps.models import CapsuleNetwork
+from torchcaps.testing import check_model
 from torchcaps_lab.kinds.series.pictures import moment_shares
 
 NAMES = list_models(takes="series")
@@ -23,6 +24,11 @@ def trained_statistics(name: str, **more: object) -> torch.nn.Module:
     network = create_model(name, **SMALL, **more)
     network(network.examples(4))
     return network.eval()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_everything_that_training_relies_on(name: str) -> None:
+    check_model(create_model(name, **SMALL))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -15,6 +15,7 @@ from torchcaps import (
     margin_loss,
 )
 from torchcaps.models.registry import MODELS
+from torchcaps.testing import check_model
 from torchcaps_lab.kinds.texts import TextCapsNet, TextClassifier, TextPooled
 from torchcaps_lab.kinds.texts.words import PADDING, RESERVED, UNKNOWN, Words
 
@@ -47,6 +48,11 @@ def test_the_numbers_are_those_of_the_data() -> None:
         "text_pooled",
     ]
     assert Words(("a",)).read(["a b"])[0].numbers.tolist() == [RESERVED, UNKNOWN]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_everything_that_training_relies_on(name: str) -> None:
+    check_model(create_model(name, **SMALL))
 
 
 @pytest.mark.parametrize("name", [*NAMES, "stride"])

@@ -1,6 +1,7 @@
 """Networks over series: capsules over time, and their convolutional twin."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import InitVar
 from itertools import pairwise
 
@@ -116,6 +117,20 @@ class SeriesClassifier(ClassifierNetwork):
         series = torch.randn(batch, self.in_channels, 12, generator=generator)
         present = (torch.arange(12) <= torch.arange(batch)[:, None] + 8)[:, None]
         return torch.cat([series * present, present.to(series)], 1)
+
+    def misfits(self) -> Mapping[str, Tensor]:
+        """Return series of other channels, without a batch, of another type, and with
+        numbers that are not finite.
+        """
+        series = self.examples(2)
+        broken = series.clone()
+        broken[1, 0, 0] = torch.nan
+        return {
+            "more channels": torch.cat([series, series], 1),
+            "series without a batch axis": series[0],
+            "whole numbers": series.long(),
+            "series that hold nan": broken,
+        }
 
     def features(self, series: Tensor) -> tuple[Tensor, Tensor]:
         """Features (B, channels, L'), 0 behind the end of a series, and which are

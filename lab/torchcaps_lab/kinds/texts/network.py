@@ -1,7 +1,7 @@
 """What the networks over words have in common."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +76,19 @@ class TextClassifier(ClassifierNetwork):
         return words.masked_fill(
             torch.arange(6) > torch.arange(batch)[:, None] + 2, PADDING
         )
+
+    def misfits(self) -> Mapping[str, Tensor]:
+        """Return words out of the vocabulary, without a batch, of another type, and
+        texts without a place for a word.
+        """
+        words = self.examples(2)
+        return {
+            "a number of no word": words.clamp_min(RESERVED + self.vocabulary),
+            "a negative number": words - RESERVED - self.vocabulary,
+            "words without a batch axis": words[0],
+            "words that are no whole numbers": words.float(),
+            "texts of length 0": words[:, :0],
+        }
 
     def vectors(self, words: Tensor) -> tuple[Tensor, Tensor]:
         """Return the vectors of words, 0 behind the end of a text, (B, word_dim, L),
