@@ -30,7 +30,7 @@ from recipes.kit.charts import Dots, dot_panels
 from recipes.kit.lab import Trained, data_of
 from recipes.kit.measures import half_interval
 from recipes.kit.options import TrainingOptions, option
-from torchcaps_lab.data import Series, SeriesSet, find_data_dir
+from torchcaps_lab.data import Examples, Series, find_data_dir
 from torchcaps_lab.report import list_exhibits
 
 if TYPE_CHECKING:
@@ -237,8 +237,6 @@ def rocket(data: Mapping[str, Any], seed: int) -> float:
     source = data_of(data)
     train = source.train
     test = source.test
-    assert isinstance(train, SeriesSet)
-    assert isinstance(test, SeriesSet)
     longest = max(row.shape[1] for row in (*_scaled(train), *_scaled(test)))
     classifier = MiniRocketClassifier(random_state=seed)
     classifier.fit(_padded(train, longest), train.labels.numpy())
@@ -246,13 +244,14 @@ def rocket(data: Mapping[str, Any], seed: int) -> float:
     return 100 * float((answers == test.labels.numpy()).mean())
 
 
-def _scaled(series: SeriesSet) -> Iterator[Tensor]:
+def _scaled(series: Examples) -> Iterator[Tensor]:
     """The series, (C, L) each, as networks see them."""
     for index in range(len(series)):
-        yield series.scale(series.row(index))
+        (values,) = series[index].inputs
+        yield values[:-1]
 
 
-def _padded(series: SeriesSet, length: int) -> Any:
+def _padded(series: Examples, length: int) -> Any:
     """The scaled series with zeros to a length, as one array (N, C, L)."""
     rows = [F.pad(row, (0, length - row.shape[1])) for row in _scaled(series)]
     return torch.stack(rows).double().numpy()
@@ -263,13 +262,11 @@ def moments(trained: Trained, count: int = 4) -> "Figure":
     for.
     """
     series = trained.classifier.prepared(trained.data.test)
-    assert isinstance(series, SeriesSet)
     places = []
     titles = []
     for label in range(min(count, len(series.classes))):
         index = int((series.labels == label).nonzero()[0])
-        values = series.scale(series.row(index))
-        (answer,) = trained.network(values[None]).activation.detach()
+        (answer,) = trained.network(series[index].inputs).activation.detach()
         places.append(index)
         titles.append(
             f"{series.classes[label]}: said "

@@ -332,7 +332,8 @@ class Strangers(Recipe[StrangersSettings]):
                 for kind, seen in of_strangers.items()
             },
         }
-        if row != TWIN and "images" not in study.pictures:
+        capsules = [name for name in study.trained if name != TWIN]
+        if capsules == [row]:  # the first of them
             shown = {
                 "known": test.inputs.float() / 255,
                 **strangers,

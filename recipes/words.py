@@ -98,9 +98,7 @@ class WordsRecipe(Recipe[WordsSettings]):
 
     def begin(self, study: Study) -> TextSet:
         """Joined questions, the same for all networks."""
-        test = data_of(study.settings.data).test
-        assert isinstance(test, TextSet)
-        return joined(test, study.settings.pairs)
+        return joined(data_of(study.settings.data).test, study.settings.pairs)
 
     def measure(
         self,

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import torchcaps as tc
+from torchcaps import list_models
 from torchcaps_lab.card import Card
-from torchcaps_lab.data import Digits, Preprocess, Series, Text
+from torchcaps_lab.data import Digits, Preprocess, Series, Text, Words
 from torchcaps_lab.tasks import Classification
 
 PREPROCESS = Preprocess(crop=6, standardise=True)
@@ -94,3 +95,22 @@ def test_a_trained_network_of_the_package_answers_as_before() -> None:
     assert classifier.card.saved()["reader"]["resize"] == "handwriting"
     answer = classifier(torch.zeros(1, 28, 28), resize="pad")
     assert len(answer.lengths) == 10
+
+
+@pytest.mark.parametrize("takes", ["words", "series", "pixels"])
+def test_a_reader_of_another_kind_of_input_is_refused(takes: str) -> None:
+    """When the network is opened, not when it is asked the first question."""
+    digits = Card.of_training(Digits(), Preprocess(), Classification())
+    network = tc.create_model(list_models(takes=takes)[0])
+    network.extra = digits.saved()
+    message = f"what was saved reads images, but a {type(network).__name__} takes"
+    with pytest.raises(ValueError, match=f"{message} {takes}"):
+        tc.Classifier(network)
+
+
+def test_the_vocabulary_of_texts_does_not_read_images() -> None:
+    network = tc.create_model("capsnet_digits")
+    vocabulary = {"name": "texts", "words": Words(("a",)).config()}
+    network.extra = {"reader": vocabulary}
+    with pytest.raises(ValueError, match="reads words, but a CapsNet takes images"):
+        tc.Classifier(network)

@@ -4,13 +4,15 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from torchcaps_lab.data import list_datasets
+from torchcaps.models import ClassifierNetwork
+from torchcaps_lab.data import Examples, list_datasets
 from torchcaps_lab.data.reader import READERS
 from torchcaps_lab.kinds import KINDS
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "lab" / "torchcaps_lab" / "kinds"
 SHARED = (ROOT / "torchcaps", ROOT / "lab" / "torchcaps_lab")
+USERS = tuple(ROOT / name for name in ("recipes", "benchmarks", "examples", "docs"))
 
 MOST = 0
 """Comparisons with concrete kinds that shared code may have: never raise it."""
@@ -33,6 +35,19 @@ def names_of_kinds() -> set[str]:
     for reader in READERS.values():
         words |= {reader.name, reader.takes, reader.examples.what}
     return words
+
+
+def classes_of_inputs() -> set[str]:
+    """The classes of examples, and the bases of the networks that take them."""
+    list_datasets()
+    names = {reader.examples.__name__ for reader in READERS.values()}
+    networks = list(ClassifierNetwork.__subclasses__())
+    while networks:
+        network = networks.pop()
+        networks += network.__subclasses__()
+        if "takes" in vars(network):
+            names.add(network.__name__)
+    return names - {Examples.__name__}
 
 
 def compared(tree: ast.AST, classes: set[str], words: set[str]) -> Iterator[int]:
@@ -71,6 +86,19 @@ def places() -> list[str]:
 
 def test_shared_code_compares_with_no_kind() -> None:
     assert len(places()) <= MOST, "\n".join(places())
+
+
+def test_nobody_asks_of_what_class_examples_or_networks_are() -> None:
+    """Not even their own kind: ``Examples.require`` asks, in one place."""
+    classes = classes_of_inputs()
+    assert {"TextSet", "SeriesSet", "ImageClassifier", "TextClassifier"} <= classes
+    asking = []
+    for folder in (*SHARED, *USERS):
+        for path in sorted(folder.rglob("*.py")):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            lines = compared(tree, classes, set())
+            asking += [f"{path.relative_to(ROOT)}:{line}" for line in lines]
+    assert asking == []
 
 
 def test_comparisons_are_found() -> None:

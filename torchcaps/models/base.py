@@ -210,10 +210,10 @@ class ImageClassifier(ClassifierNetwork):
             "images without a batch axis": images[0],
             "uint8 images": (255 * images).to(torch.uint8),
         }
-        middle = [extent // 2 for extent in extents]
+        middle = (1, 0, *(extent // 2 for extent in extents))
         for value in (torch.nan, torch.inf):
             broken = images.clone()
-            broken[(1, 0, *middle)] = value
+            broken[middle] = value
             misfits[f"images that hold {value}"] = broken
         return misfits
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
+from typing_extensions import Self
 
 from torchcaps.numerics import check_size
 from torchcaps_lab.data.classes import places_of
@@ -237,6 +238,23 @@ class Examples(Dataset[Batch]):
                 f"got labels from {int(labels.min())} to {int(labels.max())}"
             )
 
+    @classmethod
+    def require(cls, examples: "Examples", name: str = "examples") -> Self:
+        """Return the examples, which must be of this class.
+
+        Args:
+            examples: the examples.
+            name: what they are called in the message.
+
+        Raises:
+            TypeError: they are of another class.
+        """
+        if isinstance(examples, cls):
+            return examples
+        raise TypeError(
+            f"{name} must be a {cls.__name__}, got {type(examples).__name__}"
+        )
+
     def __len__(self) -> int:
         return len(self.inputs)
 
@@ -395,8 +413,8 @@ class Examples(Dataset[Batch]):
         masks[:, places[used]] = self.labels[:, used]
         return replace(self, labels=masks, classes=classes)
 
-    def _joined(self, other: "Examples") -> "Examples":
-        """These and other images of the same size and classes."""
+    def joined(self, other: Self) -> Self:
+        """These and others of the same size and classes."""
         inputs = torch.cat([self.inputs, other.inputs])
         labels = torch.cat([self.labels, other.labels])
         return replace(

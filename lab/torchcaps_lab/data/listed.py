@@ -287,7 +287,7 @@ class ListedData(DataSet):
         train, validation = (self._read.sets[part] for part in ("train", "validation"))
         if "validation" in self.listed.parts or not len(validation):
             return train
-        return train._joined(validation)
+        return train.joined(validation)
 
     def load_validation(self) -> Examples | None:
         """Read the images in `val`, if that folder is there."""

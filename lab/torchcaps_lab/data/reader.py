@@ -183,8 +183,13 @@ class Reader(ABC):
         """This reader for a network that does not take all that it may read."""
         return self
 
-    def check(self, network: "ClassifierNetwork") -> None:  # noqa: B027  # many take all
+    def check(self, network: "ClassifierNetwork") -> None:
         """Raise a `ValueError` if the network does not take what this reader reads."""
+        if network.takes != self.takes:
+            raise ValueError(
+                f"what was saved reads {self.takes}, but a {type(network).__name__} "
+                f"takes {network.takes}"
+            )
 
     def check_fit(self, network: "ClassifierNetwork", resize: "Fit | None") -> None:
         """Raise a `ValueError` if inputs cannot get to the size of the network so.

@@ -467,6 +467,10 @@ class Explorer:
             "empty": empty,
         }
 
+    def has_poses(self, look: str) -> bool:
+        """Whether there are poses of classes to show of a look."""
+        return isinstance(self._any_look(look), Look)
+
     def pose(self, look: str, target: int) -> dict[str, Any] | None:
         """:class:`~torchcaps_lab.report.pictures.ClassPose`; None without a decoder."""
         return self._exhibit(look, "pose", target, ClassPose.of)

@@ -153,7 +153,7 @@ class _Calls:
         if "instead" in query:
             self.explorer.forget(query["instead"])
         answer = self.explorer.answer(look)
-        if "text" in answer or "apart" in answer:
+        if not self.explorer.has_poses(look):
             return answer
         if "target" not in query:
             target = answer["activations"]["said"]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import dataclass_transform
 
+from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.kinds import SharedRegistry
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Exhibit:
         drawings: the names of its pictures, as :meth:`pathlib.Path.glob` takes them.
         folded: whether a page shows only its title until that is clicked, unless it is
             the first.
+        examples: the class of the examples whose test it shows.
 
     Example:
         >>> from torchcaps_lab.report import Exhibit, register_exhibit
@@ -90,6 +92,7 @@ class Exhibit:
     place: ClassVar[float | None] = None
     drawings: ClassVar[str] = ""
     folded: ClassVar[bool] = False
+    examples: ClassVar[type[Examples]] = Examples
 
     @classmethod
     def of_images(
@@ -106,7 +109,10 @@ class Exhibit:
 
     @classmethod
     def of_test(cls, tested: "Tested") -> "Iterable[Exhibit | None]":
-        """What the report of a classifier shows of this kind; None for nothing."""
+        """What the report of a classifier shows of this kind; None for nothing.
+
+        It is asked only of a test on examples of the class :attr:`examples`.
+        """
         return ()
 
     def draw(self) -> "Iterator[Picture]":

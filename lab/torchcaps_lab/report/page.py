@@ -126,7 +126,9 @@ def exhibits_of_classifier(
     """
     tested = Tested(model, image_set, findings, summary, metrics)
     for kind in _placed():
-        exhibits = list(kind.of_test(tested))
+        exhibits: list[Exhibit | None] = []
+        if isinstance(image_set, kind.examples):
+            exhibits += kind.of_test(tested)
         if image_set.pictured:
             exhibits.append(kind.of_images(tested.shown, tested.examples))
         yield from (exhibit for exhibit in exhibits if exhibit is not None)

@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, repeat
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
 
-from torchcaps.models import Thing, box_area
+from torchcaps.capsules import Capsules, Places
+from torchcaps.models import Prediction, Thing, box_area
 from torchcaps.names import needing
 from torchcaps_lab.data import Batch, Examples
 from torchcaps_lab.data.boxes import ink_boxes
@@ -37,7 +38,24 @@ def finds_things(network: Any) -> bool:
     return hasattr(network, "things_of") or hasattr(network, "parts_of")
 
 
-def counts_things(network: Any) -> bool:
+class CountsThings(Protocol):
+    """A network that has a capsule for each thing, several of a class included."""
+
+    classes: int
+
+    def things_of(self, images: Tensor, least: float = 0.5) -> list[list[Thing]]:
+        """What is in each image, the most active first."""
+
+    def things_in(
+        self, prediction: Prediction, least: float = 0.5
+    ) -> list[list[Thing]]:
+        """The same, of images that the network has looked at."""
+
+    def alone(self, places: Places, image: Tensor, there: Tensor) -> Capsules:
+        """The class capsules of the children at some places alone."""
+
+
+def counts_things(network: Any) -> TypeGuard[CountsThings]:
     """Whether a network has a capsule for each thing, several of a class included."""
     return hasattr(network, "things_of")
 

@@ -11,11 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchcaps.models import (
-    CapsuleClassifier,
-    ClassifierNetwork,
-    ImageClassifier,
-)
+from torchcaps.models import CapsuleClassifier, ClassifierNetwork
 from torchcaps_lab.data.bands import Levels, check_range
 from torchcaps_lab.data.base import Fit, Resize
 from torchcaps_lab.data.examples import Examples
@@ -110,9 +106,9 @@ class ImageReader(Reader):
         cls, network: ClassifierNetwork, saved: Mapping[str, Any]
     ) -> "ImageReader | None":
         """The reader of a network that was saved with a shape, or with nothing."""
-        if not isinstance(network, ImageClassifier) or network.takes != cls.takes:
+        if network.takes != cls.takes:
             return None
-        config = {"image_shape": network.image_shape, **saved}
+        config = {"image_shape": _shape_taken(network), **saved}
         if "raw_image_shape" in saved:
             config["image_shape"] = saved["raw_image_shape"]
         return cls.from_config(config)
@@ -155,11 +151,7 @@ class ImageReader(Reader):
         """Raise a `ValueError` unless images of this shape are prepared to that of the
         network.
         """
-        if not isinstance(network, ImageClassifier):
-            raise ValueError(
-                f"what was saved reads images, but a {type(network).__name__} takes "
-                f"{network.takes}"
-            )
+        super().check(network)
         self.check_fit(network, self.resize)
         if math.prod(self.image_shape) > _LARGEST:
             raise ValueError(
@@ -167,12 +159,11 @@ class ImageReader(Reader):
                 f"{self.image_shape}"
             )
         seen = self.preprocess.image_shape(self.image_shape)
-        if seen != network.image_shape and not (
-            network.any_size and seen[0] == network.image_shape[0]
-        ):
+        taken = _shape_taken(network)
+        if seen != taken and not (network.any_size and seen[0] == taken[0]):
             raise ValueError(
                 f"image_shape {self.image_shape} is prepared to {seen}, but the "
-                f"network takes {network.image_shape}"
+                f"network takes {taken}"
             )
 
     def check_fit(self, network: ClassifierNetwork, resize: Fit | None) -> None:
@@ -325,6 +316,11 @@ class ImageReader(Reader):
             f"images (batch, {str(self.image_shape)[1:-1]}), float32 in [0, 1]; "
             "preparing them is in it"
         )
+
+
+def _shape_taken(network: Any) -> tuple[int, ...]:
+    """The shape of the images that a network takes."""
+    return tuple(network.image_shape)
 
 
 def _has_class_folders(folder: Path) -> bool:

@@ -5,12 +5,13 @@ from dataclasses import field
 
 from torch import Tensor
 
+from torchcaps.models import Thing
 from torchcaps.models.base import in_precision_of
-from torchcaps.models.scene_capsnet import SceneCapsNet, Thing
 from torchcaps_lab.report.boxes import Boxed
 from torchcaps_lab.report.exhibit import PNG, OfImages, Picture, register_exhibit
 from torchcaps_lab.report.findings import evaluating
 from torchcaps_lab.report.observe import NamedBox, Observation
+from torchcaps_lab.tasks.things import counts_things
 
 
 @register_exhibit("class_boxes", place=45, drawings="boxes.png")
@@ -52,7 +53,7 @@ class ClassBoxes(OfImages):
         """
         model = observation.model
         selection = observation.selection
-        if not isinstance(model, SceneCapsNet):
+        if not counts_things(model):
             return None
         images = selection.images  # those of several classes follow each other
         places = [
@@ -60,9 +61,9 @@ class ClassBoxes(OfImages):
             for place in range(len(images))
             if not place or not images[place].equal(images[place - 1])
         ]
-        with evaluating(model) as device:
+        with evaluating(observation.model) as device:
             things = model.things_of(
-                in_precision_of(model, images[places].to(device)), least
+                in_precision_of(observation.model, images[places].to(device)), least
             )
         return cls(
             title="What is where",

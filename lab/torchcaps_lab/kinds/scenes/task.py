@@ -8,7 +8,6 @@ from torchcaps.capsules import Places
 from torchcaps.models import (
     ClassifierNetwork,
     Prediction,
-    SceneCapsNet,
     Thing,
     box_area,
     box_iou,
@@ -26,6 +25,7 @@ from torchcaps_lab.tasks.base import (
 )
 from torchcaps_lab.tasks.several_labels import SeveralLabels
 from torchcaps_lab.tasks.things import (
+    counts_things,
     look_for_things,
     mean_average_precision,
     true_things,
@@ -213,7 +213,7 @@ class Detection(SeveralLabels):
                 boxes.float(), _true_boxes(batch, network.classes)
             )
             return prediction, parts
-        assert isinstance(network, SceneCapsNet)
+        assert counts_things(network)
         assert prediction.places is not None
         labels, true = true_things(batch)
         owner = owners(true, prediction.places.centres)
@@ -311,7 +311,7 @@ class Detection(SeveralLabels):
         batch_size: int,
     ) -> Examination:
         self.check(images)
-        if not isinstance(network, SceneCapsNet):
+        if not counts_things(network):
             raise ValueError(
                 "several things of a class take a SceneCapsNet, got "
                 f"{type(network).__name__}"

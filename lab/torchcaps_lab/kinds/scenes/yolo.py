@@ -19,6 +19,9 @@ _PARTS = {"train": ("train",), "test": ("test", "val", "valid")}
 images; where there is no test, validation images take its place.
 """
 
+_BESIDE = {"images": "labels"}
+"""The folder of the labels, by that of the images."""
+
 
 def yolo_boxes(
     file: Path, names: Sequence[str]
@@ -157,9 +160,9 @@ def labels_beside(image: Path) -> Path:
     or else beside it.
     """
     parts = list(image.parts)
-    places = [place for place, part in enumerate(parts[:-1]) if part == "images"]
+    places = [place for place, part in enumerate(parts[:-1]) if part in _BESIDE]
     if places:
-        parts[places[-1]] = "labels"
+        parts[places[-1]] = _BESIDE[parts[places[-1]]]
     return Path(*parts).with_suffix(".txt")
 
 

@@ -77,6 +77,8 @@ class SeriesOverTime(Exhibit):
         ('a', 'e')
     """
 
+    examples = SeriesSet
+
     series: tuple[ShownSeries, ...]
     classes: tuple[str, ...]
     file: str
@@ -84,10 +86,8 @@ class SeriesOverTime(Exhibit):
     @classmethod
     def of_test(cls, tested: Tested) -> "Iterator[SeriesOverTime]":
         """The worst mistakes, and the clearest series of each class."""
-        series = tested.images
+        series = SeriesSet.require(tested.images)
         findings = tested.findings
-        if not isinstance(series, SeriesSet):
-            return
         chosen = {
             "The worst mistakes over time": findings.mistakes(_MOST),
             "The clearest series of each class": findings.examples(_MOST),

@@ -109,6 +109,7 @@ class SeriesReader(Reader):
 
     def check(self, network: ClassifierNetwork) -> None:
         """Raise a `ValueError` unless the network takes as many channels."""
+        super().check(network)
         takes = getattr(network, "in_channels", self.channels)
         if takes != self.channels:
             raise ValueError(
@@ -146,19 +147,17 @@ class SeriesReader(Reader):
         """The series in the scale of the network; a `ValueError` if sounds were made
         into other series.
         """
-        super().fitted(examples)
-        assert isinstance(examples, SeriesSet)
-        if examples.scale.sound != self.scale.sound:
+        series = SeriesSet.require(super().fitted(examples))
+        if series.scale.sound != self.scale.sound:
             raise ValueError(
-                f"the network takes {self.scale.sound}, these are "
-                f"{examples.scale.sound}"
+                f"the network takes {self.scale.sound}, these are {series.scale.sound}"
             )
-        if examples.raw_image_shape[0] != self.channels:
+        if series.raw_image_shape[0] != self.channels:
             raise ValueError(
                 f"the network takes series of {self.channels} channels, these have "
-                f"{examples.raw_image_shape[0]}"
+                f"{series.raw_image_shape[0]}"
             )
-        return replace(examples, scale=self.scale)
+        return replace(series, scale=self.scale)
 
     def named(self, names: Sequence[str]) -> Iterable[Any]:
         """All series of files, and the sounds and files of series in folders."""

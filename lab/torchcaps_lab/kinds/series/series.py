@@ -114,9 +114,7 @@ class Series(ListedData):
     @property
     def scale(self) -> Scale:
         """The scale of the training series."""
-        train = self.train
-        assert isinstance(train, SeriesSet)
-        return train.scale
+        return SeriesSet.require(self.train).scale
 
     def arguments(self, preprocess: Preprocess) -> dict[str, Any]:
         """The number of channels; a `ValueError` unless ``preprocess`` is empty."""

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import Self
 
 from torchcaps_lab.data.examples import Batch, Examples
 from torchcaps_lab.kinds.series.sound import Sound
@@ -179,9 +180,8 @@ class SeriesSet(Examples):
         scaled = padded([self.scale(row) for row in rows_of_series], channels)
         return Batch(scaled, self.labels[rows], rows, padded(rows_of_series, channels))
 
-    def joined(self, other: Examples) -> "SeriesSet":
+    def joined(self, other: Self) -> Self:
         """These and other series."""
-        assert isinstance(other, SeriesSet)
         rows = list(map(self.row, range(len(self))))
         rows += map(other.row, range(len(other)))
         files = (*(self.files or ()), *(other.files or ()))
@@ -192,8 +192,6 @@ class SeriesSet(Examples):
             labels=torch.cat([self.labels, other.labels]),
             files=files or None,
         )
-
-    _joined = joined
 
 
 def padded(rows: Sequence[Tensor], channels: int) -> Tensor:

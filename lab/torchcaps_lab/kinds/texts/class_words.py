@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
+from torchcaps.models import ClassifierNetwork
 from torchcaps_lab.kinds.texts.coloured import pieces_of, shares_and_activation
-from torchcaps_lab.kinds.texts.network import TextClassifier
 from torchcaps_lab.kinds.texts.pictures import MEANING
 from torchcaps_lab.kinds.texts.words import UNKNOWN, Words
 from torchcaps_lab.report.canvas import colour_of
@@ -47,7 +47,7 @@ class ClassWords(Exhibit):
     @classmethod
     def of(
         cls,
-        model: TextClassifier,
+        model: ClassifierNetwork,
         words: Words,
         text: str,
     ) -> "ClassWords | None":

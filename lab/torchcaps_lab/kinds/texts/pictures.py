@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from torchcaps.models import ClassifierNetwork
 from torchcaps_lab.kinds.texts.coloured import ROUTED, pieces_of, word_shares
-from torchcaps_lab.kinds.texts.network import TextClassifier
 from torchcaps_lab.kinds.texts.text_set import TextSet
 from torchcaps_lab.kinds.texts.words import Words
 from torchcaps_lab.report.canvas import colour_of, new_figure
@@ -89,13 +89,15 @@ class ColouredTexts(Exhibit):
         True
     """
 
+    examples = TextSet
+
     texts: tuple[ColouredText, ...]
     classes: tuple[str, ...]
 
     @classmethod
     def of(
         cls,
-        model: TextClassifier,
+        model: ClassifierNetwork,
         words: Words,
         texts: Sequence[str],
         titles: Sequence[str],
@@ -135,10 +137,8 @@ class ColouredTexts(Exhibit):
     @classmethod
     def of_test(cls, tested: Tested) -> "Iterator[ColouredTexts]":
         """The worst mistakes, and the clearest text of each class."""
-        texts = tested.images
+        texts = TextSet.require(tested.images)
         findings = tested.findings
-        if not isinstance(texts, TextSet):
-            return
         wrong = findings.mistakes(_MOST)
         count = int((findings.prediction != findings.labels).sum())
         if len(wrong):
@@ -161,7 +161,6 @@ class ColouredTexts(Exhibit):
         chosen: Tensor,
         why: str,
     ) -> "ColouredTexts":
-        assert isinstance(tested.model, TextClassifier)
         places = chosen.tolist()
         titles = [_title(tested.findings, texts, index) for index in places]
         coloured = cls.of(
@@ -244,7 +243,7 @@ def _span(
 
 
 def _coloured(
-    model: TextClassifier,
+    model: ClassifierNetwork,
     title: str,
     text: str,
     numbers: Tensor,

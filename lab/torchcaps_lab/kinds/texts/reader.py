@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 
@@ -18,7 +18,6 @@ from torchcaps_lab.data.view import Preprocess
 from torchcaps_lab.kinds.texts.class_words import ClassWords
 from torchcaps_lab.kinds.texts.coloured import ROUTED
 from torchcaps_lab.kinds.texts.files import named_texts, texts_of
-from torchcaps_lab.kinds.texts.network import TextClassifier
 from torchcaps_lab.kinds.texts.samples import questions
 from torchcaps_lab.kinds.texts.text_set import TextSet
 from torchcaps_lab.kinds.texts.words import (
@@ -140,6 +139,7 @@ class TextReader(Reader):
 
     def check(self, network: ClassifierNetwork) -> None:
         """Raise a `ValueError` if the vocabulary is larger than that of the network."""
+        super().check(network)
         vocabulary_size = getattr(network, "vocabulary", None)
         if vocabulary_size is not None and len(self.words) > vocabulary_size:
             raise ValueError(
@@ -159,7 +159,7 @@ class TextReader(Reader):
 
     def followed(self, network: ClassifierNetwork, given: str) -> ClassWords:
         """What each word of a text spoke for."""
-        shown = ClassWords.of(cast(TextClassifier, network), self.words, given)
+        shown = ClassWords.of(network, self.words, given)
         assert shown is not None
         return shown
 
@@ -168,7 +168,7 @@ class TextReader(Reader):
         name: str,
         classes: Sequence[str],
         tell: Any,
-    ) -> TextSet | None:
+    ) -> Examples | None:
         """TREC's test questions, or made-up ones."""
         return questions(name, self, classes, tell)
 
@@ -198,9 +198,7 @@ class TextReader(Reader):
 
     def fitted(self, examples: Examples) -> Examples:
         """The texts in the words of the network."""
-        super().fitted(examples)
-        assert isinstance(examples, TextSet)
-        return examples.in_words(self.words)
+        return TextSet.require(super().fitted(examples)).in_words(self.words)
 
     def named(self, names: Sequence[str]) -> Iterable[Any]:
         """Texts, lines of files, the texts of tables, or whole files in folders."""

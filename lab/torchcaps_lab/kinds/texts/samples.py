@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchcaps_lab.data.base import create_dataset
+from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.kinds.texts.text_set import TextSet
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def questions(
     reader: "TextReader",
     classes: Sequence[str],
     tell: Any,
-) -> TextSet | None:
+) -> Examples | None:
     """Return TREC's test questions, or else made-up ones.
 
     Args:
@@ -61,8 +62,8 @@ def questions(
     if name != "trec" or {*classes} != {*QUESTIONS}:
         return None
     test = read_test_images(partial(create_dataset, "text", root=name), tell)
-    if isinstance(test, TextSet) and test.classes == tuple(classes):
-        return test.in_words(reader.words)
+    if test is not None and test.classes == tuple(classes):
+        return reader.fitted(test)
     texts = list[str]()
     labels = list[int]()
     for label_name, written in QUESTIONS.items():

@@ -102,9 +102,7 @@ class Text(ListedData):
     @property
     def words(self) -> Words:
         """The vocabulary, of the training texts."""
-        train = self.train
-        assert isinstance(train, TextSet)
-        return train.words
+        return TextSet.require(self.train).words
 
     def arguments(self, preprocess: Preprocess) -> dict[str, Any]:
         """The size of the vocabulary; a `ValueError` unless ``preprocess`` is empty."""
@@ -165,8 +163,7 @@ class Text(ListedData):
         """Notes for readers of results: what was left out and why, which texts are cut,
         which are copies.
         """
-        examples = self._read.sets.values()
-        sets = [texts for texts in examples if isinstance(texts, TextSet)]
+        sets = list(map(TextSet.require, self._read.sets.values()))
         # A full row may also be a text of exactly that length.
         rows = chain.from_iterable(texts.texts for texts in sets)
         full = [text for text in rows if len(text) > self.longest]

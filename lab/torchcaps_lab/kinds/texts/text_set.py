@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from torchcaps.numerics import check_size
 from torchcaps_lab.data.examples import Batch, Examples
@@ -74,7 +75,7 @@ class TextSet(Examples):
         classes: tuple[str, ...],
         words: Words,
         files: tuple[str, ...] | None = None,
-    ) -> "TextSet":
+    ) -> Self:
         """Converts texts with labels, int64 (N,) or masks, bool (N, E), to numbers of
         words.
         """
@@ -123,12 +124,11 @@ class TextSet(Examples):
             return self
         return TextSet.of(self.texts, self.labels, self.classes, words, self.files)
 
-    def _joined(self, other: Examples) -> "TextSet":
+    def joined(self, other: Self) -> Self:
         """These and other texts, in the words of these."""
-        assert isinstance(other, TextSet)
         texts = self.texts + other.texts
         labels = torch.cat([self.labels, other.labels])
-        return TextSet.of(
+        return self.of(
             texts,
             labels,
             self.classes,
@@ -157,7 +157,7 @@ class TextSet(Examples):
 
 
 def joined(
-    texts: TextSet,
+    texts: Examples,
     count: int,
     parts: int = 2,
     seed: int = 0,
@@ -169,7 +169,7 @@ def joined(
     not in it yet.
 
     Args:
-        texts: of one class each.
+        texts: a :class:`TextSet`, of one class each.
         count: how many to make.
         parts: texts in each.
         seed: the seed of the choice.
@@ -179,8 +179,7 @@ def joined(
         ValueError: there are fewer classes than ``parts``, or the texts have masks
             already.
     """
-    if not isinstance(texts, TextSet):
-        raise TypeError(f"texts must be a TextSet, got {type(texts).__name__}")
+    texts = TextSet.require(texts, "texts")
     check_size(count=count, parts=parts)
     if texts.labels.ndim != 1 or len(texts.labels.unique()) < parts:
         raise ValueError(
