@@ -236,7 +236,7 @@ MOST = {
     "docs": reading.Reading(0, 5.15, 0.5, 11, 0.5),
     "tests": reading.Reading(0, 5.2, 2.3, 7, 2.0),
 }
-PUBLIC, PRIVATE_IMPORTS, WITHOUT_USERS = 170, 0, 2
+PUBLIC, PRIVATE_IMPORTS, WITHOUT_USERS = 170, 0, 0
 
 
 class TestReadsAtFirstSight:

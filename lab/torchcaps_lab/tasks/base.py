@@ -274,7 +274,8 @@ class Task(ABC):
       ``--stop_at`` refers to it,
     - :meth:`examine`: the evaluation of a trained network,
     - :meth:`answers`: predictions for people,
-    - :meth:`report`, if there is one.
+    - :meth:`exhibits`: what its report shows, if it has one,
+    - :meth:`drawings`: what is written beside an answer, if there is anything to draw.
 
     Keep constructor arguments as attributes of the same names: :meth:`config` saves
     them with a network.
@@ -438,21 +439,30 @@ class Task(ABC):
         summary: dict[str, Any],
         metrics: Sequence[dict[str, float]],
     ) -> Path | None:
-        """Write a report into ``folder / "report"`` and return the path of its page;
-        None if the task has none.
+        """Write a page of the :meth:`exhibits` into ``folder / "report"`` and return its
+        path; None if the task has none.
         """
-        exhibits = self._exhibits(network, images, summary, metrics)
+        exhibits = self.exhibits(network, images, summary, metrics)
         return None if exhibits is None else write_page(folder, filter(None, exhibits))
 
-    def _exhibits(
+    def exhibits(
         self,
         network: ClassifierNetwork,
         images: Examples,
         summary: Mapping[str, Any],
         metrics: Metrics,
     ) -> Iterable[Exhibit | None] | None:
-        """What the report shows, in its order, None for nothing; None, as here, for no
-        report.
+        """Return what the report of a run shows, in its order.
+
+        Args:
+            network: the trained network.
+            images: the examples to test it on, prepared for it.
+            summary: what the run says of itself.
+            metrics: the rows of the log, for learning curves.
+
+        Returns:
+            Exhibits, with None for what there is nothing to show of; None, as here, if
+            the task has no report.
         """
         return None
 

@@ -162,7 +162,7 @@ class Classification(Task):
         """
         return fit_strangers(network, images, false_alarms, batch_size)
 
-    def _exhibits(
+    def exhibits(
         self,
         network: ClassifierNetwork,
         images: Examples,

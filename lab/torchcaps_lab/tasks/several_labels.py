@@ -235,7 +235,7 @@ class SeveralLabels(Task):
             ask(network, images, batch_size).activation, _labels(images, batch_size)
         )
 
-    def _exhibits(
+    def exhibits(
         self,
         network: ClassifierNetwork,
         images: Examples,

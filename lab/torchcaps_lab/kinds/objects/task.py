@@ -225,7 +225,7 @@ class Objects(Task):
             )
         return answers
 
-    def _exhibits(
+    def exhibits(
         self,
         network: ClassifierNetwork,
         images: Examples,

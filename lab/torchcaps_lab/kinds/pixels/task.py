@@ -267,7 +267,7 @@ class Segmentation(Task):
             )
         return answers
 
-    def _exhibits(
+    def exhibits(
         self,
         network: ClassifierNetwork,
         images: Examples,
