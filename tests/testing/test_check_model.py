@@ -182,7 +182,7 @@ def test_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
         check_model(network)
 
 
-class Vectors(ClassifierNetwork):
+class FiniteVectors(ClassifierNetwork):
     """Over inputs that are no images: what must be refused, it says itself."""
 
     takes = "vectors"
@@ -205,12 +205,12 @@ class Vectors(ClassifierNetwork):
 
 
 def test_a_network_says_itself_what_it_must_refuse() -> None:
-    check_model(Vectors(), skip=("export",))
+    check_model(FiniteVectors(), skip=("export",))
     with pytest.raises(
         AssertionError,
         match="'images_that_do_not_fit': infinite vectors must raise a ValueError",
     ):
-        check_model(Vectors(strict=False))
+        check_model(FiniteVectors(strict=False))
 
 
 class Words(Network):
