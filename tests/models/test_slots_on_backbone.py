@@ -102,7 +102,6 @@ def test_features_are_drawn_as_colours() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"frozen": False}, "frozen must be True"),
         ({"level": 2}, "level must be 1 with the backbone 'residual'"),
         ({"backbone": "vgg"}, "backbone must be 'residual' or 'timm/'"),
     ],

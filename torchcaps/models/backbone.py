@@ -278,7 +278,9 @@ def _load_own(backbone: Backbone, weights: str) -> None:
 
 @settings
 class OnBackbone(ImageClassifier):
-    """What networks on a backbone have in common; its weights are saved with theirs."""
+    """What networks on a backbone have in common; its weights are saved with theirs.
+    The backbone does not learn, unless a network says so.
+    """
 
     outside: ClassVar[tuple[str, ...]] = ("weights",)
 
@@ -289,8 +291,6 @@ class OnBackbone(ImageClassifier):
     blocks: Size = 2
     stride: Size = 1
     weights: str | None = None
-    frozen: bool = False
-    keep_statistics: bool = False
 
     def _make_backbone(self, level: int = 1) -> None:
         weights = self.weights
@@ -304,15 +304,23 @@ class OnBackbone(ImageClassifier):
             weights,
             level,
         )
-        if self.frozen:
+        if self._is_frozen():
             self.features.requires_grad_(False)
+
+    def _is_frozen(self) -> bool:
+        """Whether the backbone does not learn."""
+        return True
+
+    def _keeps_statistics(self) -> bool:
+        """Whether the backbone stays in evaluation mode."""
+        return True
 
     def train(self, mode: bool = True) -> Any:
         """Training or evaluation mode; a frozen backbone, or one that keeps its
         statistics, stays in the latter.
         """
         super().train(mode)
-        if self.frozen or self.keep_statistics:
+        if self._keeps_statistics():
             self.features.eval()
         return self
 
@@ -344,6 +352,20 @@ class OnBackbone(ImageClassifier):
         return features.shape[2], features.shape[3]
 
 
+@settings
+class _ClassesOnBackbone(OnBackbone):
+    """A network for classes, whose backbone may learn."""
+
+    frozen: bool = False
+    keep_statistics: bool = False
+
+    def _is_frozen(self) -> bool:
+        return self.frozen
+
+    def _keeps_statistics(self) -> bool:
+        return self.frozen or self.keep_statistics
+
+
 _SMALL = 2**18
 """Numbers in an image that is tried as it is, which imports nothing; larger ones are
 tried without memory.
@@ -372,7 +394,7 @@ def _outlined(features: nn.Module, image_shape: Sequence[int]) -> Tensor:
     "CapsNet's class capsules on a small residual network, or on any of timm: photos",
 )
 @settings
-class CapsNetOnBackbone(OnBackbone, CapsuleClassifier):
+class CapsNetOnBackbone(_ClassesOnBackbone, CapsuleClassifier):
     """Features of a backbone, primary capsules, one routed layer of class capsules and,
     if asked for, a decoder.
 
@@ -461,7 +483,7 @@ class CapsNetOnBackbone(OnBackbone, CapsuleClassifier):
     "the same backbone with global average pooling and a linear layer: its twin",
 )
 @settings
-class BackboneTwin(OnBackbone):
+class BackboneTwin(_ClassesOnBackbone):
     """Features of a backbone, global average pooling, a linear layer, a softmax.
 
     Args:

@@ -81,8 +81,9 @@ class SlotsOnBackbone(OnBackbone, SlotNetwork):
     instead of its pixels.
 
     The colours of a photo tell little about its objects. So the slots share out the
-    features of a backbone that does not learn, and draw these features again. Each
-    place of the grid has its features normalised, :math:`\hat f = (f - \bar f) /
+    features of a backbone, and draw these features again. The backbone does not learn:
+    features that learn with the slots would become constant, which is easy to draw.
+    Each place of the grid has its features normalised, :math:`\hat f = (f - \bar f) /
     \operatorname{std}(f)`, so that the error does not depend on the backbone:
 
     .. math::
@@ -100,9 +101,6 @@ class SlotsOnBackbone(OnBackbone, SlotNetwork):
         stride: the stride of the first convolution of ``residual``.
         weights: of the backbone, as in :class:`CapsNetOnBackbone`. With None they are
             random, and the slots find little.
-        frozen: always True: features that learn with the slots would become constant,
-            which is easy to draw.
-        keep_statistics: changes nothing, since the backbone does not learn.
         level: which level of a timm network has the features, counted from the last,
             which is the coarsest and has 1.
         dim: numbers of the pose of a slot.
@@ -113,8 +111,8 @@ class SlotsOnBackbone(OnBackbone, SlotNetwork):
     Raises:
         ModuleNotFoundError: if the backbone is of timm, and that, or the package with
             its weights, is not installed.
-        ValueError: if there is no such backbone or level, it does not suit the images,
-            or ``frozen`` is False.
+        ValueError: if there is no such backbone or level, or it does not suit the
+            images.
 
     Source: Seitzer et al. 2023, "Bridging the Gap to Real-World Object-Centric
     Learning" (DINOSAUR). There the backbone is a vision transformer that learned
@@ -129,7 +127,6 @@ class SlotsOnBackbone(OnBackbone, SlotNetwork):
         (torch.Size([2, 4, 32, 32]), torch.Size([2, 16, 16, 16]))
     """
 
-    frozen: bool = True
     level: Size = 1
     dim: Size = 64
     hidden: Size = 256
@@ -138,11 +135,6 @@ class SlotsOnBackbone(OnBackbone, SlotNetwork):
     )
 
     def __post_init__(self, routing: Routing | None) -> None:
-        if not self.frozen:
-            raise ValueError(
-                "frozen must be True: features that learn with the slots would become "
-                "constant, which is easy to draw"
-            )
         self._make_backbone(self.level)
         channels = self.features.channels
         grid = self._grid()
