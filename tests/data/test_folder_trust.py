@@ -265,6 +265,15 @@ class TestItem2:
         with pytest.raises(ValueError, match=message):
             ImageFolder(str(tmp_path))
 
+    def test_images_outside_of_class_folders_are_counted(self, tmp_path):
+        for number in range(3):
+            save(tmp_path / f"{number}.png", number)
+        with pytest.raises(
+            ValueError,
+            match=r"got \(\), and 3 images outside of class folders: .* --task objects",
+        ):
+            ImageFolder(str(tmp_path))
+
     def test_folders_without_images_beside_the_parts_are_no_classes(self, tmp_path):
         for number, folder in enumerate(("train/a", "train/b", "test/a", "test/b")):
             save(tmp_path / folder / "0.png", number)

@@ -63,6 +63,8 @@ class Listing(Listed):
     what: ClassVar[str] = "images"
     suffixes: ClassVar[Sequence[str]] = ()
     """Those of the files that are read; empty for those of images."""
+    unlabelled: ClassVar[str] = ", or train with --task objects, which needs no classes"
+    """What else can be done with files that lie in no class folder."""
 
     @cached_property
     def _suffixes(self) -> set[str]:
@@ -86,7 +88,7 @@ class Listing(Listed):
         elif len(classes) < 2:
             self.refused.append(
                 f"{folder} must hold a folder for each of two or more classes, got "
-                f"{classes}"
+                f"{classes}{self._loose(folder)}"
             )
         self.classes += tuple(name for name in classes if name not in self.classes)
         files = self.parts.setdefault(part, [])
@@ -104,6 +106,17 @@ class Listing(Listed):
                 f"classes{self._reasons(folder)}"
             )
         self._leave_out_loose(folder)
+
+    def _loose(self, folder: Path) -> str:
+        """How many files lie in no class folder, and what to do with them."""
+        files = [path for path in self._entries(folder) if is_there(path.is_file)]
+        count = sum(path.suffix.lower() in self._suffixes for path in files)
+        if not count:
+            return ""
+        return (
+            f", and {count} {self.what} outside of class folders: put those of each "
+            f"class into a folder of its name{self.unlabelled}"
+        )
 
     def _without_empty(self, images: dict[Path, list[Path]]) -> dict[Path, list[Path]]:
         """The class folders that hold images; a note names the others."""

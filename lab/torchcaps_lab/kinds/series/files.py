@@ -274,6 +274,7 @@ class _SoundFiles(Listing):
     """The sounds in a folder of classes."""
 
     what = "sounds"
+    unlabelled = ""
     suffixes = tuple(SOUNDS)
 
 
