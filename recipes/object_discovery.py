@@ -25,8 +25,13 @@ from torchcaps_lab.tasks import Task
 
 FACTS = facts_of("object-discovery")
 SLOTS = "slots"
+IMAGENET = "slots of ImageNet features, textured grounds"
 PIXELS, FEATURES = "K-Means of colours and places", "K-Means of the features of slots"
-UNTRAINED = (PIXELS, FEATURES)
+OF_IMAGENET = "K-Means of ImageNet features, textured grounds"
+SOURCES = {PIXELS: SLOTS, FEATURES: SLOTS, OF_IMAGENET: IMAGENET}
+"""The row whose network and data a row without training has."""
+
+UNTRAINED = tuple(SOURCES)
 ROWS: dict[str, Any] = {**FACTS["rows"], **dict.fromkeys(UNTRAINED)}
 
 FIXED: tuple[str, ...] = tuple(FACTS["fixed"])
@@ -49,12 +54,18 @@ INDEX = "points"
 _UNITS = {OVERLAP: "%", ERROR: ""}
 _STEPS, _SEED = 10, 0
 _SHOWN, _AT_ONCE = 6, 100
+_SIDE = 32
+"""Pixels along the side of a picture in the results."""
 
 
 def measures_of(row: str) -> tuple[str, ...]:
     """The measures of a row."""
+    if row == OF_IMAGENET:
+        return OBJECTS, GROUND, OVERLAP, MORE
     if row in UNTRAINED:
         return OBJECTS, GROUND, OVERLAP, ERROR, MORE
+    if row == IMAGENET:
+        return OBJECTS, LONGER, MORE, FEW_SLOTS, MANY_SLOTS, GROUND, OVERLAP
     of_slots = [OBJECTS, LONGER]
     if row not in FIXED:
         of_slots += [MORE, FEW_SLOTS, MANY_SLOTS]
@@ -167,6 +178,15 @@ class FeatureClusters(PixelClusters):
         return layer_norm(features, features.shape[-1:])
 
 
+class MapClusters(FeatureClusters):
+    """Soft K-Means of the maps of a backbone, without what slots learned."""
+
+    def points(self, images: Tensor) -> Tensor:
+        """What is clustered, (B, I, H)."""
+        maps = self.network.features(images).flatten(2).mT
+        return layer_norm(maps, maps.shape[-1:])
+
+
 def enlarged(shares: Tensor, height: int, width: int) -> Tensor:
     """The parent of each pixel, (B, H, W), from the shares of places that may be
     coarser, (B, I, J), whose grid has the form of the image.
@@ -216,7 +236,9 @@ class ObjectDiscovery(Recipe[DiscoverySettings]):
             for row, (figure, source) in FACTS["published"].items()
         ),
     )
-    borrowed: ClassVar = dict.fromkeys(UNTRAINED, ("object-discovery", SLOTS))
+    borrowed: ClassVar = {
+        row: ("object-discovery", source) for row, source in SOURCES.items()
+    }
     settings: ClassVar = DiscoverySettings
     grows: ClassVar = True
 
@@ -253,15 +275,17 @@ class ObjectDiscovery(Recipe[DiscoverySettings]):
             if row not in FIXED:
                 others |= with_other_numbers(task, network, tests)
         study.curves[row] = {"slots": slots_shown(network, tests.same)}
-        return {
+        figures = {
             **objects_found(task, network, tests.same, OBJECTS),
             **others,
             **other_figures(task, network, tests.same),
         }
+        return {name: figures[name] for name in measures_of(row)}
 
     def data(self, settings: DiscoverySettings, row: str) -> dict[str, Any]:
         """The data of a row, as ``torchcaps train`` takes it."""
-        data: dict[str, Any] = self.options(settings, row)["data"]
+        source = SOURCES.get(row, row)
+        data: dict[str, Any] = self.options(settings, source)["data"]
         return data
 
     def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
@@ -357,15 +381,21 @@ def clusters_of(
     """K-Means of a row."""
     if row == PIXELS:
         return PixelClusters(network.image_shape, clusters, how)
+    if row == OF_IMAGENET:
+        return MapClusters(network, clusters, how)
     return FeatureClusters(network, clusters, how)
 
 
 def slots_shown(network: Any, images: Examples) -> list[str]:
-    """The slot of each pixel of the first images, as digits."""
+    """The slot of each pixel of the first images, as digits; of large images of every
+    second pixel, or fewer.
+    """
     with evaluating(network) as device:
         prediction = network(_first(images).inputs.to(device))
     shares = prediction.masks if prediction.assigned is None else prediction.assigned
-    return ["".join(map(str, slots.flatten().tolist())) for slots in shares.argmax(1)]
+    apart = max(1, shares.shape[2] // _SIDE)
+    slots = shares.argmax(1)[:, ::apart, ::apart]
+    return ["".join(map(str, image.flatten().tolist())) for image in slots]
 
 
 def _first(images: Examples) -> Batch:

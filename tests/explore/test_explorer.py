@@ -811,17 +811,18 @@ class TestTakenApart:
     ) -> None:
         shown = objects.answer(objects.look("objects", drawing))["apart"]
         network = objects._networks["objects"].network
-        assert network.slots.routing.steps == shown["steps"] == 3
+        steps = shown["steps"]
+        assert network.slots.routing.steps == steps == 5
         with torch.no_grad():
             classifier = objects._networks["objects"].classifier
             pixels = classifier.pixels(Image.open(BytesIO(drawing)), None)
             drawn = network.eval()(pixels[None]).reconstruction[0]
-        assert pngs(drawn.clamp(0, 1)) == shown["drawn"][2]
+        assert pngs(drawn.clamp(0, 1)) == shown["drawn"][steps - 1]
 
     def test_what_is_told_of_the_network(self, objects: Explorer) -> None:
         told = objects.network("objects")
         assert (told["apart"], told["draws"], told["decodes"]) == (True, True, False)
-        assert (told["routing"], told["steps"]) == ("SlotAttentionRouting", 3)
+        assert (told["routing"], told["steps"]) == ("SlotAttentionRouting", 5)
 
     def test_there_are_no_classes_to_ask_about(
         self, objects: Explorer, drawing: bytes

@@ -119,8 +119,8 @@ def test_slots_of_features_from_a_folder_to_masks(
     classifier = Classifier.open("runs/shelf")
     image = torch.rand(1, 3, 16, 16)
     shown = classifier.task.explored(classifier.network, image, image[0])
-    assert shown.drawn.shape == (7, 3, 16, 16)
-    assert shown.parts.shape == (7, 7, 3, 16, 16)
+    assert shown.drawn.shape == (9, 3, 16, 16)
+    assert shown.parts.shape == (9, 7, 3, 16, 16)
 
 
 def test_perfect_features_have_no_error() -> None:

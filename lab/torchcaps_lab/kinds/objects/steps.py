@@ -38,7 +38,7 @@ class SlotSteps(Exhibit):
         >>> image = torch.rand(1, 3, 32, 32)
         >>> shown = SlotSteps.of(tc.create_model("slot_autoencoder"), image, image[0])
         >>> shown.steps, shown.parts.shape
-        (3, torch.Size([7, 6, 3, 32, 32]))
+        (5, torch.Size([9, 6, 3, 32, 32]))
     """
 
     picture: Tensor = field(metadata=PNG)
