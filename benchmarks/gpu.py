@@ -136,6 +136,7 @@ def _images(batch: int, size: int, classes: int) -> Inputs:
 def trials(small: bool) -> list[Trial]:
     """What is timed; ``small``: at sizes for trying the command."""
     few = 2 if small else 64
+    many = 1024 if small else 65536
     matrix = (4, 4)
     conv = partial(
         tc.CapsConv2d,
@@ -200,6 +201,12 @@ def trials(small: bool) -> list[Trial]:
                 5,
             ),
             _of_matrixcapsnet,
+        ),
+        Trial(
+            f"Slots {many} x 32",
+            partial(tc.Slots, 32, dim=64, features=64),
+            partial(_children, 1, many, pose=(64,)),
+            _of_layer,
         ),
         Trial(
             f"CapsNet {2 * few}",

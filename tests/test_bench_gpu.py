@@ -23,7 +23,7 @@ def test_what_falls_short_is_said() -> None:
 
 def test_aims_are_of_cases_that_are_timed() -> None:
     names = {trial.name for trial in gpu.trials(small=False)}
-    assert {case for case, _ in gpu.AIMS} == names
+    assert {case for case, _ in gpu.AIMS} == names - {"Slots 65536 x 32"}
 
 
 @pytest.mark.parametrize("wrong", [0.0, 0.01, math.nan])
@@ -61,5 +61,5 @@ def test_on_the_cpu(tmp_path: Path) -> None:
     content = json.loads(out.read_text())
     assert not content["wrong"]
     ways = {(timing["case"], timing["way"]) for timing in content["timings"]}
-    assert len(ways) == 1 + 2 * 4
+    assert len(ways) == 1 + 2 * 5
     assert all(timing["step"] > 0 for timing in content["timings"])

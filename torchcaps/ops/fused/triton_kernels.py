@@ -125,14 +125,22 @@ def _grid_child(sites, i, rows, B, W, I, G):
 
 
 @triton.jit
-def _field_at(B, J, T: tl.constexpr):
-    """Offsets into a field [B, H, J], and what is inside it, [d m, b j]."""
+def _field_at(B, J, T: tl.constexpr, stored: tl.constexpr):
+    """Offsets into a field [B, H, J], and what is inside it, [d m, b j].
+
+    Where a field is stored they are added up in another order: of equal sums, the
+    compiler would keep those of the loads in registers over the whole loop.
+    """
     h = tl.arange(0, T.d * T.m)
     d, m = h // T.m, h % T.m
+    h = (m * T.D + d)[:, None]
     pair = tl.arange(0, T.b * T.j)
     row = tl.program_id(0).to(tl.int64) * T.b + pair // T.j
     j = tl.program_id(2) * T.j + pair % T.j
-    at = (row[None, :] * (T.M * T.D) + (m * T.D + d)[:, None]) * J + j[None, :]
+    if stored:
+        at = (row[None, :] * (T.M * T.D) + h) * J + j[None, :]
+    else:
+        at = (row * (T.M * T.D) * J + j)[None, :] + h * J
     inside = ((d < T.D) & (m < T.M))[:, None] & ((row < B) & (j < J))[None, :]
     return at, inside
 
@@ -140,7 +148,7 @@ def _field_at(B, J, T: tl.constexpr):
 @triton.jit
 def _load_field(field, B, J, T: tl.constexpr):
     """The part [d, m, b, j] of a field [B, H, J] of the parents; 0 outside."""
-    at, inside = _field_at(B, J, T)
+    at, inside = _field_at(B, J, T, False)
     return tl.reshape(tl.load(field + at, mask=inside, other=0.0), [T.d, T.m, T.b, T.j])
 
 
@@ -149,7 +157,7 @@ def _store_field(field, value, B, J, T: tl.constexpr):
     """Writes the part [d, m, b, j] of a field of this program's children, [splits, B,
     H, J].
     """
-    at, inside = _field_at(B, J, T)
+    at, inside = _field_at(B, J, T, True)
     field += tl.program_id(1).to(tl.int64) * B * J * (T.M * T.D)
     tl.store(field + at, tl.reshape(value, [T.d * T.m, T.b * T.j]), mask=inside)
 

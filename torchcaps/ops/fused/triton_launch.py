@@ -42,28 +42,49 @@ class Tiling:
     splits: int | None = None
 
 
+@dataclass(frozen=True)
+class Cut:
+    """The tile of a kernel, and the registers that it may take.
+
+    Args:
+        warps: warps of a program, of 32 lanes each.
+        numbers: how many numbers of the votes of one child a lane holds.
+        product: how many numbers of a transform a lane takes at a time.
+        registers: the most of a lane, if fewer than the compiler would take fit
+            without spilling one; None for no limit. A processor has 65,536, and runs
+            as many warps as they last for.
+    """
+
+    warps: int
+    numbers: int
+    product: int = 64
+    registers: int | None = None
+
+
 TILES = {
     "vectors": {
-        "moments": (8, 32),
-        "scores": (4, 16),
-        "worths": (4, 16),
-        "backward": (8, 16),
-        "flow": (8, 32),
-        "passing": (1, 32),
+        "moments": Cut(8, 32),
+        "scores": Cut(4, 16),
+        "worths": Cut(4, 16),
+        "backward": Cut(8, 16),
+        "flow": Cut(8, 32),
+        "passing": Cut(1, 32, product=32),
     },
     "matrices": {
-        "moments": (4, 16),
-        "scores": (4, 16),
-        "worths": (4, 32),
-        "backward": (1, 16),
-        "flow": (4, 16),
-        "passing": (1, 16),
+        "moments": Cut(4, 16, product=4, registers=128),
+        "scores": Cut(4, 16),
+        "worths": Cut(1, 16),
+        "backward": Cut(1, 16, product=4),
+        "flow": Cut(4, 16),
+        "passing": Cut(1, 16, product=8),
     },
 }
-"""Warps of a program, and numbers of a lane, by what a kernel does, as measured on an
-H100 with DigitCaps and ConvCaps1 (PyTorch 2.11, Triton 3.6). Passing gradients on takes
-one warp, which waits for no other, or so many rows that ``tl.dot`` adds them up: eight
-rows on four warps take four times as long.
+"""What a program takes, by what a kernel does. Nothing spills registers.
+
+Warps and numbers are as measured on an H100 with DigitCaps and ConvCaps1 (PyTorch 2.11,
+Triton 3.6), but for the worths of matrices: those measured, 4 and 32, spilled. Passing
+gradients on takes one warp, which waits for no other, or so many rows that ``tl.dot``
+adds them up: eight rows on four warps take four times as long.
 """
 MOST_WARPS = 8
 
@@ -71,9 +92,6 @@ PROGRAMS_PER_PROCESSOR = 8  # two or three run at a time; more even out the end
 # Of one program, so that loading the parents and merging the sums stay small beside
 # them
 FEWEST_CHILDREN = 16
-PRODUCT = 64  # transform numbers that a lane takes at a time
-# Beside the fields of two steps, more do not fit into registers
-PRODUCT_IN_PASSING = 32
 BLOCK = 16  # parents, where they are too many for one tile
 # Partial gradients of a shared transform, to which all programs add for all children
 SLOTS = 64
@@ -250,8 +268,8 @@ class Launch:
     def _cut(self, work: str) -> None:
         """Cuts the call for a kernel that does this work."""
         asked, kind = self.tiling, "matrices" if self.M > 1 else "vectors"
-        warps, numbers = TILES[kind][work]
-        numbers = asked.numbers or numbers
+        cut = TILES[kind][work]
+        warps, numbers = cut.warps, asked.numbers or cut.numbers
         m, d = triton.next_power_of_2(self.M), triton.next_power_of_2(self.D)
         j = triton.next_power_of_2(self.J)
         while 32 * warps * numbers < m * d * j and warps < MOST_WARPS:
@@ -260,7 +278,6 @@ class Launch:
         pairs = max(1, 32 * self.warps * numbers // (m * d))
         if j > min(pairs, asked.parents or pairs):
             j = min(pairs, asked.parents or BLOCK)
-        product = PRODUCT_IN_PASSING if work == "passing" else PRODUCT
         b = min(pairs // j, triton.next_power_of_2(max(self.B, 1)))
         self.blocks = triton.cdiv(self.J, j)
         self.tile = device.Tile(
@@ -270,7 +287,7 @@ class Launch:
             DTYPES[self.dtype],
             m=m,
             d=d,
-            p=min(triton.next_power_of_2(self.P), max(1, product // d)),
+            p=min(triton.next_power_of_2(self.P), max(1, cut.product // d)),
             b=b,
             j=j,
             orphan=self.orphan,
@@ -281,6 +298,8 @@ class Launch:
             dot=m * b >= 16 and self.dtype == torch.float32,
             tiny=tiny(self.dtype),
         )
+        # Numbers of float64 take two registers each
+        self.registers = cut.registers if self.dtype == torch.float32 else None
         self.programs = triton.cdiv(self.B, b)
         self.splits = asked.splits or self._splits()
 
@@ -316,6 +335,7 @@ class Launch:
             (*arguments, *sizes, tile or self.tile),
             self.source.children.device,
             self.warps,
+            self.registers,
         )
 
     def _splits(self) -> int:
@@ -612,13 +632,17 @@ def run(
     arguments: Sequence[Any],
     place: torch.device,
     warps: int = 4,
+    registers: int | None = None,
 ) -> None:
     """Launches a kernel: every launch of this library's own goes through here."""
+    options = {"num_warps": warps, "num_stages": STAGES}
+    if registers is not None and torch.version.hip is None:
+        options["maxnreg"] = registers
     on: AbstractContextManager[Any] = nullcontext()
     if place.type == "cuda" and place.index != torch.cuda.current_device():
         on = torch.cuda.device(place)
     with on:
-        kernel[grid](*arguments, num_warps=warps, num_stages=STAGES)
+        kernel[grid](*arguments, **options)
 
 
 @cache
