@@ -14,6 +14,7 @@ from tests.data.folders import (
     make_troubles,
     save,
 )
+from torchcaps.models import create_model
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import ImageFolder
 from torchcaps_lab.data.manifest import readable
@@ -115,6 +116,32 @@ def test_other_data_are_tested_without_what_the_run_was_trained_on(tmp_path, cap
     with pytest.raises(SystemExit):
         main(["evaluate", str(run), "--split", "all"])
     assert "the run was trained on some of its own" in capsys.readouterr().err
+
+
+def test_an_empty_class_folder_is_in_no_way_of_a_test(tmp_path, capsys):
+    """`evaluate RUN FOLDER` stopped at it, or took it for a class that is not known."""
+    network = create_model("capsnet_digits", classes=2, channels=4, types=2)
+    network.save_pretrained(tmp_path / "network", classes=["a", "b"])
+    root = make_root(tmp_path / "photos", 3)
+    for name in ("a", "new"):
+        (root / f"{name} (copy)").mkdir()
+    assert main(["evaluate", str(tmp_path / "network"), str(root), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["images"] == 6
+    assert (
+        "note: class folders without images are left out: a (copy), new (copy)\n" in err
+    )
+    (root / "notes.txt").write_text("not an image")
+    assert main(["evaluate", str(tmp_path / "network"), str(root), "--json"]) == 0
+    assert (
+        "left out 1 file: it lies in no class folder: notes.txt"
+        in capsys.readouterr().err
+    )
+    assert main(["train", str(root), "--run", str(tmp_path / "run"), *SMALL]) == 1
+    assert capsys.readouterr().err.endswith(
+        f"class folder {root / 'new (copy)'} holds no images (--data.skip_broken true "
+        "leaves it out)\n"
+    )
 
 
 def test_a_folder_of_troubles_trains_and_the_summary_says_what_was_left_out(

@@ -327,6 +327,12 @@ class WrongUsage(ValueError):
     """
 
 
+_TRAINED = {"data": {"skip_broken": True}}
+"""How a trained network looks at a folder: it knows its classes, so an empty class
+folder is in nobody's way.
+"""
+
+
 def data_at(value: Any) -> Any:
     """The data set that a reader recognises at a path, where a path is named in place
     of a data set; anything else as it is.
@@ -347,7 +353,7 @@ def data_at(value: Any) -> Any:
         *(cls.__name__ for cls in DATASETS.classes()),
     }:
         return value
-    seen = guess(text).options["data"]
+    seen = guess(text, _TRAINED).options["data"]
     # A trained network says what shape it takes, where a data set leaves that open.
     parameters = inspect.signature(DATASETS.find(seen["name"])).parameters
     free = [key for key in OF_TRAINING if key in parameters]

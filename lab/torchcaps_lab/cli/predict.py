@@ -225,8 +225,8 @@ def _short(name: str) -> str:
 def _text(classifier: Classifier, top: int | None) -> Show:
     print(f"# %: probability of the class: {_probability(classifier)}")
     print(
-        "# length: of its capsule, from 0 to 1; it tells whether the class is "
-        "present, independently of the others; not a probability"
+        "# length: of its capsule, near 0 if the class is absent and near 1 if it is "
+        "present, whatever the other classes are; not a probability"
     )
     if classifier.strangers is not None:
         print(f"# none of these: {classifier.strangers}")

@@ -241,6 +241,10 @@ class DataSet(ABC):
         """
         return ()
 
+    def omissions(self) -> tuple[str, ...]:
+        """Return those of the notes that name what was found and left out."""
+        return ()
+
     @cached_property
     def _train_and_validation(self) -> tuple[Examples, Examples]:
         train = self.load_train()

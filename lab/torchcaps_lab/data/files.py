@@ -21,7 +21,7 @@ from torchcaps_lab.data.listed import (
 )
 from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.picture import BY_PLUGIN, image_suffixes
-from torchcaps_lab.look import is_junk, is_written
+from torchcaps_lab.look import counted, is_junk, is_written
 
 
 @dataclass(frozen=True)
@@ -53,18 +53,22 @@ class Listing(Listed):
     Attributes:
         root: the folder; names are relative to it.
         refused: why it cannot be trained on, for people.
+        empty: the class folders for which it cannot, since they hold none.
         skip_empty: whether class folders without images are left out, with a note,
             instead of refused.
     """
 
     root: Path = Path()
     refused: list[str] = field(default_factory=list)
+    empty: list[Path] = field(default_factory=list)
     skip_empty: bool = False
     what: ClassVar[str] = "images"
     suffixes: ClassVar[Sequence[str]] = ()
     """Those of the files that are read; empty for those of images."""
     unlabelled: ClassVar[str] = ", or train with --task objects, which needs no classes"
     """What else can be done with files that lie in no class folder."""
+    empty_advice: ClassVar[str] = " (--data.skip_broken true leaves it out)"
+    """What to do about a class folder that holds none."""
 
     @cached_property
     def _suffixes(self) -> set[str]:
@@ -80,7 +84,7 @@ class Listing(Listed):
         learned = not self.classes
         seen: set[Path] = {folder.resolve()}
         images = {path: sorted(self._images(path, seen)) for path in _folders(folder)}
-        if learned and self.skip_empty:
+        if self.skip_empty or not learned:
             images = self._without_empty(images)
         classes = tuple(path.name for path in images)
         if not learned:
@@ -94,6 +98,7 @@ class Listing(Listed):
         files = self.parts.setdefault(part, [])
         for path, inside in images.items():
             if learned and not inside:
+                self.empty.append(path)
                 self.refused.append(
                     f"class folder {path} holds no {self.what}{self._reasons(path)}"
                 )
@@ -114,7 +119,7 @@ class Listing(Listed):
         if not count:
             return ""
         return (
-            f", and {count} {self.what} outside of class folders: put those of each "
+            f", and {counted(count, self.what)} outside of class folders: put those of each "
             f"class into a folder of its name{self.unlabelled}"
         )
 
@@ -234,7 +239,8 @@ def list_folder(
     """
     listing = looked_through(root, kind, classes, skip_empty)
     if listing.refused:
-        raise ValueError("; ".join(listing.refused))
+        advice = listing.empty_advice if listing.empty else ""
+        raise ValueError("; ".join(listing.refused) + advice)
     return listing
 
 

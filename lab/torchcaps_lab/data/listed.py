@@ -347,6 +347,13 @@ class ListedData(DataSet):
             *names_doubts(manifest.classes),
         )
 
+    def omissions(self) -> tuple[str, ...]:
+        """What was left out of the source, and why."""
+        return (
+            *self.listed.notes,
+            *_left_out_lines(self.manifest().left_out, self.in_file),
+        )
+
     @cached_property
     def _train_and_validation(self) -> tuple[Examples, Examples]:
         return self._read.sets["train"], self._read.sets["validation"]

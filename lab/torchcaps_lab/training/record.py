@@ -51,7 +51,7 @@ def images_apart(
         data.test_on_all()
         split = "test"
     images: Examples = getattr(data, split)
-    notes = () if every else _of_how_many(data, split, images.what)
+    notes = data.omissions() if every else _of_how_many(data, split, images.what)
     manifest = data.manifest()
     path = folder.record
     if split != "test" or manifest is None or not path.is_file():

@@ -2,6 +2,7 @@
 its report and predictions.
 """
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -216,6 +217,21 @@ def test_predict_writes_masks_and_overlays(
     answer = tc.Classifier.open(run / "run")(run / "images/5.png")
     assert answer.mask is not None
     assert torch.equal(answer.mask, predicted)
+
+
+def test_a_network_of_pixels_is_tested_on_pictures_of_another_size(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Predict took them, and evaluate refused them for their size."""
+    for number in range(5):
+        mask = np.zeros((24, 32), np.uint8)
+        mask[:, 16:] = 1
+        for folder, pixels in (("images", 60 + 120 * mask), ("masks", mask)):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            Image.fromarray(pixels).save(tmp_path / folder / f"{number}.png")
+    data = ["--data", str(tmp_path), "--data.names", "[dark,bright]"]
+    assert main(["evaluate", str(run / "run"), *data, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["iou"] > 0.8
 
 
 def test_networks_without_masks_write_none(

@@ -77,6 +77,23 @@ def test_predict_a_sound_and_a_folder(
     assert "2 of 3 series could not be read" in said
 
 
+def test_no_bounds_are_stated_for_lengths_that_have_none(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The poses of series are means of votes, and may be longer than 1."""
+    classifier = Classifier.open(run / "model")
+    with torch.no_grad():
+        for weight in classifier.network.class_caps.parameters():
+            weight *= 100
+    classifier.network.save_pretrained(tmp_path / "long", **classifier.card.saved())
+    assert main(["predict", str(tmp_path / "long"), str(run.parent / "tones")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(float(line.partition("length ")[2][:-1]) > 1 for line in lines[2:])
+    assert lines[1].startswith(
+        "# length: of its capsule, near 0 if the class is absent and near 1 if it is"
+    )
+
+
 def test_evaluate_and_the_network_alone(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -251,10 +251,13 @@ class ImageReader(Reader):
     def fitted(self, examples: Examples) -> Examples:
         """Images of the shape that the network takes, prepared for it."""
         images = super().fitted(examples)
-        if images.raw_image_shape != self.image_shape:
+        shape = images.raw_image_shape
+        any_size = self.resize == "keep"
+        if shape != self.image_shape and not (
+            any_size and shape[0] == self.image_shape[0]
+        ):
             raise ValueError(
-                f"the images are {images.raw_image_shape}, the network takes "
-                f"{self.image_shape}"
+                f"the images are {shape}, the network takes {self.image_shape}"
             )
         return images
 

@@ -274,7 +274,7 @@ class _SoundFiles(Listing):
     """The sounds in a folder of classes."""
 
     what = "sounds"
-    unlabelled = ""
+    unlabelled = empty_advice = ""
     suffixes = tuple(SOUNDS)
 
 

@@ -124,7 +124,7 @@ class _TextFiles(Listing):
     """The files with the suffix .txt in a folder of classes."""
 
     what = "texts"
-    unlabelled = ""
+    unlabelled = empty_advice = ""
     suffixes = (".txt",)
 
 

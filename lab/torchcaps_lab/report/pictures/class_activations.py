@@ -40,8 +40,8 @@ class ClassActivations(Exhibit):
         return cls(
             title="What the network sees",
             text=(
-                "Each bar is the activation of a class's capsule, from 0 to 1. It "
-                "tells whether the class is present. The capsules are independent, "
+                "Each bar is the activation of a class's capsule, near 0 if the class "
+                "is absent and near 1 if it is present. The capsules are independent, "
                 "so the bars need not add up to 1."
             ),
             picture=observation.selection.pictures[place],
