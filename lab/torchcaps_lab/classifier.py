@@ -26,8 +26,8 @@ from torchcaps_lab.data.base import Fit
 from torchcaps_lab.data.reader import Read
 from torchcaps_lab.kinds import load
 from torchcaps_lab.report.cards import facts_card
-from torchcaps_lab.report.strangers import Strangers, reconstruction_error
 from torchcaps_lab.tasks import Answer, Examination, Task, as_task
+from torchcaps_lab.tasks.doubt import doubts_in, saved_doubts
 from torchcaps_lab.tasks.labels import finite_warning
 from torchcaps_lab.tasks.things import finds_things, with_things
 
@@ -109,7 +109,7 @@ class Classifier:
             preprocess=preprocess, image_shape=image_shape, resize=resize
         )
         self.calibration = card.calibration
-        self.strangers = Strangers.from_config(card.extra.get("strangers"))
+        self.doubts = doubts_in(card.extra)
         self.extra = dict(card.extra)
         self.run: Path | None = None
         self.named = bool(classes or card.classes)
@@ -132,8 +132,9 @@ class Classifier:
             self.calibration,
             self.extra,
         )
-        strangers = None if self.strangers is None else self.strangers.config()
-        return card.with_extra("strangers", strangers)
+        for name, config in saved_doubts(self.doubts).items():
+            card = card.with_extra(name, config)
+        return card
 
     @property
     def preprocess(self) -> Preprocess:
@@ -448,15 +449,9 @@ class Classifier:
             more["calibrated"] = [
                 dict(zip(self.classes, row, strict=True)) for row in shares
             ]
-        if self.strangers is not None and prediction.reconstruction is not None:
-            error = reconstruction_error(
-                self.preprocess.evaluate(together).pictures, prediction.reconstruction
-            )
-            more["known"], more["error"] = (
-                self.strangers.known(error).tolist(),
-                error.tolist(),
-            )
-            more["strangeness"] = self.strangers.strangeness(error).tolist()
+        for doubt in self.doubts.values():
+            pictures = self.preprocess.evaluate(together).pictures
+            more |= doubt.of_answers(prediction, pictures)
         for place, ((image, _), answer) in enumerate(zip(batch, answers, strict=True)):
             yield (
                 image,

@@ -51,7 +51,7 @@ def command(
     if false_alarms is None:
         figures = []
     else:
-        figures = [fit_again(classifier, run, data, false_alarms, imported)]
+        figures = fit_again(classifier, run, data, false_alarms, imported)
     if strange is None:
         apart = {}
     else:
@@ -68,7 +68,7 @@ def command(
             "crops": crops or classifier.preprocess.crops,
             **findings.figures,
             **details,
-            **({"strangers": apart} if apart else {}),
+            **apart,
             "classes": list(images.classes),
             "warnings": list(findings.warnings),
         }
@@ -84,11 +84,11 @@ def command(
             ]
         )
     )
-    if apart:
+    for shares in apart.values():
         print(
-            f"{strange}: {apart['undetected']:.2%} of {apart['strange_images']:,} "
-            f"images pass for known, AUC {apart['auc']:.4f}; false alarms: "
-            f"{apart['false_alarms']:.2%} of {apart['known_images']:,} {split} images"
+            f"{strange}: {shares['undetected']:.2%} of {shares['strange_images']:,} "
+            f"images pass for known, AUC {shares['auc']:.4f}; false alarms: "
+            f"{shares['false_alarms']:.2%} of {shares['known_images']:,} {split} images"
         )
     for line in findings.warnings:
         print(f"warning: {line}")

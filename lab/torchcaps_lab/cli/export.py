@@ -19,6 +19,7 @@ from torchcaps.whole import written_whole
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli.places import Trained
 from torchcaps_lab.cli.runs import open_classifier
+from torchcaps_lab.tasks.doubt import saved_doubts
 
 SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}
 KINDS = {"onnx": "an ONNX file", "torch-export": "an exported program"}
@@ -225,14 +226,13 @@ def _examples(classifier: Classifier) -> Tensor:
 def _notes(classifier: Classifier, outputs: list[str]) -> dict[str, Any]:
     """Information for users of the file."""
     calibration = classifier.calibration
-    strangers = classifier.strangers
     return {
         "classes": list(classifier.classes),
         **classifier.reader.notes(),
         "prepared_inside": classifier.preprocess.config(),
         "outputs": outputs,
         "calibration": None if calibration is None else calibration.config(),
-        "strangers": None if strangers is None else strangers.config(),
+        **saved_doubts(classifier.doubts),
     }
 
 

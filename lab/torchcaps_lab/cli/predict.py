@@ -228,8 +228,8 @@ def _text(classifier: Classifier, top: int | None) -> Show:
         "# length: of its capsule, near 0 if the class is absent and near 1 if it is "
         "present, whatever the other classes are; not a probability"
     )
-    if classifier.strangers is not None:
-        print(f"# none of these: {classifier.strangers}")
+    for doubt in classifier.doubts.values():
+        print(f"# {doubt.says}: {doubt}")
 
     def show(file: str, answer: Answer) -> None:
         shares = _probabilities(answer)
@@ -256,7 +256,7 @@ def _csv(classifier: Classifier, top: int | None) -> Show:
         probability = "probability"
     table = writer(sys.stdout, lineterminator="\n")
     texts = classifier.reader.written
-    more = ["known", "strangeness"] if classifier.strangers is not None else []
+    more = ["known", "strangeness"] if classifier.doubts else []
     table.writerow(
         [
             "file",

@@ -1,6 +1,4 @@
-"""Images of no class: the threshold of a network, fitted again, and what it tells of
-strangers.
-"""
+"""Inputs that a network does not know: its doubts, fitted again and tried on some."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -17,12 +15,7 @@ from torchcaps.whole import LARGEST_NOTE, owned, read_json, write_whole
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli.runs import open_run
 from torchcaps_lab.data import DataSet, Examples
-from torchcaps_lab.report.strangers import check_false_alarms, told_apart
-
-NOTHING = (
-    "is recognised by: this needs a classification, a decoder that learned to "
-    "reconstruct, and at least 20 validation images"
-)
+from torchcaps_lab.tasks.doubt import DOUBTS, Doubt, check_false_alarms
 
 
 def fit_again(
@@ -31,32 +24,52 @@ def fit_again(
     data: Any,
     false_alarms: float,
     imported: Sequence[str],
-) -> str:
-    """Fits the threshold on validation images, and keeps it with the network; says
-    where.
+) -> list[str]:
+    """Fit the doubts of a classifier on validation images, keep them with the network,
+    and say where.
 
     Raises:
-        ValueError: if ``false_alarms`` is out of range, or there is nothing to tell
-            strangers by.
+        ValueError: if ``false_alarms`` is out of range, or a doubt cannot be fitted.
     """
     check_false_alarms(false_alarms)
     _, images = open_run(run, data, "validation", imported)
-    strangers = classifier.task.fit_strangers(
-        classifier.network, classifier.prepared(images), false_alarms
-    )
-    if strangers is None:
+    examples = classifier.prepared(images)
+    lines = []
+    for name in classifier.task.doubts:
+        kind: type[Doubt] = DOUBTS.find(name)
+        reason = kind.unfit(classifier.network, examples)
+        doubt = kind.fit(classifier.network, examples, false_alarms)
+        if reason or doubt is None:
+            raise ValueError(f"--false_alarms: {_nothing(kind, reason)}")
+        classifier.doubts[name] = doubt
+        lines.append(f"{doubt}; {_kept(name, doubt, run)}")
+    if not lines:
         raise ValueError(
-            f"--false_alarms: there is nothing that an image of no class {NOTHING}"
+            "--false_alarms: there is nothing that an image of no class is recognised "
+            f"by: task {classifier.task.name!r} has no such threshold"
         )
-    classifier.strangers = strangers
+    return lines
+
+
+def _kept(name: str, doubt: Doubt, run: str) -> str:
+    """Keeps a doubt with the network of a run, and says where."""
     folder = network_folder(Path(run))
     file = owned(Path(run), *folder.relative_to(run).parts, CONFIG_FILE)
     if not file.is_file():
-        return f"{strangers}; not saved: {run} comes with the package"
+        return f"not saved: {run} comes with the package"
     config = read_json(file, LARGEST_NOTE)
-    config["extra"]["strangers"] = strangers.config()
+    config["extra"][name] = doubt.config()
     write_whole(file, json.dumps(config, indent=2) + "\n")
-    return f"{strangers}; saved in {folder / CONFIG_FILE}"
+    return f"saved in {folder / CONFIG_FILE}"
+
+
+def _nothing(kind: type[Doubt], reason: str) -> str:
+    """Why there is nothing to recognise an image of no class by."""
+    because = f"; {reason}" if reason else ""
+    return (
+        "there is nothing that an image of no class is recognised by: "
+        f"{kind.needs}{because}"
+    )
 
 
 def examine_strange(
@@ -64,26 +77,25 @@ def examine_strange(
     images: Examples,
     strange: str,
     batch_size: int,
-) -> dict[str, float]:
-    """How well the network tells strangers from its own images.
+) -> dict[str, dict[str, float]]:
+    """How well each doubt of a classifier tells strangers from its own images.
 
     Args:
-        classifier: a classifier with a threshold.
+        classifier: a classifier with a doubt.
         images: unprepared images of its classes.
         strange: a folder, with all its sub-folders, a file, a pattern or a data set, of
             which the test images.
         batch_size: images at a time.
 
     Raises:
-        ValueError: if there is no threshold, or there are no such images.
+        ValueError: if there is no doubt, or there are no such images.
     """
-    if classifier.strangers is None:
-        decodes = getattr(classifier.network, "decoder", None) is not None
-        advice = "this network has no decoder: train one that has"
-        if decodes:
-            advice = "try --false_alarms 0.05"
+    if not classifier.doubts:
+        kinds: list[Any] = [DOUBTS.find(name) for name in classifier.task.doubts]
+        needs = "".join(f": {kind.needs}" for kind in kinds)
         raise ValueError(
-            f"--strange: nothing was fitted that an image of no class {NOTHING}; {advice}"
+            "--strange: nothing was fitted that an image of no class is recognised "
+            f"by{needs}; --false_alarms 0.05 fits it, or says what is missing"
         )
     if Path(strange).exists() or any(sign in strange for sign in "*?["):
         strange_errors = _errors(
@@ -93,11 +105,13 @@ def examine_strange(
         spec: Spec = fit(DataSet, strange, "--strange")
         strange_errors = _errors(classifier, _each(spec.make().test), "pad", batch_size)
     known_errors = _errors(classifier, _each(images), "pad", batch_size)
-    apart = told_apart(known_errors, strange_errors, classifier.strangers.threshold)
-    return {
+    counts = {
         "known_images": len(known_errors),
         "strange_images": len(strange_errors),
-        **apart._asdict(),
+    }
+    return {
+        name: {**counts, **doubt.apart(known_errors, strange_errors)}
+        for name, doubt in classifier.doubts.items()
     }
 
 

@@ -34,7 +34,6 @@ from torchcaps_lab.report.findings import evaluating
 from torchcaps_lab.report.pictures.assignments import Assignments
 from torchcaps_lab.report.pictures.class_activations import ClassActivations
 from torchcaps_lab.report.pictures.class_pose import ClassPose
-from torchcaps_lab.report.pictures.none_of_these import NoneOfThese
 from torchcaps_lab.report.pictures.pose_swap import PoseSwap
 from torchcaps_lab.report.pictures.routing_steps import RoutingSteps
 from torchcaps_lab.report.verdict import Verdict, judge
@@ -453,10 +452,9 @@ class Explorer:
         boxes = self._exhibit(
             look, "boxes", None, lambda seen: class_boxes.of(seen, least)
         )
-        strangers = self._networks[taken.network].classifier.strangers
-        none = strangers and self._exhibit(
-            look, "none", None, lambda seen: NoneOfThese.of(seen, strangers)
-        )
+        none = None
+        for doubt in self._networks[taken.network].classifier.doubts.values():
+            none = self._exhibit(look, "none", None, doubt.shown)
         empty = not bool(taken.observation.selection.pictures.any())
         return {
             **header,

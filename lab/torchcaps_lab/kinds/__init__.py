@@ -3,7 +3,8 @@
 A kind is a package in this folder with everything that is special to it: its reader,
 its data sets, its networks, its task, its pictures. Every file in it is imported, and
 registers what it has with ``@register_reader``, ``@register_dataset``,
-``@register_model``, ``@register_task`` and ``@register_exhibit``. Its ``__init__.py``
+``@register_model``, ``@register_task``, ``@register_exhibit`` and ``@register_doubt``.
+Its ``__init__.py``
 imports what others may ask for, and ``__all__`` names what is public. To add a kind,
 move into a folder and put its name into :data:`KINDS`.
 
@@ -26,13 +27,18 @@ KINDS = ("objects", "scenes", "pixels", "images", "series", "texts")
 recognises it reads it, so the more special a kind is, the earlier it comes.
 """
 
+ADDITIONS = ("none_of_these",)
+"""Folders of the same form that are no kinds of input: what a task may have beside."""
+
+FOLDERS = (*KINDS, *ADDITIONS)
+
 _asked: list[str] = []
-"""The kinds whose modules were imported, or are being imported now."""
+"""The folders whose modules were imported, or are being imported now."""
 
 
 def load() -> None:
-    """Import every kind, so that the registries know what it has."""
-    for name in KINDS:
+    """Import every folder, so that the registries know what it has."""
+    for name in FOLDERS:
         if name not in _asked:
             _asked.append(name)
             kind = import_module(f"{__name__}.{name}")
@@ -54,7 +60,7 @@ def public(name: str, room: str = __name__) -> Any:
     if name.startswith("__") or find_spec(f"{room}.{name}") is not None:
         raise AttributeError(f"module {room!r} has no attribute {name!r}")
     load()
-    for kind in KINDS:
+    for kind in FOLDERS:
         module = sys.modules[f"{__name__}.{kind}"]
         if hasattr(module, name):
             return getattr(module, name)

@@ -74,14 +74,6 @@ from torchcaps_lab.report.steps import (
     other_routing,
     routing_steps,
 )
-from torchcaps_lab.report.strangers import (
-    Apart,
-    Strangers,
-    fit_strangers,
-    reconstruction_error,
-    reconstruction_errors,
-    told_apart,
-)
 from torchcaps_lab.report.verdict import Verdict, judge
 
 from torchcaps_lab.report import pictures  # isort: skip  # which registers them
@@ -111,12 +103,10 @@ __all__ = [
     "observe_layers",
     "perturb",
     "poses_of",
-    "reconstruction_error",
     "register_exhibit",
     "routing_health",
     "routing_steps",
     "shorten",
-    "told_apart",
     "transfer",
     "write_page",
 ]

@@ -18,7 +18,6 @@ from torchcaps_lab.report.cards import answer_card
 from torchcaps_lab.report.exhibit import Exhibit
 from torchcaps_lab.report.observe import Metrics
 from torchcaps_lab.report.page import write_page
-from torchcaps_lab.report.strangers import FALSE_ALARMS, Strangers
 
 Forward = Callable[[Tensor, Tensor], Prediction]
 """A network in a training step: takes images and the classes to reconstruct, labels
@@ -147,10 +146,10 @@ class Answer:
         picture: the image as the network takes it, (C, H, W) in [0, 1]; None for a
             text.
         known: whether the image is of one of the classes at all, see
-            :class:`~torchcaps_lab.report.Strangers`; None if nothing was fitted.
+            :class:`~torchcaps_lab.tasks.doubt.Doubt`; None if nothing was fitted.
         strangeness: the share of the validation images that are less strange, from 0 to
             1; None as before.
-        error: the error of the reconstruction,
+        error: what the doubt goes by, such as
             :func:`~torchcaps_lab.report.reconstruction_error`; None as before.
         mask: the class of each pixel, int64 (H, W); None from networks that do not say.
 
@@ -296,6 +295,11 @@ class Task(ABC):
     probability: ClassVar[str] = "computed by the task from the activation of the class"
     """The meaning of :attr:`Answer.probabilities`, in a few words."""
 
+    doubts: ClassVar[tuple[str, ...]] = ()
+    """The registered names of the :class:`~torchcaps_lab.tasks.doubt.Doubt` that suit
+    its answers.
+    """
+
     explores: ClassVar[bool] = False
     """Whether ``torchcaps explore`` shows what :meth:`explored` makes of an image, in
     place of classes.
@@ -413,21 +417,6 @@ class Task(ABC):
 
         It is saved with the network; predictions and the report use it. None, as here,
         if the task has no calibration, or there are too few images.
-        """
-        return None
-
-    def fit_strangers(
-        self,
-        network: ClassifierNetwork,
-        images: Examples,
-        false_alarms: float = FALSE_ALARMS,
-        batch_size: int = 128,
-    ) -> Strangers | None:
-        """Fit the threshold for images of none of the classes, on images that the
-        network was not trained on.
-
-        It is saved with the network, as the calibration is. None, as here, if the task
-        has nothing of the kind.
         """
         return None
 

@@ -16,7 +16,6 @@ from torchcaps_lab.report.exhibit import Exhibit
 from torchcaps_lab.report.findings import Findings, ask, confused_pairs, examine
 from torchcaps_lab.report.observe import Metrics
 from torchcaps_lab.report.page import exhibits_of_classifier
-from torchcaps_lab.report.strangers import FALSE_ALARMS, Strangers, fit_strangers
 from torchcaps_lab.tasks.base import (
     Answer,
     Criteria,
@@ -47,6 +46,7 @@ class Classification(Task):
     """
 
     probability = "share of the class in the activations of all"
+    doubts = ("strangers",)
 
     def check(self, images: Examples) -> None:
         """Raises a `ValueError` unless each image has one label."""
@@ -149,18 +149,6 @@ class Classification(Task):
                 ask(network, images, batch_size).activation, images.labels
             )
         return None
-
-    def fit_strangers(
-        self,
-        network: ClassifierNetwork,
-        images: Examples,
-        false_alarms: float = FALSE_ALARMS,
-        batch_size: int = 128,
-    ) -> Strangers | None:
-        """Fit a threshold by the reconstruction of the most active class:
-        :func:`~torchcaps_lab.report.fit_strangers`.
-        """
-        return fit_strangers(network, images, false_alarms, batch_size)
 
     def exhibits(
         self,

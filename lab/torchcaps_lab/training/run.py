@@ -19,6 +19,7 @@ from torchcaps_lab.data.manifest import readable
 from torchcaps_lab.look import counted
 from torchcaps_lab.report.verdict import judge
 from torchcaps_lab.tasks import Examination, Task
+from torchcaps_lab.tasks.doubt import DOUBTS, Doubt
 from torchcaps_lab.training.checkpoints import newest_checkpoint
 from torchcaps_lab.training.command_line import TrainingOptions
 from torchcaps_lab.training.fingerprint import network_changes
@@ -250,16 +251,17 @@ def save(
     """Saves a network with everything needed to use it: the names of the classes, the
     preprocessing, the task.
 
-    It also gets a calibration of its probabilities on the validation images, and a
-    threshold for images of no class, if there are enough of these.
+    It also gets a calibration of its probabilities on the validation images, and the
+    doubts of the task, if there are enough of these.
     """
     validation = subject.data.validation.prepared(subject.preprocess)
     calibration = task.calibrate(network, validation)
-    strangers = task.fit_strangers(network, validation)
     card = Card.of_training(subject.data, subject.preprocess, task)
-    card = replace(card, calibration=calibration).with_extra(
-        "strangers", None if strangers is None else strangers.config()
-    )
+    card = replace(card, calibration=calibration)
+    for name in task.doubts:
+        kind: type[Doubt] = DOUBTS.find(name)
+        doubt = kind.fit(network, validation)
+        card = card.with_extra(name, None if doubt is None else doubt.config())
     network.save_pretrained(folder.model, **card.saved())
 
 

@@ -21,16 +21,17 @@ from torchcaps_lab.report import (
     fit_strangers,
     reconstruction_error,
     reconstruction_errors,
+    told_apart,
 )
-from torchcaps_lab.report.pictures.none_of_these import NoneOfThese
-from torchcaps_lab.report.strangers import told_apart
+from torchcaps_lab.report.pictures import NoneOfThese
 
 BOXED = "digits/capsnet_digits"
+JUDGE = "torchcaps_lab.kinds.none_of_these.strangers.judge"
 
 
 @pytest.fixture(autouse=True)
 def _as_if_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchcaps_lab.report.strangers.judge", lambda *_: TRAINED)
+    monkeypatch.setattr(JUDGE, lambda *_: TRAINED)
 
 
 class TestError:
@@ -103,8 +104,22 @@ class TestThreshold:
         assert fit_strangers(plain_net(), image_set((1, 16, 16), count=30)) is None
         assert fit_strangers(digits_net(), images.subset(torch.arange(19))) is None
         blind = Verdict(images=30, entropy=0.8, changed=0.2, explained=0.05)
-        monkeypatch.setattr("torchcaps_lab.report.strangers.judge", lambda *_: blind)
+        monkeypatch.setattr(JUDGE, lambda *_: blind)
         assert fit_strangers(digits_net(), images) is None
+
+    @pytest.mark.parametrize(("explained", "offered"), [(0.49, False), (0.51, True)])
+    def test_a_drawing_that_explains_little_tells_nothing(
+        self, monkeypatch: pytest.MonkeyPatch, explained: float, offered: bool
+    ) -> None:
+        """That of a photograph is a blur, at the distance of which all photographs
+        are.
+        """
+        images = image_set((1, 8, 8), count=30)
+        verdict = Verdict(images=30, entropy=0.8, changed=0.2, explained=explained)
+        monkeypatch.setattr(JUDGE, lambda *_: verdict)
+        assert bool(fit_strangers(digits_net(), images)) == offered
+        reason = Strangers.unfit(digits_net(), images)
+        assert ("49% of the variance" in reason) != offered
 
     @pytest.mark.parametrize("false_alarms", [0, 1, -0.1, 1.5, float("nan"), "few"])
     def test_rates_out_of_range(self, false_alarms: object) -> None:
@@ -202,7 +217,7 @@ class TestCommands:
     def test_the_threshold_is_fitted_again_and_kept(
         self, folder: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        before = Classifier.open("own").strangers
+        before = Classifier.open("own").doubts["strangers"]
         assert (
             main(
                 [
@@ -219,7 +234,7 @@ class TestCommands:
             == 0
         )
         output = capsys.readouterr().out
-        after = Classifier.open("own").strangers
+        after = Classifier.open("own").doubts["strangers"]
         assert after.false_alarms == 0.2
         assert after.threshold < before.threshold
         assert f"saved in {Path('own', 'config.json')}" in output
@@ -276,6 +291,8 @@ class TestCommands:
                 ["bare", "--false_alarms", "0.1"],
                 "--false_alarms: there is nothing that an image of no class",
             ),
+            (["bare", "--false_alarms", "0.1"], "; the network draws no images"),
+            (["bare", "--strange", "noise"], "a decoder that learned to reconstruct"),
         ],
     )
     def test_what_cannot_be(

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from torchcaps.models.base import ClassifierNetwork
-from torchcaps_lab.report.canvas import Fill, shorten, show, stacked
-from torchcaps_lab.report.exhibit import PNG, Exhibit, Picture, register_exhibit
-from torchcaps_lab.report.observe import Observation, Selection, Tested
-from torchcaps_lab.report.strangers import (
+from torchcaps_lab.kinds.none_of_these.strangers import (
     Strangers,
     reconstruction_error,
     reconstruction_errors,
 )
+from torchcaps_lab.report.canvas import Fill, shorten, show, stacked
+from torchcaps_lab.report.exhibit import PNG, Exhibit, Picture, register_exhibit
+from torchcaps_lab.report.observe import Observation, Selection, Tested
 
 _SHOWN = 10
 _TRIED = 1000
@@ -37,7 +37,7 @@ class NoneOfThese(Exhibit):
 
     Example:
         >>> from torchcaps_lab.report import Observation, Selection, Strangers
-        >>> from torchcaps_lab.report.pictures.none_of_these import NoneOfThese
+        >>> from torchcaps_lab.report.pictures import NoneOfThese
         >>> strangers = Strangers(
         ...     threshold=0.3, false_alarms=0.05, quantiles=(0.1, 0.4), images=500
         ... )
