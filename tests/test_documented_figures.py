@@ -118,6 +118,7 @@ TWIN, DYNAMIC, KMEANS = (
     "dynamic, accumulating, 3 steps",
     "inner-product K-Means, 3 steps",
 )
+FIFTY = f"{KMEANS}, 50 epochs"
 VARIANT = "variant of K-Means: {}"
 SQUASHED_INSIDE = VARIANT.format("squashed in between, too")
 CAPS, CNN = "matrix capsules", "convolutional network"
@@ -528,6 +529,14 @@ SAID: dict[str, list[tuple[str, list[float]]]] = {
                     STEPS[0],
                     VARIANT.format("none (3 steps, squash half)"),
                 ),
+            ],
+        ),
+        (
+            "one seed | |---|---|---| | one above the other | {} % | {} % | | side by "
+            "side | {} % | {} % |",
+            [
+                *ours(WHOLE, ABOVE, KMEANS, FIFTY),
+                *ours(WHOLE, BESIDE, KMEANS, FIFTY),
             ],
         ),
         ("| 1 to 5 steps | {}, {}, {}, {}, {} % |", found(*STEPS)),
