@@ -248,8 +248,8 @@ class TestEachFactHasItsAdvice:
         ("command", "again"),
         [
             ("torchcaps train --data Digits --run r", "--data Digits --run r-2"),
-            ("torchcaps train --resume r", ""),
-            ("torchcaps.train('it is', run='r')", ""),
+            ("torchcaps train --resume r", "--config r/config.yaml --run r-2"),
+            ("torchcaps.train('it is', run='r')", "--config r/config.yaml --run r-2"),
         ],
     )
     def test_a_training_is_repeated_into_another_folder(self, command, again):

@@ -4,15 +4,18 @@ import math
 from collections.abc import Sequence
 from io import BytesIO
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from PIL import Image
 from torch import Tensor
 
 from torchcaps import create_model
+from torchcaps_lab.data import Digits, ImageFolder, MapStyle, Padded
 from torchcaps_lab.kinds.pixels.pictures import ShownSegments, segments_figure
 from torchcaps_lab.report import Exhibit, Extent
 from torchcaps_lab.report.boxes import Boxed, boxed_image
@@ -535,4 +538,20 @@ def test_a_report_is_titled_by_its_run_and_its_data() -> None:
     assert page_title(network, summary) == (
         "photos: what capsnet_small learned from ImageFolder"
     )
+    named = {**summary, "source": "holiday"}
+    assert (
+        page_title(network, named) == "photos: what capsnet_small learned from holiday"
+    )
     assert page_title(network, {}) == "What this CapsNet learned"
+
+
+def test_data_are_called_what_people_call_them(tmp_path: Path) -> None:
+    """Titles had the class that wraps the data, such as Padded or ImageFolder."""
+    for name in ("a", "b"):
+        (tmp_path / "holiday" / name).mkdir(parents=True)
+        Image.new("L", (4, 4)).save(tmp_path / "holiday" / name / "0.png")
+    photos = ImageFolder(tmp_path / "holiday")
+    assert photos.called == "holiday"
+    assert Padded(photos, pad=1).called == "holiday"
+    assert Padded(Digits(), pad=1).called == "Digits"
+    assert MapStyle([(Image.new("L", (4, 4)), 0)]).called == "MapStyle"

@@ -6,12 +6,15 @@ import io
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 import torchcaps as tc
 from tests.runs import TINY, status
 from torchcaps_lab.training.guess import guess
+from torchcaps_lab.training.progress import Progress
 
 FEW = {"model": "capsnet_digits", "model_args": TINY, "epochs": 2, "report": False}
 
@@ -86,3 +89,19 @@ def test_nothing_is_told_to_who_did_not_ask(talks, tmp_path, capsys):
         **FEW,
     )
     assert not capsys.readouterr().out
+
+
+def test_the_time_of_all_steps_includes_those_that_are_done(monkeypatch):
+    """Two steps of 11 s were "about 0 s for all of them"."""
+    trainer = SimpleNamespace(
+        max_epochs=1, current_epoch=0, num_training_batches=2, is_global_zero=True
+    )
+    clock = iter([0.0, 11.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+    lines = []
+    progress = Progress(lines.append, in_place=False)
+    progress.on_train_start(trainer, torch.nn.Identity())
+    for _ in range(2):
+        progress.on_train_batch_end(trainer)
+    monkeypatch.undo()
+    assert lines == ["11 s a step, about 22 s for all of them"]

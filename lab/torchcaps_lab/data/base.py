@@ -241,6 +241,14 @@ class DataSet(ABC):
         """
         return ()
 
+    @property
+    def called(self) -> str:
+        """What people call the data: the folder or the file that they are in, or else
+        the name of the data set.
+        """
+        place = getattr(self, "root", None) or getattr(self, "path", None)
+        return Path(place).resolve().name if place else type(self).__name__
+
     def omissions(self) -> tuple[str, ...]:
         """Return those of the notes that name what was found and left out."""
         return ()

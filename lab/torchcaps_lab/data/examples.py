@@ -174,6 +174,9 @@ class Examples(Dataset[Batch]):
     what: ClassVar[str] = "images"
     """What the items are called in messages."""
 
+    groups: ClassVar[str] = "classes"
+    """What their labels name, likewise."""
+
     larger: ClassVar[str] = "--model capsnet_on_backbone"
     """The option that takes a network that can learn more of them."""
 

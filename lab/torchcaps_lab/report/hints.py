@@ -79,8 +79,8 @@ class Commands(NamedTuple):
         typed = str(summary.get("command", ""))
         by_command = typed.startswith(" ".join(_TRAIN))
         words = shlex.split(typed) if by_command else _TRAIN
-        if "--resume" in words:
-            words = _TRAIN
+        if "--resume" in words or (typed and not by_command):
+            words = [*_TRAIN, "--config", f"{run}/config.yaml"]
         train = list(_without(words, "--run"))
         names_no_path = len(train) > 2 and train[2].startswith("-")
         return cls(run, (*train, *(("--run", f"{run}-2") if names_no_path else ())))

@@ -103,7 +103,8 @@ class Progress(Callback):
             if self._backends:
                 where = f"; votes: {', '.join(sorted(self._backends))}"
             self._write("")
-            self.show(f"{each:.2g} s a step, about {left} for all of them{where}")
+            total = duration(each * self._steps)
+            self.show(f"{each:.2g} s a step, about {total} for all of them{where}")
         if self.in_place and trainer.is_global_zero and now - self._told > OFTEN:
             self._told = now
             step = more[-1] + 1

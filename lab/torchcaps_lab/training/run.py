@@ -165,7 +165,7 @@ def _header(
     parameters = sum(parameter.numel() for parameter in network.parameters())
     return [
         f"{type(data).__name__}: {sizes} {data.train.what}{shape}, "
-        f"{counted(len(data.classes), 'classes')}{_by_class(data.train)}",
+        f"{counted(len(data.classes), data.train.groups)}{_by_class(data.train)}",
         f"{subject.architecture}: {parameters:,} parameters, on {device}; "
         f"{counted(fitting.steps, 'steps')} in at most "
         f"{counted(fitting.trainer.max_epochs or 0, 'epochs')}",
@@ -181,6 +181,7 @@ def _described(
         "model": subject.architecture,
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "data": type(data).__name__,
+        "source": data.called,
         "task": task.name,
         "images": {
             "train": len(data.train),

@@ -77,6 +77,11 @@ def test_from_a_folder_of_pictures_to_masks(
     printed = capsys.readouterr().out
     assert "guessed: model slot_autoencoder, 7 slots" in printed
     assert "2 sub-folders of shelf are not used as classes" in printed
+    assert "(C x H x W), 7 slots\n" in printed
+    assert "classes of" not in printed
+    page = Path("runs/shelf/report/index.html").read_text()
+    assert "learned from shelf</h1>" in page
+    assert "objects found in a picture" in page
     report = Path("runs/shelf/report")
     names = {path.name for path in report.glob("*.png")}
     assert {"slots.png", "slots-worst.png", "slot-moves.png"} <= names

@@ -51,6 +51,11 @@ class MadeOf(DataSet):
         """The images to test on."""
         return self.made(self.data.test, "test")
 
+    @property
+    def called(self) -> str:
+        """What people call the other data."""
+        return self.data.called
+
     def manifest(self) -> Manifest | None:
         """Which files the images are made of, split by split."""
         return self.data.manifest()

@@ -181,7 +181,7 @@ class SlotMoves(Exhibit):
             for place, image, move in zip(axes, drawn, self.moves, strict=True):
                 show(place, image)
                 if number == 0:
-                    set_title(place, f"{move:+.1f}", fontsize=8)
+                    set_title(place, f"{round(move, 1) or 0.0:+.1f}", fontsize=8)
             label_row(axes[0], f"direction {number + 1}", 1.0)
         yield Picture("slot-moves.png", "One slot with its pose moved", figure)
 

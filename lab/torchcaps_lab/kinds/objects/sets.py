@@ -65,6 +65,8 @@ class ObjectSet(MaskSet):
         tensor([0])
     """
 
+    groups = "slots"
+
 
 @register_dataset("shapes")
 @settings

@@ -150,7 +150,7 @@ class Objects(Task):
         figures = {name: values.mean().item() for name, values in each.items()}
         lines = [
             f"mean squared error of what was drawn {figures['error']:.4f}, "
-            f"{figures['objects']:.1f} objects in a picture"
+            f"{figures['objects']:.1f} objects found in a picture"
         ]
         for end, what in (("", "masks"), (_ASSIGNED, "assigned pixels")):
             of_slots = [

@@ -40,7 +40,7 @@ def page_title(network: ClassifierNetwork, summary: Mapping[str, Any]) -> str:
     if not {"run", "data"} <= summary.keys():
         return f"What this {type(network).__name__} learned"
     model = summary.get("model", type(network).__name__)
-    data = summary.get("data")
+    data = summary.get("source", summary["data"])
     return f"{Path(summary['run']).name}: what {model} learned from {data}"
 
 
