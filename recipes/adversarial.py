@@ -113,9 +113,7 @@ class Adversarial(Recipe[AdversarialSettings]):
 
     name: ClassVar = "adversarial"
     twins: ClassVar = {CNN: CAPSULES}
-    lines: ClassVar = tuple(
-        line for network in (CAPSULES, CNN) for line in _lines(network)
-    )
+    lines: ClassVar = (*_lines(CAPSULES), *_lines(CNN))
     settings: ClassVar = AdversarialSettings
 
     def job(

@@ -12,6 +12,7 @@ from recipes.kit.base import (
     Picture,
     Recipe,
     Study,
+    by_line,
     facts_of,
     lines_of,
     register_recipe,
@@ -105,11 +106,7 @@ FACTS = facts_of("affine")
 ROWS = tuple(FACTS["rows"])
 STOP = "validation accuracy at the end of training (placed at random)"
 CLEAN, TRANSFORMED = "clean test accuracy (placed at random)", "affine test accuracy"
-PUBLISHED = {
-    (row, measure): tuple(figure)
-    for row, figures in FACTS["published"].items()
-    for measure, figure in figures.items()
-}
+PUBLISHED = by_line(FACTS["published"])
 
 
 def _lines(row: str) -> tuple[Line, ...]:
@@ -214,8 +211,7 @@ def _digits(clean: Examples, moved: Examples, caption: str) -> Picture:
         int((clean.labels == label).nonzero()[0]) for label in clean.labels.unique()
     ]
     rows = {"placed\nat random": clean, "affine test": moved}
-    cells = {
-        name: [Cell(one.inputs[place].amax(0) / 255) for place in first]
-        for name, one in rows.items()
-    }
+    cells = {}
+    for name, examples in rows.items():
+        cells[name] = [Cell(examples.inputs[place].amax(0) / 255) for place in first]
     return Picture(image_grid(cells, 1.0), caption)

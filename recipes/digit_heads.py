@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
+from itertools import product
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from recipes.kit.base import (
     Study,
     facts_of,
     lines_of,
+    mean_over,
     register_recipe,
 )
 from recipes.kit.charts import bars_under_images
@@ -137,7 +138,7 @@ class DigitHeads(Recipe[DigitHeadsSettings]):
     name: ClassVar = "digit-heads"
     rows: ClassVar = HEADS
     lines: ClassVar = (
-        *lines_of(((head, test) for head in HEADS for test in TESTS), {}),
+        *lines_of(product(HEADS, TESTS), {}),
         *(
             Line(head, ENTROPY, unit="", higher_is_better=None)
             for head, options in HEADS.items()
@@ -197,10 +198,8 @@ class DigitHeads(Recipe[DigitHeadsSettings]):
                 study.figures for study in studies if (head, SINGLE) in study.figures
             ]
             if seeds:
-                bars[head] = [
-                    100 - fmean(figures[head, name] for figures in seeds)
-                    for name in (SINGLE, *PAIRS)
-                ]
+                errors = [mean_over(seeds, (head, name)) for name in (SINGLE, *PAIRS)]
+                bars[head] = [100 - error for error in errors]
         if not bars:
             return {}
         test = data_of(studies[0].settings.data).test

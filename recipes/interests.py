@@ -349,7 +349,7 @@ class FilmInterests(Recipe[TrainingOptions]):
     def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
         """Means over the seeds, and how far each row is above mean pooling."""
         figures = [study.figures for study in studies]
-        measured = {row for of_seed in figures for row, _ in of_seed}
+        measured = {row for row, _ in chain.from_iterable(figures)}
         rows = [row for row in HEADS if row in measured]
         keys = [(row, HIT) for row in rows]
         means = Dots.over(f"{HIT}, %", figures, keys, half_interval)

@@ -4,9 +4,9 @@ other routings in its place, and K-Means (Locatello et al. 2020).
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product, starmap
+from itertools import chain, product, starmap
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -73,10 +73,12 @@ def measures_of(row: str) -> tuple[str, ...]:
     return (*of_slots, *of_pixels, GROUND, OVERLAP, ERROR)
 
 
-def _line(row: str, measure: str) -> Line:
-    unit = _UNITS.get(measure, INDEX)
-    higher_is_better = measure != ERROR
-    return Line(row, measure, unit=unit, higher_is_better=higher_is_better)
+def _lines(row: str) -> Iterator[Line]:
+    """The lines of a row."""
+    for measure in measures_of(row):
+        unit = _UNITS.get(measure, INDEX)
+        higher_is_better = measure != ERROR
+        yield Line(row, measure, unit=unit, higher_is_better=higher_is_better)
 
 
 def soft_kmeans(points: Tensor, clusters: int, sharpness: float) -> Tensor:
@@ -230,7 +232,7 @@ class ObjectDiscovery(Recipe[DiscoverySettings]):
     name: ClassVar = "object-discovery"
     rows: ClassVar = ROWS
     lines: ClassVar = (
-        *starmap(_line, ((row, name) for row in ROWS for name in measures_of(row))),
+        *chain.from_iterable(map(_lines, ROWS)),
         *(
             Line(row, OBJECTS, figure, source, INDEX, True, elsewhere=True)
             for row, (figure, source) in FACTS["published"].items()

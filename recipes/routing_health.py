@@ -4,6 +4,7 @@ Mitterreiter 2023).
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
@@ -295,7 +296,7 @@ class StepsWorth(Recipe[RoutingHealthSettings]):
     borrowed: ClassVar = {
         name: (source.recipe, row) for name, (source, row) in ROWS.items()
     }
-    lines: ClassVar = tuple(line for source in SOURCES for line in _lines(source))
+    lines: ClassVar = tuple(chain.from_iterable(map(_lines, SOURCES)))
     settings: ClassVar = RoutingHealthSettings
 
     def begin(self, study: Study) -> dict[str, Examples]:
@@ -371,13 +372,13 @@ def as_curves(points: Mapping[int, AtSteps], trained: int) -> dict[str, Any]:
     """The measurements of one network, ready for JSON: accuracy in percent; the others
     from 0 to 1, by layer.
     """
-    layers = {}
+    layers: dict[str, dict[str, list[Any]]] = {}
     for layer in points[trained].layers:
         health = [point.layers[layer] for point in points.values()]
-        layers[layer] = {
-            field.name: [getattr(at_point, field.name) for at_point in health]
-            for field in fields(Health)
-        }
+        layers[layer] = {}
+        for field in fields(Health):
+            values = [getattr(at_point, field.name) for at_point in health]
+            layers[layer][field.name] = values
     return {
         "trained": trained,
         "steps": list(points),

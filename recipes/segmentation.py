@@ -3,7 +3,7 @@ sections of neural tissue.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import product
+from itertools import chain, product
 from typing import Any, ClassVar
 
 from recipes.kit.base import Picture, Recipe, Study, lines_of, register_recipe
@@ -78,7 +78,7 @@ class SegmentationRecipe(Recipe[TrainingOptions]):
         same folds.
         """
         figures = [study.figures for study in studies]
-        measured = {row for of_seed in figures for row, _ in of_seed}
+        measured = {row for row, _ in chain.from_iterable(figures)}
         rows = [row for row in ROWS if row in measured]
         keys = [(row, IOU) for row in rows]
         means = Dots.over(f"{IOU}, %", figures, keys, half_interval)

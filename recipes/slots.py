@@ -160,9 +160,9 @@ class SlotNet(nn.Module):
         options: Mapping[str, Any],
     ) -> None:
         super().__init__()
-        words = sorted({word for sentence in train for word in sentence.words})
+        words = sorted({*chain(*(sentence.words for sentence in train))})
         self.words = {word: number for number, word in enumerate(words, 1)}
-        self.slots = sorted({slot for sentence in train for slot in sentence.slots})
+        self.slots = sorted({*chain(*(sentence.slots for sentence in train))})
         self.intents = sorted({sentence.intent for sentence in train})
         self.options, self.twin = options, options.get("twin", False)
         size = options["word_dim"]
@@ -200,7 +200,7 @@ class SlotNet(nn.Module):
         """Of words, (B, L, 2 hidden), and where there are words, bool (B, L)."""
         vocabulary = list(dict.fromkeys(chain(*sentences)))
         place = {word: number for number, word in enumerate(vocabulary)}
-        rows = [torch.tensor([place[word] for word in words]) for words in sentences]
+        rows = [torch.tensor([*map(place.get, words)]) for words in sentences]
         places = pad_sequence(rows, batch_first=True)
         numbers = torch.tensor([self.words.get(word, 0) for word in vocabulary])[places]
         if self.training:
@@ -374,7 +374,7 @@ class Slots(Recipe[SlotsSettings]):
             seconds = time.perf_counter() - start
             cpu_seconds = time.process_time() - cpu_start
             test = _part(options, "test")
-            labels = {label for sentence in test for label in sentence.slots}
+            labels = {*chain(*(sentence.slots for sentence in test))}
             labels |= {sentence.intent for sentence in test}
             unknown = sorted(labels - {*network.slots, *network.intents})
             if unknown:

@@ -171,8 +171,8 @@ class SmallNORBViewpoints(Recipe[TrainingOptions]):
             if name == NOVEL and entropy is not None:
                 figures[ENTROPY] = entropy
         epochs = json.loads((trained.folder / "curve.json").read_text()).values()
-        curves = {
-            name: [errors[name] for errors in epochs] for name in (FAMILIAR, NOVEL)
-        }
+        curves = {}
+        for name in (FAMILIAR, NOVEL):
+            curves[name] = [errors[name] for errors in epochs]
         study.curves[row] = {"epochs": curves, **by_groups(wrong, toys)}
         return figures

@@ -4,7 +4,7 @@ photos, tested on two side by side.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass
-from statistics import fmean
+from itertools import product
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
@@ -14,8 +14,10 @@ from recipes.kit.base import (
     Picture,
     Recipe,
     Study,
+    by_line,
     facts_of,
     lines_of,
+    mean_over,
     register_recipe,
 )
 from recipes.kit.charts import bars_under_images
@@ -173,10 +175,7 @@ def picture_of_pairs(
     for row in rows:
         seeds = [study.figures for study in studies if (row, SINGLE) in study.figures]
         if seeds:
-            bars[row] = [
-                fmean(figures[row, name] for figures in seeds)
-                for name in (SINGLE, *PAIRS)
-            ]
+            bars[row] = [mean_over(seeds, (row, name)) for name in (SINGLE, *PAIRS)]
     figure = bars_under_images(examples, bars, "all classes found, % of images")
     return Picture(figure, caption)
 
@@ -189,13 +188,8 @@ def as_picture(images: Tensor) -> Tensor:
 
 def _lines(name: str) -> Any:
     facts = facts_of(name)
-    published = {
-        (row, measure): tuple(figure)
-        for row, figures in facts["published"].items()
-        for measure, figure in figures.items()
-    }
-    pairs = ((row, what) for row in facts["rows"] for what in (SINGLE, *PAIRS))
-    return lines_of(pairs, published, higher_is_better=True)
+    keys = product(facts["rows"], (SINGLE, *PAIRS))
+    return lines_of(keys, by_line(facts["published"]), higher_is_better=True)
 
 
 @register_recipe

@@ -230,7 +230,7 @@ def test_lines_of_code_are_neither_blank_nor_comment_nor_docstring(
 MOST = {
     "torchcaps": reading.Reading(0, 4.8, 0.7, 20, 0.8),
     "lab/torchcaps_lab": reading.Reading(0, 4.9, 0.3, 20, 0.8),
-    "recipes": reading.Reading(0, 5.15, 3.4, 10, 0.5),
+    "recipes": reading.Reading(0, 5.15, 0.3, 10, 0.5),
     "benchmarks": reading.Reading(0, 4.7, 0.5, 18, 1.2),
     "examples": reading.Reading(0, 5.13, 0.5, 10, 0.5),
     "docs": reading.Reading(0, 5.15, 0.5, 11, 0.5),

@@ -5,6 +5,7 @@ figures, with presets and results.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import yaml
@@ -84,6 +85,29 @@ def lines_of(
             line = Line(row, measure, figure, source, **common)
         lines.append(line)
     return tuple(lines)
+
+
+def by_line(published: Mapping[str, Mapping[str, Sequence[Any]]]) -> dict[Key, Any]:
+    """Return published figures by the row and the measure of their line.
+
+    Args:
+        published: of each row, the figure and its source by the measure.
+    """
+    figures = {}
+    for row, of_row in published.items():
+        for measure, figure in of_row.items():
+            figures[row, measure] = tuple(figure)
+    return figures
+
+
+def mean_over(seeds: Iterable[Mapping[Key, float]], key: Key) -> float:
+    """Return the mean of a figure over the seeds.
+
+    Args:
+        seeds: the figures of each seed.
+        key: the row and the measure.
+    """
+    return fmean(figures[key] for figures in seeds)
 
 
 @dataclass(frozen=True, eq=False)

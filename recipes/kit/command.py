@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,7 @@ def _saved_studies(
     result = json.loads(path.read_text(encoding="utf-8"))
     settings = recipe.presets[lab.preset]
     settings_now = json.loads(json.dumps(asdict(settings)))
-    rows = {row for facts in result["facts"] for row in facts}
+    rows = set(chain.from_iterable(result["facts"]))
     if _settings_of(result["settings"], rows) != _settings_of(settings_now, rows):
         raise ValueError(
             f"{path} was measured with other settings of the preset {lab.preset}: "
@@ -214,7 +214,8 @@ def _result(
 def _measured(recipe: Recipe[Any], studies: Sequence[Study]) -> dict[str, Any]:
     """The figures of all lines, and the facts and curves, one entry for each seed."""
     lines = {(line.row, line.measure): line for line in recipe.lines}
-    unknown = {key for study in studies for key in study.figures} - set(lines)
+    measured = chain.from_iterable(study.figures for study in studies)
+    unknown = set(measured) - set(lines)
     if unknown:
         raise ValueError(
             f"{recipe.name} measured what is not among its lines: {sorted(unknown)}"
