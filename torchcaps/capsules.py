@@ -208,6 +208,7 @@ class DrawnFeatures(NamedTuple):
         return shapes_of(self)
 
 
+@exportable
 class Prediction(NamedTuple):
     """The output of a network for a batch of images.
 

@@ -118,3 +118,14 @@ def test_a_saved_network_brings_its_backbone(tmp_path: Any) -> None:
     again = tc.load_pretrained(tmp_path / "slots").eval()
     torch.testing.assert_close(again(images).masks, network(images).masks)
     assert again.with_slots(6)(images).masks.shape == (2, 6, 16, 12)
+
+
+def test_an_exported_program_is_saved_with_its_features(tmp_path: Any) -> None:
+    network = network_of().eval()
+    images = network.examples(2)
+    path = tmp_path / "slots.pt2"
+    torch.export.save(torch.export.export(network, (images,)), path)
+    prediction = torch.export.load(path).module()(images)
+    torch.testing.assert_close(
+        prediction.features.drawn, network(images).features.drawn
+    )
