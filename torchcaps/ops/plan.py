@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
+from torch.compiler import is_compiling
 
 from torchcaps.numerics import transformed
 from torchcaps.ops.backend import VoteSource
@@ -63,6 +64,7 @@ FEW_ROWS_REASON = (
 )
 
 
+_tracing_state = torch._C._get_tracing_state
 _forced: ContextVar[str | None] = ContextVar("torchcaps_backend", default=None)
 
 
@@ -122,9 +124,10 @@ def only_stored() -> str:
     """
     if transformed():
         return f"forward-mode derivatives and torch.func need stored votes: {STORED}"
-    compiling = torch.compiler.is_compiling()
-    traced = compiling or torch._C._get_tracing_state() is not None
-    if not traced or not torch.onnx.is_in_onnx_export():  # the latter takes longer
+    compiling = is_compiling()
+    if not compiling and _tracing_state() is None:
+        return ""
+    if not torch.onnx.is_in_onnx_export():  # asked last: it takes longer
         return ""
     if not compiling:
         raise RuntimeError(
@@ -204,7 +207,7 @@ def plan(facts: Facts) -> Plan:
     if fused is not None and not small and facts.asked == "auto" and not facts.stored:
         trouble = _missing(fused)  # they are compiled now
     # A compiler cannot look into the cache, and an open size is no key of it.
-    if torch.compiler.is_compiling() or not exact:
+    if is_compiling() or not exact:
         return _plan(facts, small, is_open, trouble)
     return _kept_plan(facts, small, is_open, trouble)
 
@@ -307,12 +310,11 @@ def forced_backend() -> str:
     Raises:
         ValueError: if the environment names none.
     """
+    asked = _forced.get()
+    if asked:
+        return asked
     named = os.environ.get(BACKEND_VARIABLE)
-    return (
-        _forced.get()
-        or (known_backend(named, BACKEND_VARIABLE) if named else None)
-        or "auto"
-    )
+    return known_backend(named, BACKEND_VARIABLE) or "auto" if named else "auto"
 
 
 @constant
