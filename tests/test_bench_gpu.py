@@ -3,11 +3,14 @@
 import argparse
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+import torchcaps as tc
 from benchmarks import gpu
 from benchmarks.__main__ import main
 
@@ -50,6 +53,27 @@ def test_without_a_gpu_it_says_how_to_try_it(
 ) -> None:
     assert main(["gpu"]) == 1
     assert "--device cpu" in capsys.readouterr().err
+
+
+BARE = """
+import sys
+for name in ("torchcaps_lab", "safetensors", "yaml", "lightning", "torchvision", "timm"):
+    sys.modules[name] = None  # an import of it fails
+from benchmarks import gpu
+for trial in gpu.trials(small=True):
+    trial.build()
+print(len([*gpu._checked_networks("cuda")]))
+"""
+
+
+@pytest.mark.thorough
+def test_torch_triton_and_numpy_are_enough() -> None:
+    root = Path(gpu.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", BARE], cwd=root, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == len(tc.list_models(takes="images"))
 
 
 @pytest.mark.thorough
