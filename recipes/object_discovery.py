@@ -269,8 +269,8 @@ class ObjectDiscovery(Recipe[DiscoverySettings]):
             validation = first_of(trained.data.validation, settings.fitted)
             how = best_clustering(task, network, row, validation)
             study.facts[row]["K-Means"] = how._asdict()
-            network = clusters_of(network, row, len(tests.same.classes), how)
             many = clusters_of(network, row, len(tests.more.classes), how)
+            network = clusters_of(network, row, len(tests.same.classes), how)
             others = objects_found(task, many, tests.more, MORE)
         else:
             others = objects_found(task, longer(network), tests.same, LONGER)
