@@ -799,10 +799,10 @@ def test_figures_are_drawn_and_fall_apart_into_slots(page: Any) -> None:
     expect(page.locator("#apart-parts img")).to_have_count(4)
     before = page.get_attribute("#apart-drawn", "src")
     page.locator("#apart-step").fill("1")
-    expect(page.locator("#apart-text")).to_have_text("step 1 of 3")
+    expect(page.locator("#apart-text")).to_have_text("step 1 of 5")
     assert page.get_attribute("#apart-drawn", "src") != before
-    page.locator("#apart-step").fill("5")
-    expect(page.locator("#apart-text")).to_have_text("step 5, more than in training")
+    page.locator("#apart-step").fill("7")
+    expect(page.locator("#apart-text")).to_have_text("step 7, more than in training")
     choose(page, "trained")
     expect(page.locator("#apart")).to_be_hidden()
     expect(page.locator("#figures")).to_be_hidden()

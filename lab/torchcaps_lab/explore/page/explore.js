@@ -801,7 +801,7 @@ function showStep() {
   const paint = (value) => colour(blend(pale, value > 0 ? red : blue, Math.min(1, Math.abs(value))));
   drawTable($("assigned"), step.assignment, (share) => paint(share / exhibit.even - 1));
   drawTable($("agreed"), step.agreement, paint);
-  $("assigned-scale").textContent = `${exhibit.even.toFixed(2)} is even; blue: none, red: ${(2 * exhibit.even).toFixed(2)} or more`;
+  $("assigned-scale").textContent = `from 0 (blue) over ${exhibit.even.toFixed(2)} (even) to ${(2 * exhibit.even).toFixed(2)} or more (red)`;
   bars($("step-bars"), step.activation, [step.activation.indexOf(Math.max(...step.activation))]);
   $("step-map").parentElement.hidden = !step.maps;
   if (step.maps) {
