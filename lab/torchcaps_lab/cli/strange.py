@@ -44,11 +44,16 @@ def fit_again(
         classifier.doubts[name] = doubt
         lines.append(f"{doubt}; {_kept(name, doubt, run)}")
     if not lines:
-        raise ValueError(
-            "--false_alarms: there is nothing that an image of no class is recognised "
-            f"by: task {classifier.task.name!r} has no such threshold"
-        )
+        raise ValueError(f"--false_alarms: {_no_doubt(classifier)}")
     return lines
+
+
+def _no_doubt(classifier: Classifier) -> str:
+    """Why the task of a classifier has nothing to doubt with."""
+    return (
+        "there is nothing that an image of no class is recognised by: task "
+        f"{classifier.task.name!r} has no such threshold"
+    )
 
 
 def _kept(name: str, doubt: Doubt, run: str) -> str:
@@ -72,6 +77,20 @@ def _nothing(kind: type[Doubt], reason: str) -> str:
     )
 
 
+def _unfitted(classifier: Classifier, images: Examples) -> str:
+    """Why a classifier has no doubt, and what to do."""
+    examples = classifier.prepared(images)
+    for name in classifier.task.doubts:
+        kind: type[Doubt] = DOUBTS.find(name)
+        reason = kind.unfit(classifier.network, examples)
+        advice = reason or "--false_alarms 0.05 fits it"
+        return (
+            "nothing was fitted that an image of no class is recognised by: "
+            f"{kind.needs}; {advice}"
+        )
+    return _no_doubt(classifier)
+
+
 def examine_strange(
     classifier: Classifier,
     images: Examples,
@@ -91,12 +110,7 @@ def examine_strange(
         ValueError: if there is no doubt, or there are no such images.
     """
     if not classifier.doubts:
-        kinds: list[Any] = [DOUBTS.find(name) for name in classifier.task.doubts]
-        needs = "".join(f": {kind.needs}" for kind in kinds)
-        raise ValueError(
-            "--strange: nothing was fitted that an image of no class is recognised "
-            f"by{needs}; --false_alarms 0.05 fits it, or says what is missing"
-        )
+        raise ValueError(f"--strange: {_unfitted(classifier, images)}")
     if Path(strange).exists() or any(sign in strange for sign in "*?["):
         strange_errors = _errors(
             classifier, list(classifier.reader.named([strange])), None, batch_size

@@ -291,7 +291,7 @@ class TestCommands:
                 ["bare", "--false_alarms", "0.1"],
                 "--false_alarms: there is nothing that an image of no class",
             ),
-            (["bare", "--false_alarms", "0.1"], "; the network draws no images"),
+            (["bare", "--false_alarms", "0.1"], "; this network has no decoder"),
             (["bare", "--strange", "noise"], "a decoder that learned to reconstruct"),
         ],
     )

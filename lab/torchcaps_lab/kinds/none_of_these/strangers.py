@@ -118,16 +118,16 @@ class Strangers(Doubt):
     @classmethod
     def unfit(cls, network: ClassifierNetwork, examples: Examples) -> str:
         """Why errors of reconstructions tell nothing; empty if they do."""
+        few = examples.subset(torch.arange(min(2, len(examples))))
+        if len(few) and reconstruction_errors(network, few) is None:
+            return "this network has no decoder"
         if len(examples) < LEAST_IMAGES:
-            return f"there are {len(examples)} validation images"
-        few = examples.subset(torch.arange(2))
-        if reconstruction_errors(network, few) is None:
-            return "the network draws no images"
+            return f"there are {len(examples)} images to fit it on"
         explained = judge(network, examples).explained
         if explained is not None and explained < LEAST_EXPLAINED:
             return (
                 f"the decoder explains {max(explained, 0.0):.0%} of the variance of "
-                f"the validation images, which must be at least {LEAST_EXPLAINED:.0%}"
+                f"the images, which must be at least {LEAST_EXPLAINED:.0%}"
             )
         return ""
 
