@@ -418,8 +418,9 @@ def claim() -> str:
 
 
 COMPARED = (
-    "This table compares heads in pairs. They differ if the 95 % interval of the "
-    "difference excludes 0."
+    "This table compares two heads at a time. A cell says that one finds more or fewer "
+    "of the images with two digits if the 95 % interval of the difference over the "
+    "seeds excludes 0."
 )
 
 
