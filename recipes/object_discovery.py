@@ -293,18 +293,20 @@ class ObjectDiscovery(Recipe[DiscoverySettings]):
     def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
         """The slots of the first test images, of the first seed of each row."""
         settings = studies[0].settings
-        rows: dict[str, list[Cell]] = {}
-        shown: dict[str, Any] = {}
+        by_ground: dict[str, dict[str, list[Cell]]] = {}
         for row in self.rows:
             of_row = [study.curves[row] for study in studies if row in study.curves]
             if not of_row:
                 continue
             data = self.data(settings, row)
-            if data != shown:
-                shown = data
-                ground = data.get("ground", "plain")
-                rows[f"images, {ground} ground"] = _images(data)
-            rows[row] = [Cell(_painted(digits)) for digits in of_row[0]["slots"]]
+            ground = f"images, {data.get('ground', 'plain')} ground"
+            if ground not in by_ground:
+                by_ground[ground] = {ground: _images(data)}
+            painted = [Cell(_painted(digits)) for digits in of_row[0]["slots"]]
+            by_ground[ground][row] = painted
+        rows: dict[str, list[Cell]] = {}
+        for of_ground in by_ground.values():
+            rows |= of_ground
         return {"slots": Picture(image_grid(rows, height=1.1), self.caption)}
 
 

@@ -128,6 +128,22 @@ EXACT = "two questions in one, exactly those above 0.5"
 STYLE = ("slant", "thickness")
 OTHERS = {"mnist-em": CAPS_EM, "fashion": CAPS_DYNAMIC, "cifar10": CAPS_DYNAMIC}
 EVIDENT = "K-Means, 3 steps, evidence"
+SLOTS = (
+    "slots",
+    "slots, without MLP",
+    "slots, without GRU",
+    "slots, without GRU and MLP",
+    "slot mixture",
+    "EM routing",
+    "dynamic routing",
+    "slots, textured grounds",
+)
+WITHOUT_COLOURS = (
+    "K-Means of the features of slots",
+    "K-Means of colours and places",
+    "slots of ImageNet features, textured grounds",
+    "K-Means of ImageNet features, textured grounds",
+)
 PHOTO_HEADS = (
     "mean of the features, linear layer",
     "class maps",
@@ -305,6 +321,20 @@ SAID: dict[str, list[tuple[str, list[float]]]] = {
                 *ours("two-digits", ABOVE, DYNAMIC),
                 *rows(WHOLE)[DYNAMIC, ABOVE]["ours"],
             ],
+        ),
+        *(
+            (
+                f"| {row} | {{}} | {{}} |",
+                [
+                    *ours("object-discovery", "FG-ARI", row),
+                    *ours("object-discovery", "FG-ARI, assigned pixels", row),
+                ],
+            )
+            for row in SLOTS
+        ),
+        *(
+            (f"| {row} | {{}} | |", ours("object-discovery", "FG-ARI", row))
+            for row in WITHOUT_COLOURS
         ),
         *(
             (

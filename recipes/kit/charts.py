@@ -45,7 +45,8 @@ def image_grid(rows: Mapping[str, Sequence[Cell]], height: float = 1.4) -> "Figu
         height: the height of a row, in inches.
     """
     columns = len(next(iter(rows.values())))
-    figure = new_figure(1.1 * columns + 1.6, height * len(rows) + 0.5)
+    labels = max(1.6, 0.075 * max(map(len, rows)))
+    figure = new_figure(1.1 * columns + labels, height * len(rows) + 0.5)
     grid = figure.subplots(len(rows), columns, squeeze=False)
     for line, (name, cells) in zip(grid, rows.items(), strict=True):
         for axes, cell in zip(line, cells, strict=True):
