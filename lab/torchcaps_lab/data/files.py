@@ -119,8 +119,8 @@ class Listing(Listed):
         if not count:
             return ""
         return (
-            f", and {counted(count, self.what)} outside of class folders: put those of each "
-            f"class into a folder of its name{self.unlabelled}"
+            f", and {counted(count, self.what)} outside of class folders: put those of "
+            f"each class into a folder of its name{self.unlabelled}"
         )
 
     def _without_empty(self, images: dict[Path, list[Path]]) -> dict[Path, list[Path]]:
