@@ -99,6 +99,7 @@ def test_values_that_fit(hint: Any, value: Any, expected: Any) -> None:
         (float | None, "a", "x must be a number or null, got 'a'"),
         (bool, 1, "true or false"),
         (str, 3, "must be text, got 3"),
+        (str, {"steps": Typed("3", 3)}, "must be text, got {'steps': 3}"),
         (tuple[int, int], [1], "x must be 2 values, got .1."),
         (list[int], [1, "a"], "a whole number, got 'a'"),
         (Literal["a", "b"], "c", "one of 'a', 'b', got 'c'"),

@@ -274,6 +274,22 @@ def test_nothing_of_types_that_were_not_meant(
             "Trainer go into trainer.extra: trainer.extra.max_time\n",
         ),
         (
+            ["train", *DIGITS, "--trainer.epochs", "1"],
+            "no option trainer.epochs; did you mean epochs?\n",
+        ),
+        (
+            ["train", *DIGITS, "--speed.precision", "16-mixed"],
+            "no option speed.precision; did you mean trainer.precision?\n",
+        ),
+        (
+            ["train", *DIGITS, "--data.epochs", "1"],
+            "no option data.epochs; did you mean",
+        ),
+        (
+            ["train", *DIGITS, "--model.steps", "3"],
+            "--model names a network, and --model_args has its arguments\n",
+        ),
+        (
             ["train", *DIGITS, "--epo", "1"],
             "unrecognized arguments: --epo 1; did you mean --epochs?\n",
         ),
@@ -285,6 +301,15 @@ def test_a_misspelt_option_is_told_its_like(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert message in told_by(capsys, *arguments)
+
+
+@pytest.mark.parametrize("name", ["classes", "num_classes"])
+def test_the_data_decide_the_number_of_classes(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--epochs", "1", f"--model_args.{name}", "12"]
+    error = told_by(capsys, "train", "Digits", "--run", str(tmp_path / "run"), *options)
+    assert f"model_args.{name} must be 10, as many as the data have, got 12" in error
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ is taken is a name.
 
 from torchcaps.spec.fitting import (
     Size,
+    UnknownOption,
     Within,
     alternatives,
     check,

@@ -75,7 +75,8 @@ def fit(hint: Any, value: Any, place: str) -> Any:
                 for bound in bounds:
                     bound.check(place, fitted)
                 return fitted
-    raise ValueError(f"{place} must be {_expected(hint)}, got {meanings[-1]!r}")
+    got = _untyped(meanings[-1], place)
+    raise ValueError(f"{place} must be {_expected(hint)}, got {got!r}")
 
 
 def _expected(hint: Any) -> str:
@@ -303,6 +304,23 @@ def _thing(
     )
 
 
+class UnknownOption(ValueError):
+    """An option of a name that a class does not take.
+
+    Args:
+        place: the option that the class belongs to; empty for the options themselves.
+        name: the name.
+        taken: the names that the class takes.
+    """
+
+    def __init__(self, place: str, name: str, taken: Sequence[str]) -> None:
+        self.name = name
+        self.option = f"{place}.{name}" if place else name
+        self.near = meant(name, taken)
+        self.taken = f"{place} takes {', '.join(taken) or 'nothing'}"
+        super().__init__(f"there is no option {self.option}{self.near}\n  {self.taken}")
+
+
 def complete(
     cls: Callable[..., Any],
     values: Mapping[str, Any],
@@ -313,18 +331,14 @@ def complete(
     those that are not given.
 
     Raises:
-        ValueError: if the class takes no argument of a name, one is missing, or does
-            not fit.
+        UnknownOption: if the class takes no argument of a name.
+        ValueError: if one is missing, or does not fit.
     """
     declaration = declared(cls, skip)
     within = f"{place}." if place else ""
     for name in values:
         if name not in declaration.arguments and not declaration.open:
-            takes = ", ".join(declaration.arguments) or "nothing"
-            near = meant(str(name), declaration.arguments)
-            raise ValueError(
-                f"there is no option {within}{name}{near}\n  {place} takes {takes}"
-            )
+            raise UnknownOption(place, str(name), list(declaration.arguments))
     completed = {}
     for name, argument in declaration.arguments.items():
         if name in values:

@@ -36,6 +36,7 @@ def command(arguments: list[str]) -> None:
     if arguments and arguments[0] and not arguments[0].startswith("-"):
         place = arguments[0]
     tree = parser.tree(arguments if place is None else arguments[1:])
+    _check_model(parser, tree.get("model"))
     parser.check_simple(tree)
     if place is None and not tree.keys() & {"data", "config", "resume"}:
         parser.error(
@@ -97,6 +98,16 @@ def command(arguments: list[str]) -> None:
     )
 
 
+def _check_model(parser: OptionParser, model: Any) -> None:
+    """Refuses arguments of a network beside its name: they are an option of their own."""
+    model = model.value if isinstance(model, Typed) else model
+    if isinstance(model, Mapping):
+        parser.error(
+            f"there is no option model.{next(iter(model), '')}: --model names a "
+            "network, and --model_args has its arguments"
+        )
+
+
 def _check_names(parser: OptionParser, tree: Mapping[str, Any]) -> None:
     """Names of networks and routings; where a module of one's own was imported, the
     registries know, and come later.
@@ -130,12 +141,15 @@ def _check_data(parser: OptionParser, data: Any) -> None:
     if not isinstance(data, Mapping) or "torchcaps_lab.data" in sys.modules:
         return
     arguments = {"name", *arguments_of(DATA, "DataSet")}
-    if unknown := [name for name in data if name not in arguments]:
-        parser.error(
-            "there is no option "
-            f"data.{unknown[0]}{meant(unknown[0], sorted(arguments))}\n  No data set "
-            "takes it"
-        )
+    for name in data:
+        if name not in arguments:
+            if name in parser.hints:
+                near = f"; did you mean --{name}?"
+            else:
+                near = meant(name, sorted(arguments))
+            parser.error(
+                f"there is no option data.{name}{near}\n  No data set takes it"
+            )
 
 
 def _train(

@@ -3,16 +3,17 @@ not need Lightning.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, cast
 
-from torchcaps.spec import Argument, Declared, Spec, complete, declared, meant
+from torchcaps.spec import Argument, Spec, UnknownOption, complete, declared, meant
 from torchcaps_lab.training.options import (
     OURS,
     Optimisation,
     Running,
     Schedule,
     Subject,
+    trainer_arguments,
 )
 from torchcaps_lab.training.reading import merged
 
@@ -110,7 +111,6 @@ def training_options(
         raise ValueError(
             f"there is no option {unknown[0]}{meant(unknown[0], arguments)}"
         )
-    check_trainer(values.get("trainer"))
     values = {
         **values,
         **{
@@ -125,27 +125,39 @@ def training_options(
             for name, value in values.items()
             if name in declared(group).arguments
         }
-        groups.append(Spec(group, complete(group, of_group, ""), "the options"))
+        try:
+            groups.append(Spec(group, complete(group, of_group, ""), "the options"))
+        except UnknownOption as error:
+            raise ValueError(f"{_instead(error) or error}") from None
     return TrainingOptions(
         tuple(groups), None if run is None else str(getattr(run, "text", run)), imported
     )
 
 
-def check_trainer(options: Any) -> None:
-    """Raises a ValueError that says where an argument of Lightning's Trainer goes that
-    is no option of its own.
-    """
-    accepted: Declared = declared(cast(Any, option_arguments()["trainer"].hint))
-    for name in options if isinstance(options, Mapping) else ():
-        if name in OURS:
-            source = OURS[name] and f", from {OURS[name]}"
-            raise ValueError(
-                f"there is no option trainer.{name}; torchcaps sets it itself{source}"
-            )
-        near = meant(name, accepted.arguments)
-        if name not in accepted.arguments and not near:
-            raise ValueError(
-                f"there is no option trainer.{name}; other arguments of Lightning's "
-                "Trainer go into trainer.extra: "
-                f"trainer.extra.{name}"
-            )
+def _instead(unknown: UnknownOption) -> str:
+    """What to say of an option that is one of another place; empty if it is of none."""
+    option, name = unknown.option, unknown.name
+    of_trainer = option == f"trainer.{name}"
+    if of_trainer and name in OURS:
+        source = OURS[name] and f", from {OURS[name]}"
+        return f"there is no option {option}; torchcaps sets it itself{source}"
+    if places := [place for place in _places(name) if place != option]:
+        return (
+            f"there is no option {option}; did you mean {places[0]}?\n  {unknown.taken}"
+        )
+    if of_trainer and not unknown.near and name in trainer_arguments():
+        return (
+            f"there is no option {option}; other arguments of Lightning's Trainer go "
+            f"into trainer.extra: trainer.extra.{name}"
+        )
+    return ""
+
+
+def _places(name: str) -> list[str]:
+    """Where a training has an option of this name: at the top, or in a group."""
+    options = option_arguments()
+    places = [name] if name in options else []
+    for group, argument in options.items():
+        if is_dataclass(argument.hint) and name in declared(argument.hint).arguments:
+            places.append(f"{group}.{name}")
+    return places

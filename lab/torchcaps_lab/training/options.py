@@ -222,12 +222,16 @@ class Subject:
                 f"{self.architecture} takes no {gives}; model must be one of "
                 f"{', '.join(fitting)}"
             )
-        of_data = self.data.arguments(self.preprocess)
-        arguments = {
-            **of_data,
-            "classes": len(self.data.classes),
-            **(self.model_args or {}),
-        }
+        classes = len(self.data.classes)
+        chosen = {**(self.model_args or {})}
+        for name in ("classes", "num_classes"):
+            if chosen.setdefault(name, classes) != classes:
+                raise ValueError(
+                    f"model_args.{name} must be {classes}, as many as the data have, "
+                    f"got {chosen[name]!r}: leave it out"
+                )
+        del chosen["num_classes"]
+        arguments = {**self.data.arguments(self.preprocess), **chosen}
         if self.routing is not None:
             arguments["routing"] = self.routing
         if trained and self.architecture in MODELS:
@@ -453,7 +457,7 @@ class Schedule:
             raise ValueError(f"seed must be less than 2^64, got {self.seed}")
 
 
-def _trainer_arguments() -> Collection[str]:
+def trainer_arguments() -> Collection[str]:
     """What Lightning's Trainer takes. Lightning takes seconds to import, which help and
     wrong options need not wait.
     """
@@ -522,7 +526,7 @@ class TrainerOptions:
                     f"extra takes other arguments of Lightning's Trainer: {name} is "
                     f"set by torchcaps itself{source}"
                 )
-            if name not in _trainer_arguments():
+            if name not in trainer_arguments():
                 raise ValueError(
                     f"extra takes arguments of Lightning's Trainer, which has no {name}"
                 )
