@@ -198,7 +198,7 @@ def _file_in(folder: Path, file: str, written: Counter[str]) -> Path:
 def _probability(classifier: Classifier) -> str:
     """A description of the probabilities."""
     if classifier.calibration is not None:
-        return f"calibrated, {classifier.calibration}"
+        return f"probability of the class: calibrated, {classifier.calibration}"
     return f"{classifier.task.probability}, not calibrated"
 
 
@@ -223,11 +223,8 @@ def _short(name: str) -> str:
 
 
 def _text(classifier: Classifier, top: int | None) -> Show:
-    print(f"# %: probability of the class: {_probability(classifier)}")
-    print(
-        "# length: of its capsule, near 0 if the class is absent and near 1 if it is "
-        "present, whatever the other classes are; not a probability"
-    )
+    print(f"# %: {_probability(classifier)}")
+    print(f"# length: {classifier.task.length}")
     for doubt in classifier.doubts.values():
         print(f"# {doubt.says}: {doubt}")
 

@@ -295,6 +295,12 @@ class Task(ABC):
     probability: ClassVar[str] = "computed by the task from the activation of the class"
     """The meaning of :attr:`Answer.probabilities`, in a few words."""
 
+    length: ClassVar[str] = (
+        "of its capsule, near 0 if the class is absent and near 1 if it is present, "
+        "whatever the other classes are; not a probability"
+    )
+    """The meaning of :attr:`Answer.lengths`, in a few words."""
+
     doubts: ClassVar[tuple[str, ...]] = ()
     """The registered names of the :class:`~torchcaps_lab.tasks.doubt.Doubt` that suit
     its answers.

@@ -45,7 +45,7 @@ class Classification(Task):
         2
     """
 
-    probability = "share of the class in the activations of all"
+    probability = "probability of the class: its share in the activations of all"
     doubts = ("strangers",)
 
     def check(self, images: Examples) -> None:

@@ -77,7 +77,7 @@ class SeveralLabels(Task):
         2
     """
 
-    probability = "activation of the class, apart from the others"
+    probability = "probability of the class: its activation, apart from the others"
 
     def __init__(self, count: int | None = None, threshold: float = 0.5) -> None:
         check_size(**given(count=count))

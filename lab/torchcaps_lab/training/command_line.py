@@ -158,6 +158,7 @@ def _places(name: str) -> list[str]:
     options = option_arguments()
     places = [name] if name in options else []
     for group, argument in options.items():
-        if is_dataclass(argument.hint) and name in declared(argument.hint).arguments:
+        hint = argument.hint
+        if is_dataclass(hint) and name in declared(cast(Any, hint)).arguments:
             places.append(f"{group}.{name}")
     return places

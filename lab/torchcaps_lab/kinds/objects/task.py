@@ -91,6 +91,8 @@ class Objects(Task):
 
     probability = "share of the pixels"
 
+    length = "activation of the slot"
+
     explores = True
 
     @classmethod

@@ -115,6 +115,8 @@ class Segmentation(Task):
 
     probability = "share of the pixels"
 
+    length = "activation of the class at the pixel where it is highest"
+
     def __init__(self, dice: float = 1.0) -> None:
         check_finite(0, dice=dice)
         self.dice = dice
