@@ -124,7 +124,11 @@ def add_options(part: str, parser: argparse.ArgumentParser) -> None:
             default="auto",
             help="default: auto",
         )
-        add("--words", action="store_true", help="measure nothing")
+        add(
+            "--words",
+            action="store_true",
+            help="measure nothing, and leave the figures of the page",
+        )
         add(
             "--note",
             default="",
@@ -133,7 +137,7 @@ def add_options(part: str, parser: argparse.ArgumentParser) -> None:
         add(
             "--into",
             type=Path,
-            help="a page to write the tables into, between its two marks",
+            help="a page to write the tables into, between its marks",
         )
         return
     add("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")

@@ -5,22 +5,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class About:
-    """A routing in words: its row in the table of ``python -m benchmarks routings``.
+    """A routing in words: its rows in the tables of ``python -m benchmarks routings``.
 
     Symbols: children I, parents J, child dimension P, numbers of a vote H, steps r, and
     V = I J P H, the multiply-adds of forming all votes of an example once.
 
     Args:
-        similarity: of a vote and its parent.
-        update: of the parents.
-        activation: of the parents.
-        parameters: of the routing itself, beside the layer's transforms; a formula, or
-            none.
+        similarity: how well a vote fits its parent.
+        update: how a step estimates the parents.
+        activation: what the activation of a parent is.
+        parameters: those of the routing itself, beside the layer's transforms, as a
+            formula, or none.
         cost: multiply-adds of the forward pass for one example.
         memory: numbers that are kept for the backward pass for one example, besides
             inputs and parents.
-        source: authors and year.
-        reported: what they report, as test error unless it says otherwise.
+        source: the authors and the year.
+        reported: the figures of the authors. A percentage without a word is a test
+            error.
     """
 
     similarity: str
@@ -38,27 +39,27 @@ ABOUT = {
         similarity="inner product with the parent",
         update="layer normalisation of the sum of the votes",
         activation="length of the pose, or a readout of it",
-        parameters="2 H; H + 1 for the readout",
+        parameters="2 H, and H + 1 for the readout",
         cost="(2 r - 1) V",
         memory="none",
         source="Tsai et al. 2020",
         reported="CIFAR-10 5.15 %, CIFAR-100 23.73 %",
     ),
     "degree_centrality": About(
-        similarity="degree among the votes for one parent; softmax over the children",
+        similarity="degree among the votes for one parent, with a softmax over the children",
         update="squashed sum of the votes",
         activation="length of the pose",
         parameters="none",
         cost="3 V + 3 I J H",
         memory="I J",
         source="Venkataraman, Balasubramanian & Sarma 2020",
-        reported="none at hand",
+        reported="not known to us",
     ),
     "dynamic": About(
         similarity="inner product with the sum of the poses so far",
         update="squashed sum of the votes",
         activation="length of the pose",
-        parameters="none; J H with a bias",
+        parameters="none, or J H with a bias",
         cost="(2 r - 1) V",
         memory="none",
         source="Sabour, Frosst & Hinton 2017",
@@ -85,14 +86,14 @@ ABOUT = {
         reported="none",
     ),
     "fast_kernel_density": About(
-        similarity="kernel of Epanechnikov",
+        similarity="Epanechnikov kernel of the distance",
         update="mean of the votes",
         activation="density at the pose",
         parameters="none",
         cost="(r + 1) V + r (r + 1) I J H",
         memory="none",
         source="Zhang, Zhao, Wu & Zhou 2018",
-        reported="nearly 40 % less time than routing before",
+        reported="nearly 40 % less time than earlier routings",
     ),
     "hard_kmeans": About(
         similarity="squared distance, or inner product",
@@ -102,12 +103,12 @@ ABOUT = {
         cost="r V + 3 r I J H",
         memory="none",
         source="Lloyd 1982; Su 2018",
-        reported="none: it does not train",
+        reported="none, because it does not train",
     ),
     "heinsen_2019": About(
         similarity="Gaussian likelihood and score",
         update="mean and variance of the votes",
-        activation="what using its children pays less what ignoring the others costs",
+        activation="benefit of the children it uses, minus the cost of those it ignores",
         parameters="I J (H + 2)",
         cost="2 r V + 5 r I J H",
         memory="r I J",
@@ -116,8 +117,8 @@ ABOUT = {
     ),
     "heinsen_2022": About(
         similarity="inner product of the child and what the parent predicts",
-        update="sum of the votes, weighted by what they pay",
-        activation="length of the pose; of one number, that number",
+        update="sum of the votes, weighted by net benefit or cost",
+        activation="length of the pose, or the pose itself if it is one number",
         parameters="I (P + 1) + 4 I J and 2 J P + 2 P H + J (P + H) for all transforms",
         cost="(2 r - 1) I J P + r J P H",
         memory="3 r I J",
@@ -162,10 +163,10 @@ ABOUT = {
         cost="(2 r - 1) V",
         memory="none",
         source="Su 2018",
-        reported="two digits, one above the other, after training on single ones: above 95 % right",
+        reported="two digits, one above the other, after training on single ones: over 95 % found",
     ),
     "max_min": About(
-        similarity="as dynamic routing; shares between 0 and 1 in place of a softmax",
+        similarity="as in dynamic routing, with shares scaled from 0 to 1 instead of a softmax",
         update="squashed sum of the votes",
         activation="length of the pose",
         parameters="none",
@@ -182,7 +183,7 @@ ABOUT = {
         cost="V",
         memory="none",
         source="Paik, Kwak & Kim 2019",
-        reported="no routing that they tried does better",
+        reported="the routings they compared were no better",
     ),
     "prototypes": About(
         similarity="negative squared distance to a learned prototype",
@@ -196,7 +197,7 @@ ABOUT = {
     ),
     "self_attention": About(
         similarity="inner product with the sum of all votes",
-        update="squashed sum of the votes, with a prior behind the softmax",
+        update="squashed sum of the votes, with a prior added after the softmax",
         activation="length of the pose",
         parameters="I J",
         cost="4 V",
@@ -205,7 +206,7 @@ ABOUT = {
         reported="MNIST 0.26 %, smallNORB 2.54 %",
     ),
     "self_routing": About(
-        similarity="none: a linear map of the child",
+        similarity="none, a linear map of the child decides",
         update="mean of the votes",
         activation="share of the children",
         parameters="I J (P + 1)",
@@ -216,7 +217,7 @@ ABOUT = {
     ),
     "slots": About(
         similarity="inner product with a projection of the slot",
-        update="GRU cell and MLP of the mean value",
+        update="GRU cell and MLP of the mean of the votes",
         activation="share of the children",
         parameters="(2 P + H) H, 6 H² of the GRU, 4 H² of the MLP, J H of the start",
         cost="2 r I J P + r J (4 P H + 11 H²)",
@@ -226,7 +227,7 @@ ABOUT = {
     ),
     "slot_mixture": About(
         similarity="Gaussian likelihood and share of the children",
-        update="GRU cell and MLP of the mean, variance about it",
+        update="GRU cell and MLP of the mean of the votes, and their variance",
         activation="share of the children",
         parameters="P H, 6 H² of the GRU, 8 H² of the MLPs, J H of the start",
         cost="r V + 4 r I J H + r J 11 H²",
@@ -235,7 +236,7 @@ ABOUT = {
         reported="other data",
     ),
     "sparse_attention": About(
-        similarity="inner product with the sum of all votes; entmax in place of a softmax",
+        similarity="inner product with the sum of all votes, with entmax instead of a softmax",
         update="squashed sum of the votes",
         activation="length of the pose",
         parameters="none",
@@ -252,7 +253,7 @@ ABOUT = {
         cost="2 V + I J H^2",
         memory="J H^2",
         source="Bahadori 2018",
-        reported="none at hand",
+        reported="not known to us",
     ),
     "variational_bayes": About(
         similarity="expected Gaussian likelihood under Normal-Wishart parents",
@@ -262,7 +263,7 @@ ABOUT = {
         cost="r V + 4 r I J H",
         memory="none",
         source="Ribeiro, Leontidis & Kollias 2020",
-        reported="smallNORB 1.3 %",
+        reported="smallNORB 1.6 % (recalled), 1.3 % in the README of their code",
     ),
 }
 """By the name of the routing."""

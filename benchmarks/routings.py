@@ -13,7 +13,6 @@ import argparse
 import math
 from dataclasses import astuple, dataclass
 from functools import partial
-from pathlib import Path
 from statistics import median
 
 import torch
@@ -25,7 +24,8 @@ from benchmarks.cases import DIGITCAPS, LayerCase, call_of
 from benchmarks.report import Show
 from torchcaps.routing import ROUTINGS
 
-BEGIN, END = "<!-- routings: begin -->", "<!-- routings: end -->"
+DESCRIPTIONS, FIGURES = "routings", "figures of routings"
+"""The parts of a page that the tables are written into."""
 
 
 CONVOLUTION = partial(tc.CapsConv2d, 16, 16, (4, 4), (4, 4), 3, competition="window")
@@ -157,22 +157,28 @@ def figures(by_layer: dict[str, dict[str, Measured]]) -> str:
     return report.markdown(titles, rows)
 
 
-def put_into(page: Path, text: str) -> None:
-    """Replaces the text between the two marks of a page.
+def marks_of(part: str) -> tuple[str, str]:
+    """The comments in Markdown between which a page has this part."""
+    return f"<!-- {part}: begin -->", f"<!-- {part}: end -->"
+
+
+def put_into(page: str, part: str, text: str) -> str:
+    """Return the page with the text between the two marks of the part.
 
     Raises:
         ValueError: if the page does not have both marks.
     """
-    before, begin, behind_begin = page.read_text().partition(BEGIN)
-    _, end, after = behind_begin.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{page} must have the marks {BEGIN} and {END}")
-    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+    begin, end = marks_of(part)
+    before, opened, behind = page.partition(begin)
+    _, closed, after = behind.partition(end)
+    if not opened or not closed:
+        raise ValueError(f"the page must have the marks {begin} and {end}")
+    return f"{before}{begin}\n{text}\n{end}{after}"
 
 
 def run(options: argparse.Namespace, show: Show) -> None:
-    """Shows the tables, and writes them."""
-    parts = [words(options.only)]
+    """Shows the tables, and writes them. With ``--words``, the figures of a page stay."""
+    parts = {DESCRIPTIONS: words(options.only)}
     if not options.words:
         measure.full_float32()
         about = report.environment("cpu", options.threads)
@@ -195,8 +201,11 @@ def run(options: argparse.Namespace, show: Show) -> None:
             settings += f"; backend {options.backend}"
         if left_out:
             settings += f", which cannot do {', '.join(left_out)}"
-        parts += [figures(by_layer), f"{where}; {settings}. {options.note}".strip()]
-    text = "\n\n".join(parts)
-    show(text)
+        below = f"{where}; {settings}. {options.note}".strip()
+        parts[FIGURES] = f"{figures(by_layer)}\n\n{below}"
+    show("\n\n".join(parts.values()))
     if options.into is not None:
-        put_into(options.into, text)
+        page = options.into.read_text()
+        for part, text in parts.items():
+            page = put_into(page, part, text)
+        options.into.write_text(page)

@@ -18,10 +18,19 @@ def test_every_routing_says_what_it_is(name: str) -> None:
         assert "\n" not in value
 
 
+def empty_page(old: str) -> str:
+    """A page with both parts, of which each holds the old text."""
+    parts = []
+    for part in (routings.DESCRIPTIONS, routings.FIGURES):
+        begin, end = routings.marks_of(part)
+        parts.append(f"{begin}\n{old}\n{end}")
+    return "\n\n".join(["# Title", *parts, "after\n"])
+
+
 def test_measures_in_turn_and_writes_into_a_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     shown = list[str]()
-    page.write_text(f"# Title\n\n{routings.BEGIN}\nold\n{routings.END}\n\nafter\n")
+    page.write_text(empty_page("old"))
     only = ["mean", "dynamic", "hard_kmeans"]
     options = [
         "--batch",
@@ -36,10 +45,13 @@ def test_measures_in_turn_and_writes_into_a_page(tmp_path: Path) -> None:
     ]
     main(["routings", "--only", *only, *options, "--into", str(page)], shown.append)
     text = page.read_text()
-    assert text.startswith(f"# Title\n\n{routings.BEGIN}\n")
-    assert text.endswith(f"\n{routings.END}\n\nafter\n")
+    assert text.startswith("# Title\n\n<!-- routings: begin -->\n| routing |")
+    assert text.endswith("A note.\n<!-- figures of routings: end -->\n\nafter\n")
     assert "old" not in text
-    assert shown[0] in text
+    descriptions = routings.words(only)
+    assert shown[0].startswith(f"{descriptions}\n\n")
+    assert descriptions in text
+    assert shown[0].removeprefix(descriptions).strip() in text
     tables = [part for part in shown[0].split("\n\n") if part.startswith("|")]
     assert [len(table.splitlines()) for table in tables] == [2 + len(only)] * 3
     figures = [
@@ -94,11 +106,28 @@ def test_words_alone() -> None:
         assert shown[0].count(f"| `{name}` |") == 2
 
 
-def test_a_page_without_marks(tmp_path: Path) -> None:
+def test_a_page_without_marks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     page = tmp_path / "page.md"
     page.write_text("# Title\n")
-    with pytest.raises(
-        ValueError, match="must have the marks <!-- routings: begin -->"
-    ):
-        routings.put_into(page, "text")
+    assert main(["routings", "--words", "--into", str(page)], list[str]().append) == 1
+    assert "must have the marks <!-- routings: begin -->" in capsys.readouterr().err
     assert page.read_text() == "# Title\n"
+
+
+def test_words_leave_the_figures_of_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(empty_page("measured elsewhere"))
+    main(["routings", "--words", "--into", str(page)], list[str]().append)
+    text = page.read_text()
+    assert routings.words(list_routings()) in text
+    assert text.count("measured elsewhere") == 1  # the figures
+    begin, _ = routings.marks_of(routings.FIGURES)
+    assert f"{begin}\nmeasured elsewhere\n" in text
+
+
+def test_the_page_describes_every_routing_of_the_library() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "routings.md").read_text()
+    begin, end = routings.marks_of(routings.DESCRIPTIONS)
+    assert f"{begin}\n{routings.words(list_routings())}\n{end}" in page

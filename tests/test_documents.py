@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,15 @@ from torchcaps_lab.data import Words
 from torchcaps_lab.training import training_options
 
 ROOT = Path(__file__).parent.parent
+
+
+EXTRAS = {
+    package: set(metadata(package).get_all("Provides-Extra") or ())
+    for package in ("torchcaps", "torchcaps-lab")
+}
+"""The extras of both packages."""
+PLACES = {".": "torchcaps", "./lab": "torchcaps-lab"}
+"""The folders of a checkout that pip installs."""
 
 
 DOCUMENTS = sorted(
@@ -42,6 +52,17 @@ def test_the_torch_that_is_asked_for_is_one() -> None:
         )
         == 1
     )
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_extras_to_install_exist(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    named = re.findall(
+        r"(?<![\w.-])(torchcaps-lab|torchcaps|\./lab|\.)\[([\w,-]+)\]['\" ]", text
+    )
+    for place, extras in named:
+        package = PLACES.get(place, place)
+        assert set(extras.split(",")) <= EXTRAS[package]
 
 
 def python_blocks(document: str) -> list[str]:

@@ -3,6 +3,7 @@ make a reader go back.
 """
 
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,18 @@ def faults(page: str) -> list[str]:
     return results
 
 
+def accidental_lists(page: str) -> list[str]:
+    """The lines of paragraphs that Markdown shows as the start of a numbered list."""
+    lines = re.sub(r"```.*?```", "", page, flags=re.DOTALL).splitlines()
+    return [
+        line
+        for before, line in pairwise(lines)
+        if re.match(r"1[.)] ", line)
+        and before
+        and not before.startswith((" ", "#", "|", "-"))
+    ]
+
+
 def read(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
@@ -108,6 +121,7 @@ NOT_YET: set[str] = set()
 )
 def test_page_reads_easily(page: str) -> None:
     assert not faults(read(page))
+    assert not accidental_lists(read(page))
 
 
 def test_readme_leaves_figures_to_tables() -> None:
@@ -127,6 +141,13 @@ def test_readme_leaves_figures_to_tables() -> None:
 def test_a_heavy_page_is_found(page: str, fault: str) -> None:
     (actual,) = faults(page)
     assert actual.startswith(fault)
+
+
+def test_a_number_at_the_start_of_a_line_is_found() -> None:
+    assert accidental_lists("Lengths agree by about\n1. But they shrink.") == [
+        "1. But they shrink."
+    ]
+    assert not accidental_lists("Two steps:\n\n1. Assign.\n2. Move.")
 
 
 def test_code_and_tables_do_not_count() -> None:
