@@ -23,6 +23,7 @@ CAPSULES, CNN = (
     "capsules, from labels alone",
     "CNN with class-activation maps, from labels alone",
 )
+EVIDENCE = "capsules with evidence, from labels alone"
 BOXES = "capsules, with boxes in training"
 
 EXACT, LARGER = "classes present, exact set", "exact set, canvases of twice the area"
@@ -249,7 +250,8 @@ class Scenes(Recipe[SceneSettings]):
             higher_is_better=True,
         )
         for row, measure in product(
-            (CAPSULES, CNN, BOXES), (EXACT, LARGER, POINT, OVERLAP, PRECISION, PIXELS)
+            (CAPSULES, EVIDENCE, CNN, BOXES),
+            (EXACT, LARGER, POINT, OVERLAP, PRECISION, PIXELS),
         )
     )
     settings: ClassVar = SceneSettings

@@ -87,6 +87,10 @@ def run_recipe(
     if results is not None:
         read_results(results)  # they are needed for the table at the end
     settings = recipe.presets[preset]
+    if rows and not recipe.grows:
+        raise ValueError(
+            f"rows must be left out: {recipe.name} measures all its rows together"
+        )
     growing = recipe.present(settings) if recipe.grows else ()
     unknown_rows = sorted({*rows} - {*growing})
     if unknown_rows:

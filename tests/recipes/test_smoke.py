@@ -338,6 +338,8 @@ def test_a_result_grows_without_the_networks(smoke, tmp_path):
 
 
 def test_rows_are_for_recipes_that_grow(tmp_path):
+    with pytest.raises(ValueError, match="left out: scenes measures all its rows"):
+        run_recipe("scenes", "smoke", rows=["capsules"], runs=tmp_path)
     with pytest.raises(ValueError, match="rows must be among"):
         run_recipe("two-digits", "smoke", rows=["dynamic"], runs=tmp_path)
     with pytest.raises(
