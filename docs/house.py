@@ -60,6 +60,11 @@ on.
 TABLE = f"{LAB}.kinds"
 """The table of the kinds of input."""
 
+BUILT_ON = ("images", "scenes", "pixels", "objects")
+"""Kinds of input that are built on others: each imports from those before it only. All
+other kinds import none.
+"""
+
 FRONT_DOORS = (PACKAGE, LAB, f"{LAB}.__main__")
 """Modules that are no room: they hand on what is in one."""
 
@@ -165,6 +170,21 @@ def room(module: str) -> str:
     if module == TABLE:
         return "table"
     return "" if module in FRONT_DOORS else module.split(".")[1]
+
+
+def kind(module: str) -> str:
+    """The kind of input that a module belongs to; empty for a module of all kinds."""
+    below = module.removeprefix(f"{TABLE}.")
+    return "" if below == module else below.split(".")[0]
+
+
+def may_build_on(importer: str, imported: str) -> bool:
+    """Whether one kind of input may import from another."""
+    if importer == imported:
+        return True
+    if importer not in BUILT_ON or imported not in BUILT_ON:
+        return False
+    return BUILT_ON.index(imported) < BUILT_ON.index(importer)
 
 
 def rooms() -> dict[str, set[str]]:

@@ -5,7 +5,7 @@ import json
 import pytest
 from PIL import Image
 
-from tests.data.folders import (
+from tests.kinds.images.folders import (
     BROKEN,
     LEFT_OUT,
     LIMIT,

@@ -21,12 +21,24 @@ from docs.house import Import
 from tests.api_surface import SURFACE, surface
 from torchcaps.models.registry import MODELS
 from torchcaps.routing.base import ROUTINGS
+from torchcaps_lab import data, kinds
 from torchcaps_lab.cli.models import KNOWN, described
 from torchcaps_lab.data.base import DATASETS
 from torchcaps_lab.tasks.base import TASKS
 
 LONGEST = 100
 """Lines of code of a function."""
+
+
+def run_time_imports(tree: ast.AST) -> Iterator[ast.ImportFrom]:
+    """The statements ``from ... import`` that are not for type checkers alone."""
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, ast.ImportFrom):
+            yield child
+        elif not (
+            isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)
+        ):
+            yield from run_time_imports(child)
 
 
 def every_import() -> list[Import]:
@@ -65,6 +77,46 @@ class TestImportOrder:
     )
     def test_rule(self, importer: str, imported: str, allowed: bool) -> None:
         assert house.may_import(importer, imported) is allowed
+
+    def test_kinds_import_from_those_that_they_are_built_on_only(self) -> None:
+        wrong = [
+            f"{one.module}, line {one.line}: {house.kind(one.module)} may not import "
+            f"from {house.kind(one.target)}"
+            for one in every_import()
+            if house.kind(one.module) and house.kind(one.target)
+            if not house.may_build_on(house.kind(one.module), house.kind(one.target))
+        ]
+        assert not wrong, "\n".join(wrong)
+
+    @pytest.mark.parametrize(
+        ("importer", "imported", "allowed"),
+        [
+            ("pixels", "images", True),
+            ("images", "pixels", False),
+            ("texts", "images", False),
+            ("images", "texts", False),
+            ("texts", "texts", True),
+        ],
+    )
+    def test_rule_of_kinds(self, importer: str, imported: str, allowed: bool) -> None:
+        assert house.may_build_on(importer, imported) is allowed
+
+    def test_the_kind_that_others_build_on_is_looked_through_first(self) -> None:
+        assert kinds.FOUNDATION == house.BUILT_ON[0]
+        assert {*house.BUILT_ON} <= {*kinds.KINDS}
+
+    def test_nobody_inside_asks_the_room_of_data_for_what_the_kinds_have(self) -> None:
+        """It would import them, and a kind is imported before it is whole."""
+        names = vars(data)
+        asked = [
+            f"{module}, line {node.lineno}: {alias.name}"
+            for module in house.modules()
+            for node in run_time_imports(house.tree(module))
+            if node.module == data.__name__
+            for alias in node.names
+            if alias.name not in names
+        ]
+        assert not asked, "\n".join(asked)
 
     def test_torchcaps_imports_nothing_of_the_lab(self) -> None:
         """Its front door hands on what it is asked for by the names of modules

@@ -13,7 +13,7 @@ from PIL import Image
 from torchcaps.models import create_model
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli import main
-from torchcaps_lab.explore import digit_samples
+from torchcaps_lab.kinds.images.samples import digit_samples
 
 SURE = {"name": "several_labels", "threshold": 1e-6}
 """Says every class that is active at all."""

@@ -10,14 +10,13 @@ from typing import ClassVar
 import datasets
 import numpy as np
 import pytest
-import test_cifar10
-import test_smallnorb
 import torch
 from PIL import Image
-from test_mnist import idx
-from test_smallnorb import COUNT
 
-from tests.data.folders import write
+from tests.kinds.images import test_cifar10, test_smallnorb
+from tests.kinds.images.folders import write
+from tests.kinds.images.test_mnist import idx
+from tests.kinds.images.test_smallnorb import COUNT
 from tests.kinds.pixels import test_pixel_masks
 from tests.kinds.scenes import test_annotated
 from torchcaps.spec import package_of

@@ -20,7 +20,7 @@ from torchcaps.whole import check_file, named_below, parsed_json, read_json, rea
 from torchcaps_lab.data import Examples, Manifest, Series, Text, read_idx
 from torchcaps_lab.data.base import stable_split
 from torchcaps_lab.data.plain_text import decoded
-from torchcaps_lab.data.smallnorb import read_binary_matrix
+from torchcaps_lab.kinds.images.sets.smallnorb import read_binary_matrix
 from torchcaps_lab.kinds.series.files import Columns, read_sound, table
 from torchcaps_lab.kinds.series.sound import Sound
 from torchcaps_lab.kinds.texts.word_vectors import read_vectors

@@ -13,7 +13,8 @@ import torch
 
 from docs.explore_pictures import served
 from torchcaps import Classifier, create_model
-from torchcaps_lab.explore import Explorer, application, digit_samples, local_samples
+from torchcaps_lab.explore import Explorer, application, local_samples
+from torchcaps_lab.kinds.images.samples import digit_samples
 from torchcaps_lab.report.exhibit import png
 
 pytest.importorskip("uvicorn")

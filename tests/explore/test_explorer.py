@@ -18,8 +18,8 @@ import torch
 from PIL import Image
 
 from docs.explore_pictures import served
-from tests.data.folders import write
-from tests.data.test_smallnorb import FILES
+from tests.kinds.images.folders import write
+from tests.kinds.images.test_smallnorb import FILES
 from torchcaps import Classifier, create_model
 from torchcaps.layers import CapsLinear
 from torchcaps.models import CapsuleNetwork
@@ -29,13 +29,12 @@ from torchcaps_lab.data import MNIST, Examples, Shapes, Words
 from torchcaps_lab.explore import (
     Explorer,
     application,
-    digit_samples,
     local_samples,
     serve,
 )
 from torchcaps_lab.explore.explorer import MOST_LOOKS
-from torchcaps_lab.explore.samples import digit_scenes
 from torchcaps_lab.explore.server import MOST_BYTES, _body, _Calls
+from torchcaps_lab.kinds.images.samples import digit_samples, digit_scenes
 from torchcaps_lab.kinds.texts import TextClassifier
 from torchcaps_lab.kinds.texts.coloured import word_shares
 from torchcaps_lab.report.exhibit import png, pngs
@@ -214,7 +213,7 @@ class TestExplorer:
         )
         data = SimpleNamespace(test=images)
         monkeypatch.setattr(
-            "torchcaps_lab.explore.samples.create_dataset", lambda name, **_: data
+            "torchcaps_lab.kinds.images.samples.create_dataset", lambda name, **_: data
         )
         assert local_samples("mnist/mine", small()) is images
         assert local_samples("mnist/mine", small(classes=3)) is None
@@ -264,7 +263,9 @@ class TestExplorer:
     def test_pictures_that_are_too_large_are_not_decoded(
         self, explorer: Explorer, drawing: bytes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("torchcaps_lab.explore.explorer.MOST_PIXELS", 599)
+        monkeypatch.setattr(
+            "torchcaps_lab.kinds.images.decoding.upload.MOST_PIXELS", 599
+        )
         with pytest.raises(ValueError, match="20 x 30 pixels"):
             explorer.look("a", drawing)
 

@@ -1,7 +1,7 @@
 """Code that all kinds of input share asks nobody what kind it is."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from torchcaps.models import ClassifierNetwork
@@ -18,12 +18,36 @@ MOST = 0
 """Comparisons with concrete kinds that shared code may have: never raise it."""
 
 
+def nodes_in(paths: Iterable[Path]) -> list[ast.stmt]:
+    """The statements of modules."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in paths]
+    return [node for tree in trees for node in tree.body]
+
+
+def classes_in(paths: Iterable[Path]) -> set[str]:
+    """The names of the classes that modules define."""
+    return {node.name for node in nodes_in(paths) if isinstance(node, ast.ClassDef)}
+
+
+def assigned_in(paths: Iterable[Path]) -> set[str]:
+    """The names that modules assign, such as those of several classes together."""
+    assigned = [node for node in nodes_in(paths) if isinstance(node, ast.Assign)]
+    targets = [target for node in assigned for target in node.targets]
+    return {target.id for target in targets if isinstance(target, ast.Name)}
+
+
+def shared_modules() -> list[Path]:
+    """The modules of both packages that belong to no kind."""
+    modules = [path for folder in SHARED for path in sorted(folder.rglob("*.py"))]
+    return [path for path in modules if not path.is_relative_to(FOLDER)]
+
+
 def classes_of_kinds() -> set[str]:
-    """The classes that the kinds define, whatever they are called."""
-    trees = [ast.parse(path.read_text()) for path in FOLDER.rglob("*.py")]
-    nodes = [node for tree in trees for node in tree.body]
-    names = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
-    return names - {"SharedRegistry"}
+    """The classes that the kinds define, whatever they are called, without those of
+    which a namesake is shared, such as the layers ``Affine``.
+    """
+    shared = classes_in(shared_modules()) | assigned_in(shared_modules())
+    return classes_in(FOLDER.rglob("*.py")) - {"SharedRegistry"} - shared
 
 
 def names_of_kinds() -> set[str]:
@@ -74,13 +98,10 @@ def compared(tree: ast.AST, classes: set[str], words: set[str]) -> Iterator[int]
 def places() -> list[str]:
     classes, words = classes_of_kinds(), names_of_kinds()
     found = []
-    for folder in SHARED:
-        for path in sorted(folder.rglob("*.py")):
-            if path.is_relative_to(FOLDER):
-                continue
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            lines = compared(tree, classes, words)
-            found += [f"{path.relative_to(ROOT)}:{line}" for line in lines]
+    for path in shared_modules():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        lines = compared(tree, classes, words)
+        found += [f"{path.relative_to(ROOT)}:{line}" for line in lines]
     return found
 
 

@@ -16,7 +16,7 @@ from torchcaps.whole import written_whole
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli.places import Trained
 from torchcaps_lab.cli.runs import open_classifier
-from torchcaps_lab.data.picture import Resize
+from torchcaps_lab.data.base import Resize
 from torchcaps_lab.report import transfer
 from torchcaps_lab.report.canvas import strip
 from torchcaps_lab.report.findings import evaluating

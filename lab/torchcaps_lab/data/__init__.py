@@ -1,8 +1,11 @@
-"""Data sets, all with the same interface: images as bytes, in memory or memory-mapped,
-in three splits.
+"""The interface of data sets and readers: examples in memory or memory-mapped, in three
+splits, and how images are prepared for a network.
+
+The data sets themselves live with their kind of input. They are known here by their
+names, and are imported when they are asked for.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchcaps_lab.data.augment import RandomShift, mixed_seed, random_integers
 from torchcaps_lab.data.base import (
@@ -15,30 +18,8 @@ from torchcaps_lab.data.base import (
     stratified_split,
 )
 from torchcaps_lab.data.boxes import class_boxes, ink_boxes
-from torchcaps_lab.data.cifar10 import CIFAR10
-from torchcaps_lab.data.digits import Digits
 from torchcaps_lab.data.examples import Batch, Composition, Examples, Parts
-from torchcaps_lab.data.folder import ImageFolder
-from torchcaps_lab.data.hub import Hub
-from torchcaps_lab.data.made import (
-    Affine,
-    AffineRanges,
-    Few,
-    Overlaid,
-    Overlay,
-    Padded,
-    Pairs,
-    Scenes,
-    TurnedDigits,
-    apply_affine,
-    arrange,
-    bounding_box_overlap,
-    fixed_pairs,
-)
 from torchcaps_lab.data.manifest import Changes, Entry, Manifest
-from torchcaps_lab.data.map_style import MapStyle
-from torchcaps_lab.data.mnist import MNIST, FashionMNIST, read_idx
-from torchcaps_lab.data.picture import load_image
 from torchcaps_lab.data.preprocess import (
     RandomBrightness,
     RandomContrast,
@@ -50,7 +31,6 @@ from torchcaps_lab.data.preprocess import (
     standardise,
     thirteen_crops,
 )
-from torchcaps_lab.data.smallnorb import SmallNORB, read_binary_matrix
 from torchcaps_lab.data.strong import (
     RandAugment,
     RandomErasing,
@@ -59,6 +39,31 @@ from torchcaps_lab.data.strong import (
 )
 from torchcaps_lab.data.view import Preprocess, View
 from torchcaps_lab.kinds import public
+
+if TYPE_CHECKING:
+    from torchcaps_lab.kinds.images.decoding.picture import load_image
+    from torchcaps_lab.kinds.images.made import (
+        Affine,
+        AffineRanges,
+        Few,
+        Overlaid,
+        Overlay,
+        Padded,
+        Pairs,
+        Scenes,
+        TurnedDigits,
+        apply_affine,
+        arrange,
+        bounding_box_overlap,
+        fixed_pairs,
+    )
+    from torchcaps_lab.kinds.images.sets.cifar10 import CIFAR10
+    from torchcaps_lab.kinds.images.sets.digits import Digits
+    from torchcaps_lab.kinds.images.sets.folder import ImageFolder
+    from torchcaps_lab.kinds.images.sets.hub import Hub
+    from torchcaps_lab.kinds.images.sets.map_style import MapStyle
+    from torchcaps_lab.kinds.images.sets.mnist import MNIST, FashionMNIST, read_idx
+    from torchcaps_lab.kinds.images.sets.smallnorb import SmallNORB, read_binary_matrix
 
 __all__ = [
     "Affine",
@@ -87,5 +92,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Data sets of the kinds of input."""
+    """Return what the kinds of input export under a name."""
     return public(name, __name__)
+
+
+def __dir__() -> list[str]:
+    """Name what is public, too, before it is asked for."""
+    return sorted({*globals(), *__all__})

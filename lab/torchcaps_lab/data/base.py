@@ -5,7 +5,7 @@ folder on disk.
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -26,7 +26,7 @@ TEST_SEED = 0
 Resize = Literal["pad", "crop", "stretch", "handwriting"]
 """How images get to another size: keep the aspect ratio and pad with black, keep it and
 crop, or stretch; or cut out what was written by hand, see
-:func:`~torchcaps_lab.data.handwriting.read_handwriting`.
+:func:`~torchcaps_lab.kinds.images.decoding.handwriting.read_handwriting`.
 """
 
 Fit = Literal["pad", "crop", "stretch", "handwriting", "keep"]
@@ -390,3 +390,24 @@ def create_dataset(name: str, **kwargs: Any) -> DataSet:
     `ValueError`.
     """
     return DATASETS.find(name)(**kwargs)
+
+
+Tell = Callable[[str], object]
+"""Takes a line of text for people."""
+
+
+def test_examples(opened: Callable[[], DataSet], tell: Tell) -> Examples | None:
+    """The test examples of a data set; None if they are not on this machine, or
+    damaged.
+
+    Args:
+        opened: makes the data set.
+        tell: is called with the reason if they are damaged.
+    """
+    try:
+        return opened().test
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        tell(f"test images that are damaged are not used: {error}")
+        return None

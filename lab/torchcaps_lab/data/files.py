@@ -1,8 +1,8 @@
-"""Finds the image files of a folder, their classes, and their splits if it has folders
-for these.
+"""Finds the files of a folder, their classes, and their splits if it has folders for
+these.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -20,12 +20,11 @@ from torchcaps_lab.data.listed import (
     validation_is_test,
 )
 from torchcaps_lab.data.manifest import some
-from torchcaps_lab.data.picture import BY_PLUGIN, image_suffixes
 from torchcaps_lab.look import counted, is_junk, is_written
 
 
 @dataclass(frozen=True)
-class ImageFile(Item):
+class ListedFile(Item):
     """One file of a class.
 
     Args:
@@ -48,45 +47,48 @@ class ImageFile(Item):
 
 @dataclass
 class Listing(Listed):
-    """The files found in a folder; none of them was opened.
+    """The files found in a folder; none of them was opened. A kind of input says what
+    they are called, and how their names end.
 
     Attributes:
         root: the folder; names are relative to it.
         refused: why it cannot be trained on, for people.
         empty: the class folders for which it cannot, since they hold none.
-        skip_empty: whether class folders without images are left out, with a note,
-            instead of refused.
+        skip_empty: whether empty class folders are left out, with a note, instead of
+            refused.
     """
 
     root: Path = Path()
     refused: list[str] = field(default_factory=list)
     empty: list[Path] = field(default_factory=list)
     skip_empty: bool = False
-    what: ClassVar[str] = "images"
+    what: ClassVar[str]
+    """What the files are called in messages."""
     suffixes: ClassVar[Sequence[str]] = ()
-    """Those of the files that are read; empty for those of images."""
-    unlabelled: ClassVar[str] = ", or train with --task objects, which needs no classes"
+    """The endings of the files that are read, in lower case."""
+    unlabelled: ClassVar[str] = ""
     """What else can be done with files that lie in no class folder."""
-    empty_advice: ClassVar[str] = " (--data.skip_broken true leaves it out)"
+    empty_advice: ClassVar[str] = ""
     """What to do about a class folder that holds none."""
 
     @cached_property
-    def _suffixes(self) -> set[str]:
-        return set(self.suffixes) or image_suffixes()
+    def endings(self) -> Collection[str]:
+        """The endings of the files that are read, in lower case."""
+        return self.suffixes
 
     def add(self, part: str, folder: Path) -> None:
         """Lists the class folders in ``folder`` as a split.
 
         The first split says which classes there are, unless they are known. It is
-        refused if there are fewer than two, or one of them holds no images. Later
+        refused if there are fewer than two, or one of them holds no files. Later
         splits may lack classes, and are refused for others, or if they are empty.
         """
         learned = not self.classes
         seen: set[Path] = {folder.resolve()}
-        images = {path: sorted(self._images(path, seen)) for path in _folders(folder)}
+        inside = {path: sorted(self.below(path, seen)) for path in _folders(folder)}
         if self.skip_empty or not learned:
-            images = self._without_empty(images)
-        classes = tuple(path.name for path in images)
+            inside = self._without_empty(inside)
+        classes = tuple(path.name for path in inside)
         if not learned:
             self._refuse_others(classes, folder)
         elif len(classes) < 2:
@@ -96,15 +98,13 @@ class Listing(Listed):
             )
         self.classes += tuple(name for name in classes if name not in self.classes)
         files = self.parts.setdefault(part, [])
-        for path, inside in images.items():
-            if learned and not inside:
+        for path, paths in inside.items():
+            if learned and not paths:
                 self.empty.append(path)
                 self.refused.append(
                     f"class folder {path} holds no {self.what}{self._reasons(path)}"
                 )
-            files += [
-                ImageFile(self._name(image), path.name, image) for image in inside
-            ]
+            files += [ListedFile(self._name(file), path.name, file) for file in paths]
         if not learned and not files:
             self.refused.append(
                 f"{folder} holds no {self.what} in folders of "
@@ -115,7 +115,7 @@ class Listing(Listed):
     def _loose(self, folder: Path) -> str:
         """How many files lie in no class folder, and what to do with them."""
         files = [path for path in self._entries(folder) if is_there(path.is_file)]
-        count = sum(path.suffix.lower() in self._suffixes for path in files)
+        count = sum(path.suffix.lower() in self.endings for path in files)
         if not count:
             return ""
         return (
@@ -123,14 +123,14 @@ class Listing(Listed):
             f"each class into a folder of its name{self.unlabelled}"
         )
 
-    def _without_empty(self, images: dict[Path, list[Path]]) -> dict[Path, list[Path]]:
-        """The class folders that hold images; a note names the others."""
-        empty = [path.name for path, inside in images.items() if not inside]
+    def _without_empty(self, inside: dict[Path, list[Path]]) -> dict[Path, list[Path]]:
+        """The class folders that hold files; a note names the others."""
+        empty = [path.name for path, paths in inside.items() if not paths]
         if empty:
             self.notes += (
                 f"class folders without {self.what} are left out: {some(empty)}",
             )
-        return {path: inside for path, inside in images.items() if inside}
+        return {path: paths for path, paths in inside.items() if paths}
 
     def _refuse_others(self, names: Sequence[str], folder: Path) -> None:
         try:
@@ -138,9 +138,13 @@ class Listing(Listed):
         except ValueError as error:
             self.refused.append(str(error))
 
-    def _images(self, folder: Path, seen: set[Path]) -> Iterator[Path]:
-        """The image files in a folder, however deep; links are followed, each folder is
-        read once.
+    def below(self, folder: Path, seen: set[Path]) -> Iterator[Path]:
+        """The files in a folder, however deep; links are followed, each folder is read
+        once.
+
+        Args:
+            folder: the folder.
+            seen: the folders that were read before; gets those that are read now.
         """
         real = folder.resolve()
         if real in seen:
@@ -155,7 +159,7 @@ class Listing(Listed):
         seen.add(real)
         for path in self._entries(folder):
             if is_there(path.is_dir):
-                yield from self._images(path, seen)
+                yield from self.below(path, seen)
             elif not is_there(path.is_file):
                 self._leave_out(
                     path,
@@ -163,17 +167,14 @@ class Listing(Listed):
                     if path.is_symlink()
                     else "it is not a readable file",
                 )
-            elif path.suffix.lower() not in self._suffixes:
-                self._leave_out(path, self._not_opened(path.suffix))
+            elif path.suffix.lower() not in self.endings:
+                self._leave_out(path, self.not_read(path.suffix))
             else:
                 yield path
 
-    def _not_opened(self, suffix: str) -> str:
-        if self.suffixes:
-            return f"only {', '.join(self.suffixes)} files are {self.what}"
-        needs = BY_PLUGIN.get(suffix.lower())
-        hint = f"; it is with a plug-in: pip install {needs}" if needs else ""
-        return f"{suffix or 'no suffix'} is not a kind of image that is read{hint}"
+    def not_read(self, suffix: str) -> str:
+        """Why files with an ending are not read."""
+        return f"only {', '.join(self.suffixes)} files are {self.what}"
 
     def _entries(self, folder: Path) -> list[Path]:
         try:
@@ -219,19 +220,19 @@ def found_root(root: str | Path) -> Path:
 
 def list_folder(
     root: Path,
-    kind: type[Listing] = Listing,
+    kind: type[Listing],
     classes: tuple[str, ...] = (),
     skip_empty: bool = False,
 ) -> Listing:
-    """Lists the images, or files of another ``kind``, of a folder of classes, or of
-    folders of splits that hold these.
+    """Lists the files of a kind in a folder of classes, or in folders of splits that
+    hold these.
 
     Args:
         root: the folder.
         kind: the kind of files.
         classes: names that are known, of which the folder may hold some; default: its
             folders, or those of train.
-        skip_empty: whether to leave out class folders without images.
+        skip_empty: whether to leave out empty class folders.
 
     Raises:
         ValueError: it cannot be trained on; says all that is in the way. And what
@@ -246,7 +247,7 @@ def list_folder(
 
 def looked_through(
     root: Path,
-    kind: type[Listing] = Listing,
+    kind: type[Listing],
     classes: tuple[str, ...] = (),
     skip_empty: bool = False,
 ) -> Listing:
@@ -268,19 +269,13 @@ def looked_through(
         return listing
     if "test" not in parts:
         parts["test"] = parts.pop("validation")
-        listing.notes += (validation_is_test(parts["test"].name, parts["train"].name),)
+        tested, train = parts["test"].name, parts["train"].name
+        listing.notes += (validation_is_test(tested, train, kind.what),)
     for part in PART_NAMES:
         if part in parts:
             listing.add(part, parts[part])
     listing._leave_out_loose(root)
     return listing
-
-
-def image_files(folder: Path) -> list[Path]:
-    """The files in a folder and its sub-folders whose suffix is that of an image,
-    sorted, without hidden ones.
-    """
-    return sorted(Listing(root=folder)._images(folder, set()))
 
 
 def is_there(kind: Callable[[], bool]) -> bool:
@@ -317,7 +312,7 @@ def _part_folders(root: Path, kind: type[Listing]) -> dict[str, Path] | None:
         elif part in named:
             raise ValueError(
                 f"{root} holds {named[part].name!r} and {path.name!r}: only one can "
-                f"be the {part} images"
+                f"be the {part} {kind.what}"
             )
         else:
             named[part] = path
@@ -325,12 +320,13 @@ def _part_folders(root: Path, kind: type[Listing]) -> dict[str, Path] | None:
         unnamed and all(len(_folders(path)) < 2 for path in named.values())
     ):
         return None
-    _refuse_doubtful(root, named, [path for path in unnamed if _holds_any(path, kind)])
+    holding = [path for path in unnamed if _holds_any(path, kind)]
+    _refuse_doubtful(root, named, holding, kind.what)
     return named
 
 
 def _refuse_doubtful(
-    root: Path, named: dict[str, Path], unnamed: Sequence[Path]
+    root: Path, named: dict[str, Path], unnamed: Sequence[Path], what: str
 ) -> None:
     parts = " and ".join(repr(path.name) for path in named.values())
     if unnamed:
@@ -344,7 +340,7 @@ def _refuse_doubtful(
     if "train" not in named:
         raise ValueError(
             f"{root} holds {parts} but no train: call the folder of the training "
-            "images 'train'"
+            f"{what} 'train'"
         )
     if len(named) == 1:
         raise ValueError(
@@ -355,4 +351,4 @@ def _refuse_doubtful(
 
 
 def _holds_any(folder: Path, kind: type[Listing]) -> bool:
-    return any(True for _ in kind(root=folder)._images(folder, set()))
+    return any(True for _ in kind(root=folder).below(folder, set()))

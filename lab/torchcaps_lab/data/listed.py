@@ -1,40 +1,25 @@
-"""Images that are listed before they are read: files in a folder, rows of a table."""
+"""Items that are listed before they are read: files in a folder, rows of a table."""
 
-import hashlib
-import math
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import Size
-from torchcaps.spec import Within, argument, settings
-from torchcaps_lab.data.alike import first_alike, looks_of, pixels_digest, same_content
-from torchcaps_lab.data.bands import (
-    Bands,
-    Levels,
-    Range,
-    channels_of,
-    check_range,
-)
+from torchcaps.spec import argument, settings
 from torchcaps_lab.data.base import (
     TEST_SEED,
     DataSet,
     HeldOut,
-    Resize,
     stable_split,
     stratified_split,
 )
 from torchcaps_lab.data.classes import places_of
-from torchcaps_lab.data.doubts import image_doubts, names_doubts
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.manifest import (
     PARTS,
@@ -44,27 +29,12 @@ from torchcaps_lab.data.manifest import (
     copies_lines,
     count_of,
     left_out_lines,
+    names_doubts,
     readable,
     some,
     untested_lines,
 )
-from torchcaps_lab.data.picture import (
-    BrokenImage,
-    load_handwriting,
-    open_image,
-    opened,
-    to_tensor,
-)
-from torchcaps_lab.data.preprocess import MOST_PIXELS
-from torchcaps_lab.data.store import GIB, ImageStore, threaded
 from torchcaps_lab.data.streams import digest_of
-
-if TYPE_CHECKING:
-    from io import BytesIO
-
-    from PIL.Image import Image
-
-    from torchcaps_lab.data.picture import Source
 
 PART_NAMES = {
     "train": ("train", "training"),
@@ -73,13 +43,7 @@ PART_NAMES = {
 }
 """The names of each split, in lower case."""
 
-Side = Annotated[int, Within(1, MOST_PIXELS)]
-"""Pixels on a side of an image."""
-
-_LISTED = 100  # broken images in one error
-
-# Images among which training looks for those that look alike, which takes seconds
-_COMPARED = 20_000
+_LISTED = 100  # broken items in one error
 
 
 def part_called(name: str) -> str | None:
@@ -91,12 +55,34 @@ def part_called(name: str) -> str | None:
     )
 
 
-def validation_is_test(tested: str, train: str) -> str:
-    """The note for data with validation images but without test images."""
+def validation_is_test(tested: str, train: str, what: str) -> str:
+    """The note for data with validation examples but without test examples.
+
+    Args:
+        tested: the name of the split that is tested on.
+        train: the name of the split that validation examples are taken from.
+        what: what the examples are called, such as "images".
+    """
     return (
-        f"there are no separate test images: the images in {readable(tested)!r} are "
-        f"used as the test, and validation images are taken from {readable(train)!r}"
+        f"there are no separate test {what}: the {what} in {readable(tested)!r} are "
+        f"used as the test, and validation {what} are taken from {readable(train)!r}"
     )
+
+
+class BrokenItem(ValueError):
+    """The error for an item that cannot be read.
+
+    Args:
+        name: the name of the item.
+        why: what is wrong with it.
+    """
+
+    thing: ClassVar[str] = "item"
+    """What it is called in the message."""
+
+    def __init__(self, name: str | Path, why: str) -> None:
+        super().__init__(f"cannot read the {self.thing} {name}: {why}")
+        self.why = why
 
 
 @dataclass(frozen=True)
@@ -117,17 +103,17 @@ class Item(ABC):
         return self.name
 
     @abstractmethod
-    def source(self) -> "Source":
-        """Its file, its content, or the image itself."""
+    def source(self) -> Any:
+        """Its file, its content, or the thing itself."""
 
 
 @dataclass
 class Listed:
-    """The images of a data set, none of them opened yet.
+    """The items of a data set, none of them opened yet.
 
     Attributes:
         classes: the name of each label.
-        parts: the images of each split of the source; ``all`` if it has no splits.
+        parts: the items of each split of the source; ``all`` if it has no splits.
         left_out: other things that were found, by name, and why they were left out.
         notes: what a reader of results should know.
     """
@@ -139,49 +125,34 @@ class Listed:
 
     @property
     def items(self) -> list[Item]:
-        """The images of all parts."""
+        """The items of all parts."""
         return list(chain.from_iterable(self.parts.values()))
-
-
-def arranged(listed: Listed, named: Mapping[str, str]) -> Listed:
-    """The splits to use: without test images, validation images take their place, or a
-    share is put aside.
-    """
-    parts = listed.parts
-    if "train" not in parts:
-        raise ValueError(
-            "there is no split of training images with labels, only "
-            f"{some(list(named.values()))}"
-        )
-    if "test" not in parts and "validation" in parts:
-        parts["test"] = parts.pop("validation")
-        listed.notes = (validation_is_test(named["validation"], named["train"]),)
-    elif "test" not in parts:
-        parts["all"] = parts.pop("train")
-    return listed
 
 
 @dataclass(frozen=True)
 class _Splits:
-    """The images of all splits, and their manifest."""
+    """The examples of all splits, and their manifest.
+
+    Args:
+        sets: the examples of each split.
+        manifest: which items they are.
+        same_content: finds files of the same content, see
+            :meth:`ListedData._same_content`.
+    """
 
     sets: dict[str, Examples]
     manifest: Manifest
+    same_content: Callable[[Manifest, Mapping[str, Examples]], Mapping[str, str]]
 
     @cached_property
     def same(self) -> Mapping[str, str]:
-        """The digest that stands for those of files of the same pixels; finding it
-        takes a look at every pixel.
+        """The digest that stands for those of files of the same content; finding it may
+        take a look at every pixel.
         """
-        pixels = {
-            part: images.inputs
-            for part, images in self.sets.items()
-            if type(images) is Examples
-        }
-        return same_content(self.manifest, pixels) if pixels else {}
+        return self.same_content(self.manifest, self.sets)
 
 
-Decoded = tuple[dict[str, Examples], dict[str, BrokenImage]]
+Decoded = tuple[dict[str, Examples], Mapping[str, BrokenItem]]
 """The items of each split, and the problems of those that cannot be read, by name."""
 
 
@@ -230,7 +201,7 @@ class ListedData(DataSet):
 
     @abstractmethod
     def list_images(self) -> Listed:
-        """The list of images, without opening any."""
+        """The list of items, without opening any."""
 
     @cached_property
     def listed(self) -> Listed:
@@ -290,17 +261,17 @@ class ListedData(DataSet):
         return train.joined(validation)
 
     def load_validation(self) -> Examples | None:
-        """Read the images in `val`, if that folder is there."""
+        """Read what is in `val`, if that folder is there."""
         if "validation" in self.listed.parts:
             return self._read.sets["validation"]
         return None
 
     def load_test(self) -> Examples:
-        """Read the test images."""
+        """Read what to test on."""
         return self._read.sets["test"]
 
     def manifest(self) -> Manifest:
-        """Which files the images come from, split by split."""
+        """Which files the items come from, split by split."""
         return self._read.manifest
 
     def follow(self, manifest: Manifest | None) -> Changes:
@@ -327,7 +298,7 @@ class ListedData(DataSet):
         )
 
     def notes(self) -> tuple[str, ...]:
-        """What was left out and why, where test images are from, what changed, copies
+        """What was left out and why, where test items are from, what changed, copies
         in several splits, lookalikes.
         """
         unknown: tuple[str, ...] = ()
@@ -360,10 +331,10 @@ class ListedData(DataSet):
 
     @cached_property
     def _read(self) -> _Splits:
-        """All images. Leaving out broken ones changes the splits, so everything is read
+        """All items. Leaving out broken ones changes the splits, so everything is read
         again then.
 
-        Files of the same pixels are known once they are decoded: what was decoded is
+        Files of the same content are known once they are decoded: what was decoded is
         then divided anew.
         """
         left_out = dict(self.listed.left_out)
@@ -373,20 +344,20 @@ class ListedData(DataSet):
             manifest = self._parts(left_out, same)
             sets, problems = self._decode(manifest, decoded)
             if not problems:
-                read = _Splits(sets, manifest)
+                read = _Splits(sets, manifest, self._same_content)
                 if (
                     self._followed is not None
                     or self._parts(left_out, same := read.same) == manifest
                 ):
                     return read
-                for part, images in sets.items():
+                for part, examples in sets.items():
                     decoded |= zip(
                         (entry.name for entry in manifest.parts[part]),
-                        images.inputs,
+                        examples.inputs,
                         strict=True,
                     )
             elif not self.skip_broken:
-                raise _all_broken(list(problems.values()), self.advice)
+                raise all_broken(list(problems.values()), self.advice)
             left_out |= {name: problem.why for name, problem in problems.items()}
 
     def _parts(self, left_out: dict[str, str], same: Mapping[str, str]) -> Manifest:
@@ -448,257 +419,23 @@ class ListedData(DataSet):
 
     def _digest(self, item: Item) -> str:
         """Digest the content of an item."""
-        return digest_of(cast("Path | BytesIO", item.source()))
+        return digest_of(item.source())
+
+    def _same_content(
+        self, manifest: Manifest, sets: Mapping[str, Examples]
+    ) -> Mapping[str, str]:
+        """The digest that stands for those of different files of the same content, by
+        these; none unless a kind of input knows such files.
+
+        Args:
+            manifest: which items were read.
+            sets: the examples of each split.
+        """
+        return {}
 
     @cached_property
     def _items(self) -> dict[str, Any]:
         return {item.name: item for item in self.listed.items}
-
-
-@settings
-class ListedImages(ListedData):
-    """Images that are listed one by one, each with a class; subclasses list them.
-
-    Args:
-        size: height and width of the images, one number for both; default: their own
-            size, which must be the same for all.
-        channels: 1 makes every image grey, 3 colour; default: 1 if all are grey, and 3
-            otherwise; images with other numbers of channels, such as .npy files and
-            TIFF files of many bands, keep theirs.
-        resize: how images are resized: `pad` keeps the aspect ratio and adds black,
-            `crop` keeps it and cuts the centre, `stretch` changes it, and `handwriting`
-            cuts out handwriting.
-        range: the pixel values that become black and white, such as 0 and 4095 for
-            12-bit values in 16-bit files; values beyond them are clipped; default: the
-            whole range of the type, 0 to 255 for 8 bits, 0 to 65535 for 16 bits, 0 to 1
-            for floating point.
-        skip_broken: leave out images that cannot be read, with a note, instead of
-            raising an error.
-        memory: GiB of decoded images that are kept in memory; larger data are decoded
-            once into a file in the folder `decoded` of the data sets (the environment
-            variable TORCHCAPS_DATA, or torchcaps in the user's cache folder), and read
-            from this file.
-
-    Raises:
-        ValueError: an argument is out of range.
-    """
-
-    names_alike = "compare them before you trust the test"
-    """How to see which images look alike."""
-
-    size: Side | tuple[Side, Side] | None = argument(default=None, kw_only=True)
-    channels: Size | None = argument(default=None, kw_only=True)
-    resize: Resize = argument(default="pad", kw_only=True)
-    levels: Range | None = argument(default=None, alias="range", kw_only=True)
-    skip_broken: bool = argument(default=False, kw_only=True)
-    memory: float = argument(default=4.0, kw_only=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.memory >= 0:
-            raise ValueError(f"memory must be 0 GiB or more, got {self.memory}")
-        check_range(self.levels)
-
-    @property
-    def sides(self) -> tuple[int, int] | None:
-        """Height and width to resize to, if any."""
-        return (self.size, self.size) if isinstance(self.size, int) else self.size
-
-    def fingerprint(self) -> str:
-        """A digest of the training and validation files, in their order, and of how
-        they are read.
-        """
-        how = (
-            self.manifest().digest(),
-            self.image_shape,
-            self.resize,
-            *(self.levels or ()),
-        )
-        return hashlib.sha256(repr(how).encode()).hexdigest()
-
-    def notes(self) -> tuple[str, ...]:
-        """Note what all data note, and how many test images look like training images,
-        without those of the same pixels.
-        """
-        train, test = (self._read.sets[part] for part in ("train", "test"))
-        if len(train) + len(test) > _COMPARED:
-            return self._plain_notes(train)
-        parts = self.manifest().merged(self._read.same).parts
-        train_digests = {entry.digest for entry in parts["train"]}
-        rows = [
-            row
-            for row, entry in enumerate(parts["test"])
-            if entry.digest not in train_digests
-        ]
-        first_places = first_alike(
-            looks_of(test.inputs, rows), looks_of(train.inputs, range(len(train)))
-        )
-        alike = [place for place in first_places if place >= 0]
-        note = (
-            f"{count_of(alike, 'test image')} nearly the same as a training "
-            f"image; {self.names_alike}"
-        )
-        return (*self._plain_notes(train), *([note] if alike else []))
-
-    def _plain_notes(self, train: Examples) -> tuple[str, ...]:
-        names = [entry.name for entry in self._read.manifest.parts["train"]]
-        return (*super().notes(), *image_doubts(train.inputs, names))
-
-    def _decode(self, manifest: Manifest, decoded: Mapping[str, Tensor]) -> Decoded:
-        """The images of each split, and the problems of those that cannot be read, by
-        name.
-
-        Args:
-            manifest: which images.
-            decoded: all of them by name, if they were decoded before.
-        """
-        entries = list(chain.from_iterable(manifest.parts[part] for part in PARTS))
-        shape, first = self._shape(entries)
-        count = len(entries) + len(decoded)
-        how = self.resize if self.levels is None else f"{self.resize} {self.levels}"
-        store = ImageStore(shape, count * math.prod(shape) > self.memory * GIB, how)
-        sets: dict[str, Examples] = {}
-        problems: dict[str, BrokenImage] = {}
-        for part in PARTS:
-            rows = manifest.parts[part]
-            items = [self._items[entry.name] for entry in rows]
-            picture: Callable[[int], Any] = partial(self._picture, items, shape, first)
-            if decoded:
-                picture = [decoded[entry.name] for entry in rows].__getitem__
-            images, broken = store.decode([entry.digest for entry in rows], picture)
-            problems |= {rows[index].name: problem for index, problem in broken.items()}
-            if not problems:
-                sets[part] = Examples(
-                    images,
-                    self.targets(rows, manifest.classes),
-                    manifest.classes,
-                    tuple(item.title for item in items),
-                )
-        return sets, problems
-
-    def _picture(
-        self,
-        items: Sequence[Item],
-        shape: tuple[int, int, int],
-        first: Item,
-        index: int,
-    ) -> Tensor:
-        item = items[index]
-        if self.resize == "handwriting" and self.sides is not None:
-            return _handwriting(item, shape, self.levels)
-        image = _open(item, shape[0], self.levels)
-        if self.sides is None and image.size != shape[:0:-1]:
-            raise ValueError(
-                f"images must have one size: {first.title} has {shape[1]} x "
-                f"{shape[2]} pixels "
-                f"(height x width) but {item.title} has {image.height} x "
-                f"{image.width}; pass size to resize them"
-            )
-        if self.resize == "handwriting":
-            return _handwriting(item, shape, self.levels)
-        return to_tensor(image, shape, self.resize)
-
-    def _shape(self, entries: Sequence[Entry]) -> tuple[tuple[int, int, int], Item]:
-        """The shape of all images, and the first image that can be read, whose size is
-        taken if ``size`` is None.
-        """
-        items = [self._items[entry.name] for entry in entries]
-        if not items:
-            raise ValueError(
-                "none of the images that the run was trained and tested on exists "
-                "any more"
-            )
-        channels = self.channels or self._channels([entry.name for entry in entries])
-        if self.sides is not None:
-            return (channels, *self.sides), items[0]
-        problems = []
-        for item in items:
-            try:
-                width, height = _open(item, channels, self.levels).size
-            except BrokenImage as problem:
-                problems.append(problem)
-            else:
-                return (channels, height, width), item
-        raise _all_broken(problems, self.advice)
-
-    def _channels(self, names: Sequence[str]) -> int:
-        """The channels of images: 1 if all are grey, 3 if some are in colour, or those
-        that most have.
-        """
-        counts = Counter(self._seen[name].channels for name in names)
-        del counts[0]  # those that cannot be read
-        most = max(counts, key=counts.__getitem__, default=1)
-        return 3 if most == 1 and 3 in counts else most
-
-    def _digest(self, item: Item) -> str:
-        return self._seen[item.name].digest
-
-    @cached_property
-    def _seen(self) -> dict[str, "Seen"]:
-        """Facts about each image from its file, without decoding it."""
-        items = self.listed.items
-        files_seen = threaded(
-            lambda index: look(items[index].source, items[index].title),
-            range(len(items)),
-        )
-        return {item.name: seen for item, seen in zip(items, files_seen, strict=True)}
-
-
-class Seen(NamedTuple):
-    """Facts about a file, without decoding it.
-
-    Args:
-        digest: the digest of its content.
-        channels: how many it has; 0 if it is unknown.
-    """
-
-    digest: str
-    channels: int
-
-
-def look(source_of: Callable[[], "Source"], title: str) -> Seen:
-    """Facts about an image; one that cannot be read is known once it is decoded."""
-    from PIL import Image
-
-    digest = "unreadable"
-    try:
-        source = source_of()
-        if isinstance(source, Image.Image | Bands):
-            digest = pixels_digest(source)
-        else:
-            digest = digest_of(source)
-        with opened(source, title) as image:
-            channels = channels_of(image)
-    except BrokenImage:
-        channels = 0
-    except OSError as error:
-        return Seen(f"unreadable: {error.strerror}", 0)
-    return Seen(digest, channels)
-
-
-@contextmanager
-def _reading(item: Item) -> Iterator[None]:
-    """Turns an `OSError`, such as a missing permission, into a `BrokenImage`."""
-    try:
-        yield
-    except OSError as error:
-        raise BrokenImage(item.title, str(error.strerror)) from error
-
-
-def _open(item: Item, channels: int, levels: Levels | None) -> "Image | Bands":
-    """The decoded image."""
-    with _reading(item):
-        return open_image(item.source(), channels, item.title, levels)
-
-
-def _handwriting(
-    item: Item, shape: tuple[int, int, int], levels: Levels | None
-) -> Tensor:
-    """The handwriting in an image, found as in pictures that a trained network
-    classifies: any ink on any paper.
-    """
-    with _reading(item):
-        return load_handwriting(item.source(), shape, item.title, levels).values
 
 
 def _divided(
@@ -724,8 +461,8 @@ def _divided(
     ]
 
 
-def _all_broken(problems: Sequence[BrokenImage], advice: str) -> ValueError:
-    """One error for all images that cannot be read."""
+def all_broken(problems: Sequence[BrokenItem], advice: str) -> ValueError:
+    """One error for all items that cannot be read."""
     more = len(problems) - _LISTED
     return ValueError(
         "\n".join(

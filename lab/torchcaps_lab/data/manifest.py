@@ -4,7 +4,7 @@ split.
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -181,7 +181,7 @@ class Manifest:
 
     def merged(self, same: Mapping[str, str]) -> "Manifest":
         """The same with one digest for files of the same pixels, see
-        :func:`torchcaps_lab.data.alike.same_content`.
+        :func:`torchcaps_lab.kinds.images.alike.same_content`.
         """
 
         def shared(entry: Entry) -> Entry:
@@ -255,6 +255,19 @@ def left_out_lines(left_out: Mapping[str, str], thing: str = "file") -> list[str
         f"left out {count_of(names, thing)}: {why}: {some(names)}"
         for why, names in reasons.items()
     ]
+
+
+def names_doubts(classes: Sequence[str]) -> Iterator[str]:
+    """Tell people of classes whose names differ in case or blanks alone."""
+    alike: dict[str, list[str]] = {}
+    for name in classes:
+        alike.setdefault("".join(name.split()).casefold(), []).append(name)
+    for names in alike.values():
+        if len(names) > 1:
+            yield (
+                "classes whose names differ in case or blanks alone: "
+                f"{', '.join(map(repr, names))}: are they one?"
+            )
 
 
 def some(names: Sequence[str]) -> str:

@@ -3,7 +3,8 @@ saved.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from torch import Tensor
@@ -85,6 +86,13 @@ class Reader(ABC):
         return None
 
     @classmethod
+    def endings(cls) -> Collection[str]:
+        """The endings of files that are of this kind wherever they lie, in lower case;
+        none if an ending alone does not tell.
+        """
+        return ()
+
+    @classmethod
     def missing(cls, place: "Place") -> str:
         """Why a path that no reader recognises cannot be trained on."""
         unpack = ""
@@ -110,6 +118,13 @@ class Reader(ABC):
             return DataReport.of(data.make())
         except ValueError as error:
             return DataReport(problems=(str(error),))
+
+    @classmethod
+    def smaller_side(cls, path: Path) -> int | None:
+        """The pixels of the smaller side of the image in a file, from its header alone;
+        None if it is no image, or not there any more.
+        """
+        return None
 
     @classmethod
     def of_network(
@@ -261,17 +276,29 @@ class Reader(ABC):
         """
         raise ValueError(f"the network takes {self.takes}, not texts")
 
+    def uploaded(self, file: bytes, name: str) -> Tensor:
+        """One input that somebody sends to a page as a file, as numbers, unprepared.
+
+        Args:
+            file: the content of the file.
+            name: what the file is called in messages.
+
+        Raises:
+            ValueError: it cannot be read, or is too large.
+        """
+        raise ValueError(f"{name} is a file, and the network takes {self.takes}")
+
     def samples(
         self,
         name: str,
-        classes: Sequence[str],
+        classifier: Any,
         tell: Any,
-    ) -> Any:
+    ) -> Examples | None:
         """Return examples to try a network on; None if there are none for it.
 
         Args:
             name: the name of the data that it was trained on.
-            classes: the names of its classes.
+            classifier: the network, with this reader.
             tell: is called with the reason if examples are damaged and not used.
         """
         return None
@@ -293,6 +320,12 @@ def register_reader(name: str) -> Any:
         return READERS.register(name)(cls)
 
     return enter
+
+
+def holds_other_kinds(place: "Place", reader: type[Reader]) -> bool:
+    """Whether there are files at a path that are of another kind than a reader's."""
+    others = [other for other in READERS.values() if not issubclass(other, reader)]
+    return any(place.suffixes & {*other.endings()} for other in others)
 
 
 def beginning(text: str, most: int) -> str:

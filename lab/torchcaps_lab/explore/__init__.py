@@ -6,7 +6,7 @@ uvicorn, of the extra ``explore``, are imported only when the page is served.
 """
 
 from torchcaps_lab.explore.explorer import Explorer, Look
-from torchcaps_lab.explore.samples import digit_samples, local_samples
+from torchcaps_lab.explore.samples import local_samples
 from torchcaps_lab.explore.server import application, serve
 
 __all__: list[str] = []

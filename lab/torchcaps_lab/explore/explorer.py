@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from io import BytesIO
 from threading import RLock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,8 +16,6 @@ from torchcaps.routing import Routing
 from torchcaps.routing.base import ROUTINGS
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data import Examples
-from torchcaps_lab.data.bands import Bands
-from torchcaps_lab.data.picture import opened
 from torchcaps_lab.report import (
     Exhibit,
     Extent,
@@ -40,23 +37,12 @@ from torchcaps_lab.report.verdict import Verdict, judge
 from torchcaps_lab.tasks import SeveralLabels
 from torchcaps_lab.tasks.things import counts_things
 
-if TYPE_CHECKING:
-    from PIL.Image import Image as PILImage
-
 MOST_STEPS = 20
 """Steps of routing that the page offers."""
 
 MOST_LOOKS = 256
 """How many looks are kept, of all browsers; each has the latest one, the one before and
 one to swap poses with.
-"""
-
-MOST_PIXELS = 40_000_000
-"""Pictures with more pixels are refused, judging by their header."""
-
-UPLOADS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
-"""Of the pictures that are taken. What these decode has the size that their header
-states.
 """
 
 MOST_LETTERS = 10_000
@@ -311,15 +297,8 @@ class Explorer:
             opened = self._opened(network)
             if opened.reads:
                 raise ValueError(f"{network} takes texts, not pictures")
-            picture = _picture(file, name)
-            padded = opened.classifier.resize == "keep" or _is_black(
-                picture
-            )  # the page drew it in the right size
-            return self._seen(
-                network,
-                opened.classifier.pixels(picture, "pad" if padded else None),
-                None,
-            )
+            pixels = opened.classifier.reader.uploaded(file, name)
+            return self._seen(network, pixels, None)
 
     def read(
         self,
@@ -712,29 +691,3 @@ def _again(observation: Observation, target: int) -> Observation:
     """A new look at the same image, asked about a class."""
     chosen = observation.asked(torch.tensor([target])).selection
     return Observation(observation.model, chosen, observation.extents)
-
-
-def _picture(file: bytes, name: str) -> "PILImage":
-    """The picture in a file.
-
-    Raises:
-        ValueError: if it is not a picture, or too large.
-    """
-    with opened(BytesIO(file), name, UPLOADS, MOST_PIXELS) as picture:
-        if isinstance(picture, Bands):
-            raise ValueError(
-                f"{name} has {picture.mode} channels, a picture to look at has 1, 3 "
-                "or 4 of 8 bit"
-            )
-        picture.load()
-        return picture
-
-
-def _is_black(picture: "PILImage") -> bool:
-    """Whether nothing is drawn: fitting a picture may look for ink, and would find
-    none.
-    """
-    return (
-        picture.mode in ("L", "RGB", "RGBA")
-        and picture.convert("L").getextrema()[1] == 0
-    )

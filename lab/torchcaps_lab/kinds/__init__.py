@@ -13,11 +13,11 @@ a task by name in a :class:`SharedRegistry`, which loads the kinds when it is fi
 asked.
 """
 
-import sys
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pkgutil import iter_modules
+from types import ModuleType
 from typing import Any
 
 from torchcaps.spec import Registry
@@ -25,6 +25,11 @@ from torchcaps.spec import Registry
 KINDS = ("objects", "scenes", "pixels", "images", "series", "texts")
 """The kinds, in the order in which they are asked what a path holds: the first that
 recognises it reads it, so the more special a kind is, the earlier it comes.
+"""
+
+FOUNDATION = "images"
+"""The kind that others build on. It stands on no other, so that what it exports is
+imported without them.
 """
 
 ADDITIONS = ("none_of_these",)
@@ -59,11 +64,11 @@ def public(name: str, room: str = __name__) -> Any:
     # A submodule that is being imported is asked for here before it is there.
     if name.startswith("__") or find_spec(f"{room}.{name}") is not None:
         raise AttributeError(f"module {room!r} has no attribute {name!r}")
-    load()
-    for kind in FOLDERS:
-        module = sys.modules[f"{__name__}.{kind}"]
-        if hasattr(module, name):
-            return getattr(module, name)
+    for kind in (FOUNDATION, *FOLDERS):
+        package = import_module(f"{__name__}.{kind}")
+        value = getattr(package, name, None)
+        if value is not None and not isinstance(value, ModuleType):
+            return value
     raise AttributeError(f"module {room!r} has no attribute {name!r}")
 
 

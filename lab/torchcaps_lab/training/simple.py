@@ -9,8 +9,8 @@ import numpy as np
 
 from torchcaps.spec import Given, plain, refused
 from torchcaps_lab.classifier import Classifier
-from torchcaps_lab.data.arrays import is_two_arrays
 from torchcaps_lab.data.base import DATASETS
+from torchcaps_lab.data.pairs import is_two_arrays
 from torchcaps_lab.look import counted
 from torchcaps_lab.training.command_line import option_arguments, training_options
 from torchcaps_lab.training.fitting import quiet_lightning
@@ -19,6 +19,9 @@ from torchcaps_lab.training.guess import guess, over
 from torchcaps_lab.training.progress import can_rewrite
 from torchcaps_lab.training.reading import meant_option, merged, read_options
 from torchcaps_lab.training.run import train_with
+
+_PAIRS = "MapStyle"
+"""The data set that reads what a program has: pairs, or two arrays."""
 
 
 def train(
@@ -125,7 +128,7 @@ def _over_guesses(
     if not isinstance(data, str | Path):
         of_data = {
             "run": str(Path("runs") / _kind_of(data).lower()),
-            "data": {"name": "MapStyle", "data": Given(data)},
+            "data": {"name": _PAIRS, "data": Given(data)},
         }
         return merged(of_data, options), []
     guessed = guess(data, options)

@@ -14,7 +14,7 @@ from torchcaps import Capsules, Classifier, create_model
 from torchcaps.losses import MarginLoss, ReconstructionLoss
 from torchcaps.models import Places, Prediction, Thing
 from torchcaps_lab.data import Digits, Examples, Preprocess, Scenery
-from torchcaps_lab.explore import digit_samples
+from torchcaps_lab.kinds.images.samples import digit_samples
 from torchcaps_lab.kinds.scenes.task import _true_boxes
 from torchcaps_lab.tasks import (
     Criteria,

@@ -12,19 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps_lab.data.alike import first_alike, look_of, pixels_digest
-from torchcaps_lab.data.bands import Bands, Levels
-from torchcaps_lab.data.doubts import (
-    Extent,
-    extent_of,
-    files_doubts,
-    names_doubts,
-    range_for,
-    range_option,
-    range_text,
-)
-from torchcaps_lab.data.files import ImageFile, looked_through
-from torchcaps_lab.data.handwriting import is_turned
+from torchcaps_lab.data.files import ListedFile, looked_through
 from torchcaps_lab.data.manifest import (
     PARTS,
     Entry,
@@ -32,12 +20,25 @@ from torchcaps_lab.data.manifest import (
     copies_lines,
     count_of,
     left_out_lines,
+    names_doubts,
     readable,
     some,
     untested_lines,
 )
-from torchcaps_lab.data.picture import BrokenImage, opened, pictured
-from torchcaps_lab.data.store import threaded
+from torchcaps_lab.kinds.images.alike import first_alike, look_of, pixels_digest
+from torchcaps_lab.kinds.images.decoding.bands import Bands, Levels
+from torchcaps_lab.kinds.images.decoding.handwriting import is_turned
+from torchcaps_lab.kinds.images.decoding.picture import BrokenImage, opened, pictured
+from torchcaps_lab.kinds.images.decoding.store import threaded
+from torchcaps_lab.kinds.images.doubts import (
+    Extent,
+    extent_of,
+    files_doubts,
+    range_for,
+    range_option,
+    range_text,
+)
+from torchcaps_lab.kinds.images.sets.files import ImageListing
 from torchcaps_lab.look import counted
 
 _FREQUENT = 10  # sizes that are listed one by one
@@ -199,7 +200,7 @@ def check_folder(root: str | Path) -> FolderReport:
         ValueError: it is unclear which folders are classes, or there are no images in
             them.
     """
-    listing = looked_through(Path(root).expanduser())
+    listing = looked_through(Path(root).expanduser(), ImageListing)
     if not listing.items:
         raise ValueError("; ".join(listing.refused))
     files = list(chain.from_iterable(listing.parts.values()))
@@ -296,7 +297,7 @@ def _look(path: Path) -> _Look:
     )
 
 
-def _doubts(looks: dict[ImageFile, _Look]) -> list[str]:
+def _doubts(looks: dict[ListedFile, _Look]) -> list[str]:
     """Tell people of blank images, and classes that go by facts of their files."""
     blank = [file.name for file, look in looks.items() if look.blank]
     lines = [
@@ -316,7 +317,7 @@ def _doubts(looks: dict[ImageFile, _Look]) -> list[str]:
     return [*(lines if blank else ()), *files_doubts(facts)]
 
 
-def _of_range(levels: Levels | None, looks: dict[ImageFile, _Look]) -> list[str]:
+def _of_range(levels: Levels | None, looks: dict[ListedFile, _Look]) -> list[str]:
     """Tell people that pixels of more than 8 bit use another range than they could."""
     if levels is None:
         return []
@@ -415,7 +416,7 @@ def _ranked(names: Sequence[str]) -> dict[str, int]:
     return dict(Counter(names).most_common())
 
 
-def _copies(looks: dict[ImageFile, _Look]) -> list[str]:
+def _copies(looks: dict[ListedFile, _Look]) -> list[str]:
     """Tell people of images of the same pixels."""
     groups: dict[str, list[str]] = {}
     for file, look in looks.items():
@@ -426,7 +427,7 @@ def _copies(looks: dict[ImageFile, _Look]) -> list[str]:
     return []
 
 
-def _near_copies(looks: dict[ImageFile, _Look]) -> list[str]:
+def _near_copies(looks: dict[ListedFile, _Look]) -> list[str]:
     """Tell people of images that look like another one, of other pixels; each with the
     first of these.
     """

@@ -6,9 +6,9 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from torchcaps.models import installed
-from torchcaps_lab.data.bands import channels_of
-from torchcaps_lab.data.doubts import Extent, extent_of, range_for, range_text
-from torchcaps_lab.data.picture import BrokenImage, opened, pictured
+from torchcaps_lab.kinds.images.decoding.bands import channels_of
+from torchcaps_lab.kinds.images.decoding.picture import BrokenImage, opened, pictured
+from torchcaps_lab.kinds.images.doubts import Extent, extent_of, range_for, range_text
 from torchcaps_lab.look import (
     STEPS,
     Guess,

@@ -12,16 +12,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchcaps.models import CapsuleClassifier, ClassifierNetwork
-from torchcaps_lab.data.bands import Levels, check_range
 from torchcaps_lab.data.base import Fit, Resize
 from torchcaps_lab.data.examples import Examples
-from torchcaps_lab.data.files import (
-    ImageFile,
-    image_files,
-    list_folder,
-    looked_through,
-)
-from torchcaps_lab.data.picture import (
+from torchcaps_lab.data.files import ListedFile, list_folder, looked_through
+from torchcaps_lab.data.reader import Read, Reader, Report, register_reader
+from torchcaps_lab.data.view import Preprocess
+from torchcaps_lab.kinds.images.check import check_folder
+from torchcaps_lab.kinds.images.decoding.bands import Levels, check_range
+from torchcaps_lab.kinds.images.decoding.picture import (
     as_numbers,
     as_picture,
     as_shown,
@@ -32,13 +30,14 @@ from torchcaps_lab.data.picture import (
     in_mode,
     load_handwriting,
     open_image,
+    opened,
     to_tensor,
 )
-from torchcaps_lab.data.reader import Read, Reader, Report, register_reader
-from torchcaps_lab.data.view import Preprocess
-from torchcaps_lab.kinds.images.check import check_folder
+from torchcaps_lab.kinds.images.decoding.upload import is_black, uploaded_picture
 from torchcaps_lab.kinds.images.guess import guess_of_files
-from torchcaps_lab.kinds.images.table import TableForm, table_of_images
+from torchcaps_lab.kinds.images.samples import image_samples
+from torchcaps_lab.kinds.images.sets.files import ImageListing, image_files
+from torchcaps_lab.kinds.images.sets.table import TableForm, table_of_images
 from torchcaps_lab.look import Guess, Place, counted, trained_of, values_of
 
 _LUMA = (0.299, 0.587, 0.114)
@@ -80,9 +79,14 @@ class ImageReader(Reader):
         named = form is not None and (place.is_file or form.split_folders)
         if form is not None and (named or not _has_class_folders(place.path)):
             return _of_table(place, form, given)
-        if place.is_file or not place.suffixes & image_suffixes():
+        if place.is_file or not place.suffixes & cls.endings():
             return None
         return _of_folder(place.path, given)
+
+    @classmethod
+    def endings(cls) -> set[str]:
+        """Those of the images that Pillow and its plug-ins open here."""
+        return image_suffixes()
 
     @classmethod
     def missing(cls, place: Place) -> str:
@@ -90,7 +94,7 @@ class ImageReader(Reader):
         if place.is_file:
             return super().missing(place)
         try:
-            return "; ".join(looked_through(place.path).refused)
+            return "; ".join(looked_through(place.path, ImageListing).refused)
         except ValueError as error:
             return str(error)
 
@@ -100,6 +104,15 @@ class ImageReader(Reader):
         if isinstance(seen, Guess) and seen.options["data"]["name"] != "ImageFolder":
             return super().report(place, seen)
         return check_folder(place.path)
+
+    @classmethod
+    def smaller_side(cls, path: Path) -> int | None:
+        """The pixels of the smaller side, as Pillow reads them from the header."""
+        try:
+            with opened(path) as image:
+                return min(image.size)
+        except (OSError, ValueError):
+            return None
 
     @classmethod
     def of_network(
@@ -232,6 +245,16 @@ class ImageReader(Reader):
             shape = self.image_shape
         return to_tensor(picture, shape, "pad" if fit == "keep" else fit).float() / 255
 
+    def uploaded(self, file: bytes, name: str) -> Tensor:
+        """The picture in a file. A black one was drawn in the right size."""
+        picture = uploaded_picture(file, name)
+        padded = self.resize == "keep" or is_black(picture)
+        return self.read(picture, "pad" if padded else None).values
+
+    def samples(self, name: str, classifier: Any, tell: Any) -> Examples | None:
+        """Test images that are on this machine, or digits."""
+        return image_samples(name, classifier, tell)
+
     def numbers(self, values: Tensor) -> Tensor:
         """Images in [0, 1]."""
         return as_numbers(values, self.levels)
@@ -329,19 +352,19 @@ def _shape_taken(network: Any) -> tuple[int, ...]:
 def _has_class_folders(folder: Path) -> bool:
     """Whether a folder can be trained on without a table."""
     try:
-        return not looked_through(folder).refused
+        return not looked_through(folder, ImageListing).refused
     except ValueError:
         return False
 
 
 def _of_folder(root: Path, given: Mapping[str, Any]) -> Guess:
     skips = bool(values_of(given.get("data")).get("skip_broken"))
-    listing = list_folder(root, skip_empty=skips)
+    listing = list_folder(root, ImageListing, skip_empty=skips)
     count = len(listing.items)
     train = trained_of(count)
     if "train" in listing.parts:
         train = len(listing.parts["train"]) * 9 // 10
-    files = [file.path for file in listing.items if isinstance(file, ImageFile)]
+    files = [file.path for file in listing.items if isinstance(file, ListedFile)]
     classes = counted(len(listing.classes), "classes")
     summary = f"ImageFolder, {counted(count, 'images')} of {classes} in {root}"
     data = {"name": "ImageFolder", "root": str(root)}

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torchcaps_lab.data.files import image_files
+from torchcaps_lab.kinds.images.sets.files import image_files
 from torchcaps_lab.look import Guess, epochs_for
 
 OBJECTS: dict[str, Any] = {

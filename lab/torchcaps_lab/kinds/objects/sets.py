@@ -21,8 +21,12 @@ from torchcaps_lab.data.base import (
     stratified_split,
 )
 from torchcaps_lab.data.examples import Examples
-from torchcaps_lab.data.files import image_files
-from torchcaps_lab.data.picture import BrokenImage, check_resize, load_image
+from torchcaps_lab.kinds.images.decoding.picture import (
+    BrokenImage,
+    check_resize,
+    load_image,
+)
+from torchcaps_lab.kinds.images.sets.files import image_files
 from torchcaps_lab.kinds.objects.measures import UNKNOWN
 from torchcaps_lab.kinds.pixels.masks import MaskSet
 

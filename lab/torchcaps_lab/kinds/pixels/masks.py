@@ -19,16 +19,21 @@ from torchcaps.numerics import Size
 from torchcaps.spec import Within, argument, settings
 from torchcaps.whole import LARGEST_NOTE, read_text, seen_from
 from torchcaps_lab.data.augment import random_integers
-from torchcaps_lab.data.bands import Bands, Range, check_range
 from torchcaps_lab.data.base import DataSet, Fit, find_data_dir, register_dataset
 from torchcaps_lab.data.boxes import INK
-from torchcaps_lab.data.doubts import image_doubts
 from torchcaps_lab.data.examples import Batch, Composition, Examples
-from torchcaps_lab.data.files import image_files
-from torchcaps_lab.data.handwriting import orientation, upright
-from torchcaps_lab.data.made.base import Part
-from torchcaps_lab.data.picture import image_suffixes, in_mode, opened, to_tensor
 from torchcaps_lab.data.view import MOVES, Preprocess
+from torchcaps_lab.kinds.images.decoding.bands import Bands, Range, check_range
+from torchcaps_lab.kinds.images.decoding.handwriting import orientation, upright
+from torchcaps_lab.kinds.images.decoding.picture import (
+    image_suffixes,
+    in_mode,
+    opened,
+    to_tensor,
+)
+from torchcaps_lab.kinds.images.doubts import image_doubts
+from torchcaps_lab.kinds.images.made.base import Part
+from torchcaps_lab.kinds.images.sets.files import image_files
 from torchcaps_lab.kinds.pixels.doubts import (
     Mask,
     check_colours,

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from torchcaps.spec import argument, settings
 from torchcaps.whole import LARGEST_NOTE, named_below, read_bytes, read_text, seen_from
-from torchcaps_lab.data.bands import Range, check_range
 from torchcaps_lab.data.base import (
     TEST_SEED,
     DataSet,
@@ -26,10 +25,16 @@ from torchcaps_lab.data.base import (
     stable_split,
 )
 from torchcaps_lab.data.examples import Batch, Examples, Parts
-from torchcaps_lab.data.handwriting import orientation
-from torchcaps_lab.data.listed import Side
-from torchcaps_lab.data.picture import image_suffixes, in_mode, opened, to_tensor
 from torchcaps_lab.data.streams import digest_of
+from torchcaps_lab.kinds.images.decoding.bands import Range, check_range
+from torchcaps_lab.kinds.images.decoding.handwriting import orientation
+from torchcaps_lab.kinds.images.decoding.picture import (
+    image_suffixes,
+    in_mode,
+    opened,
+    to_tensor,
+)
+from torchcaps_lab.kinds.images.sets.listed import Side
 from torchcaps_lab.kinds.scenes.coco import Coco, Noted
 from torchcaps_lab.kinds.scenes.stated import frame_of, stated_size
 from torchcaps_lab.kinds.scenes.yolo import YAML, of_yaml, yolo_boxes

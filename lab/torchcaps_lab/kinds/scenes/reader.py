@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchcaps.models import ClassifierNetwork
-from torchcaps_lab.data.files import image_files
 from torchcaps_lab.data.listed import part_called
-from torchcaps_lab.data.picture import image_suffixes
 from torchcaps_lab.data.reader import register_reader
+from torchcaps_lab.kinds.images.decoding.picture import image_suffixes
 from torchcaps_lab.kinds.images.guess import looked_at, shape_of
 from torchcaps_lab.kinds.images.reader import ImageReader
+from torchcaps_lab.kinds.images.sets.files import image_files
 from torchcaps_lab.kinds.scenes.yolo import YAML, of_yaml
 from torchcaps_lab.look import Guess, Place, plain_steps, trained_of, value_of, watched
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcaps.whole import LARGEST_NOTE, read_text
-from torchcaps_lab.data.files import image_files
+from torchcaps_lab.kinds.images.sets.files import image_files
 from torchcaps_lab.kinds.scenes.coco import Noted
 from torchcaps_lab.training.reading import LARGEST_FILE, parsed
 

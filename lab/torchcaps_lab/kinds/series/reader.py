@@ -12,9 +12,13 @@ from torch import Tensor
 from torchcaps.models import ClassifierNetwork
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.listed import part_called
-from torchcaps_lab.data.picture import image_suffixes
 from torchcaps_lab.data.plain_text import lines_of
-from torchcaps_lab.data.reader import Read, Reader, register_reader
+from torchcaps_lab.data.reader import (
+    Read,
+    Reader,
+    holds_other_kinds,
+    register_reader,
+)
 from torchcaps_lab.data.view import Preprocess
 from torchcaps_lab.kinds.series.files import (
     SOUNDS,
@@ -62,7 +66,7 @@ class SeriesReader(Reader):
     @classmethod
     def sees(cls, place: Place, given: Mapping[str, Any]) -> Guess | None:
         """Sounds, archives of series, or a table with a row for each moment."""
-        if place.suffixes & image_suffixes():
+        if holds_other_kinds(place, cls):
             return None
         archives = place.with_suffix(*_ARCHIVES)
         sounds = place.with_suffix(*SOUNDS)

@@ -12,8 +12,13 @@ from torch import Tensor
 from torchcaps.models import ClassifierNetwork
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.listed import part_called
-from torchcaps_lab.data.picture import image_suffixes
-from torchcaps_lab.data.reader import Read, Reader, beginning, register_reader
+from torchcaps_lab.data.reader import (
+    Read,
+    Reader,
+    beginning,
+    holds_other_kinds,
+    register_reader,
+)
 from torchcaps_lab.data.view import Preprocess
 from torchcaps_lab.kinds.texts.class_words import ClassWords
 from torchcaps_lab.kinds.texts.coloured import ROUTED
@@ -73,7 +78,7 @@ class TextReader(Reader):
     @classmethod
     def sees(cls, place: Place, given: Mapping[str, Any]) -> Guess | None:
         """A table of texts with labels, or a folder of texts without images."""
-        if not place.suffixes & {*_FILES} or place.suffixes & image_suffixes():
+        if not place.suffixes & {*_FILES} or holds_other_kinds(place, cls):
             return None
         tables = _tables_of(place)
         data: dict[str, Any] = {"name": "Text", "root": str(place.path)}
@@ -166,11 +171,11 @@ class TextReader(Reader):
     def samples(
         self,
         name: str,
-        classes: Sequence[str],
+        classifier: Any,
         tell: Any,
     ) -> Examples | None:
         """TREC's test questions, or made-up ones."""
-        return questions(name, self, classes, tell)
+        return questions(name, self, classifier.classes, tell)
 
     def reading(self, text: Any) -> Reading:
         """A text with the places of its words.

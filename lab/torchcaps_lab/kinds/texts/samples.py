@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchcaps_lab.data.base import create_dataset
+from torchcaps_lab.data.base import create_dataset, test_examples
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.kinds.texts.text_set import TextSet
 
@@ -57,11 +57,9 @@ def questions(
     Returns:
         None for a network that was trained on other data.
     """
-    from torchcaps_lab.explore.samples import read_test_images
-
     if name != "trec" or {*classes} != {*QUESTIONS}:
         return None
-    test = read_test_images(partial(create_dataset, "text", root=name), tell)
+    test = test_examples(partial(create_dataset, "text", root=name), tell)
     if test is not None and test.classes == tuple(classes):
         return reader.fitted(test)
     texts = list[str]()

@@ -10,8 +10,9 @@ import torch
 
 from torchcaps.models.backbone import TIMM
 from torchcaps.models.base import ClassifierNetwork
+from torchcaps_lab.data.base import DataSet
 from torchcaps_lab.data.examples import Examples
-from torchcaps_lab.data.picture import opened
+from torchcaps_lab.data.reader import READERS
 from torchcaps_lab.look import counted
 from torchcaps_lab.report.exhibit import Exhibit, Table, register_exhibit
 from torchcaps_lab.report.findings import Findings, confused_pairs
@@ -394,9 +395,9 @@ def _small(findings: Findings, images: Examples) -> Iterator[Hint]:
     if images.files is None or findings.accuracy > 0.95:
         return
     side = min(images.image_shape[1:])
-    sides = [
-        size for file in images.files[:_LOOKED_AT] if (size := _smaller_side(file))
-    ]
+    usual: Any = READERS.find(DataSet.reads)
+    looked_at = map(usual.smaller_side, map(Path, images.files[:_LOOKED_AT]))
+    sides = [pixels for pixels in looked_at if pixels]
     if sides and median(sides) > 2 * side and side <= 64:
         yield Hint(
             f"photos with {median(sides):.0f} pixels on the smaller side are reduced "
@@ -404,14 +405,3 @@ def _small(findings: Findings, images: Examples) -> Iterator[Hint]:
             "show the network larger images, which takes longer in proportion",
             f"--data.size {2 * side}",
         )
-
-
-def _smaller_side(file: str) -> int | None:
-    """Of an image file, from its header alone; None if it is not there any more, or no
-    image.
-    """
-    try:
-        with opened(Path(file)) as image:
-            return min(image.size)
-    except (OSError, ValueError):
-        return None

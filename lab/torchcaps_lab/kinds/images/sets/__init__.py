@@ -1,0 +1,1 @@
+"""Data sets of images: published ones, and those of the user."""

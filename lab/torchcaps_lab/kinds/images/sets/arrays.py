@@ -1,0 +1,181 @@
+"""Images and their labels in two arrays, as NumPy, torch and scikit-learn hold them, as
+pairs.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchcaps_lab.data.pairs import is_two_arrays
+
+Axes = Literal["NHW", "NHWC", "NCHW"]
+"""The order of the axes of several images: N images, C channels, H height, W width."""
+
+USUAL_CHANNELS = (1, 3, 4)
+"""Grey, colour, and colour with a transparent part."""
+
+
+_GIVE_AXES = 'axes="NHWC" or axes="NCHW" says which'
+
+
+class Arrays(Sequence[tuple[Tensor, "int | str"]]):
+    """Pair the images of an array with their labels.
+
+    Args:
+        images: a NumPy array or a tensor (N, H, W), (N, H, W, C) or (N, C, H, W).
+        labels: N whole numbers or names.
+        axes: the order of the axes; default: see :func:`order_of`.
+        name: the name of the images, for messages.
+
+    Attributes:
+        axes: the order that was taken.
+
+    Raises:
+        ValueError: the arrays have other shapes, or the order of the axes is not clear.
+
+    Example:
+        >>> from torchcaps_lab.kinds.images.sets.arrays import Arrays
+        >>> pairs = Arrays(torch.zeros(2, 28, 28, 3), ["cat", "dog"])
+        >>> pairs.axes, pairs[1][0].shape, pairs[1][1]
+        ('NHWC', torch.Size([3, 28, 28]), 'dog')
+    """
+
+    def __init__(
+        self,
+        images: Any,
+        labels: Any,
+        axes: Axes | None = None,
+        name: str = "data",
+    ) -> None:
+        if isinstance(images, Tensor):
+            self.images = images.detach().cpu()
+        else:
+            self.images = torch.from_numpy(_array(images, name))
+        if self.images.ndim not in (3, 4) or 0 in self.images.shape:
+            raise ValueError(
+                f"the images of {name} must be (N, H, W), (N, H, W, C) or (N, C, H, "
+                "W), got the shape "
+                f"{tuple(self.images.shape)}; for features (N, D) there is "
+                "torchcaps.sklearn.CapsNetClassifier"
+            )
+        self.labels = _labels(labels, name)
+        if len(self.labels) != len(self.images):
+            raise ValueError(
+                f"{name} must have a label for each image, got {len(self.images)} and "
+                f"{len(self.labels)}"
+            )
+        self.axes = order_of(tuple(self.images.shape), name, axes)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: Any) -> Any:
+        image = self.images[index]
+        if self.axes == "NHW":
+            image = image[None]
+        return (image.permute(2, 0, 1) if self.axes == "NHWC" else image), self.labels[
+            index
+        ]
+
+
+def paired(arrays: Any, name: str, axes: Axes | None = None) -> Any:
+    """Return ``(images, labels)`` as pairs, and anything else as it is; a `ValueError`
+    for images without labels.
+    """
+    if hasattr(arrays, "ndim"):
+        raise ValueError(
+            f"{name} is one array: give the images with their labels, ({name}, labels)"
+        )
+    if not is_two_arrays(arrays):
+        return arrays
+    images, labels = arrays
+    if hasattr(images, "ndim"):
+        return Arrays(images, labels, axes, name)
+    labels = _labels(labels, name)
+    if len(labels) != len(images):
+        raise ValueError(
+            f"{name} must have a label for each image, got {len(images)} and "
+            f"{len(labels)}"
+        )
+    return list(zip(images, labels, strict=True))
+
+
+def order_of(
+    shape: tuple[int, ...],
+    name: str,
+    axes: Axes | None = None,
+    advice: str = _GIVE_AXES,
+) -> Axes:
+    """Return the order of the axes of images of a shape, (N, H, W) or with channels.
+
+    The channels are 1, 3 or 4 at one end; or else fewer than rows and columns; or else
+    those beside two equal sides.
+
+    Raises:
+        ValueError: two orders are as likely, or ``axes`` has another number of them;
+            names both.
+    """
+    if axes is not None:
+        if len(axes) != len(shape):
+            raise ValueError(
+                f"axes must be the order of {len(shape)} axes, those of {name}, "
+                f"{shape}, got {axes!r}"
+            )
+        return axes
+    if len(shape) == 3:
+        return "NHW"
+    last = shape[3] in USUAL_CHANNELS
+    first = shape[1] in USUAL_CHANNELS
+    _, *sides = shape
+    if not last and not first:
+        last = sides[2] < min(sides[:2])
+        first = sides[0] < min(sides[1:])
+    if not last and not first:
+        last = sides[0] == sides[1]
+        first = sides[1] == sides[2]
+    if last == first:
+        raise ValueError(
+            f"the order of the axes of {name}, {shape}, is not clear: it may be (N, "
+            f"H, W, C), {sides[2]} channels of "
+            f"{sides[0]} x {sides[1]} pixels, or (N, C, H, W), {sides[0]} channels of "
+            f"{sides[1]} x {sides[2]}: {advice}"
+        )
+    return "NHWC" if last else "NCHW"
+
+
+def _array(images: Any, name: str) -> np.ndarray:
+    array = np.asarray(images)
+    if array.dtype.kind not in "buif":
+        raise ValueError(f"the images of {name} must be numbers, got {array.dtype}")
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    if array.flags.writeable and min(array.strides, default=0) >= 0:
+        return array
+    return array.copy()
+
+
+def _labels(labels: Any, name: str) -> list[int | str]:
+    """Labels as whole numbers and names of Python."""
+    array = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1:
+        raise ValueError(
+            f"the labels of {name} must be (N,), one number or name an image, got the "
+            f"shape {array.shape}; "
+            "labels.argmax(1) makes numbers of rows with a one for the class"
+        )
+    if (
+        array.dtype.kind == "f"
+        and np.isfinite(array).all()
+        and (array == array.round()).all()
+    ):
+        array = array.astype(np.int64)
+    if array.dtype.kind not in "buiUOST":
+        raise ValueError(
+            f"the labels of {name} must be whole numbers or names, got {array.dtype}"
+        )
+    values = array.tolist()
+    return [int(value) if isinstance(value, bool) else value for value in values]

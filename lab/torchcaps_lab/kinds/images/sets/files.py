@@ -1,0 +1,36 @@
+"""Finds the image files of a folder."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from torchcaps_lab.data.files import Listing
+from torchcaps_lab.kinds.images.decoding.picture import BY_PLUGIN, image_suffixes
+
+
+@dataclass
+class ImageListing(Listing):
+    """The image files found in a folder; none of them was opened."""
+
+    what = "images"
+    unlabelled = ", or train with --task objects, which needs no classes"
+    empty_advice = " (--data.skip_broken true leaves it out)"
+
+    @cached_property
+    def endings(self) -> Collection[str]:
+        """The endings of the images that Pillow and its plug-ins open here."""
+        return image_suffixes()
+
+    def not_read(self, suffix: str) -> str:
+        """Why files with an ending are not read, and what would read them."""
+        needs = BY_PLUGIN.get(suffix.lower())
+        hint = f"; it is with a plug-in: pip install {needs}" if needs else ""
+        return f"{suffix or 'no suffix'} is not a kind of image that is read{hint}"
+
+
+def image_files(folder: Path) -> list[Path]:
+    """The files in a folder and its sub-folders whose suffix is that of an image,
+    sorted, without hidden ones.
+    """
+    return sorted(ImageListing(root=folder).below(folder, set()))

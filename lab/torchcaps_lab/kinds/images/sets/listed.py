@@ -1,0 +1,335 @@
+"""Images that are listed before they are read: files in a folder, rows of a table."""
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from torch import Tensor
+
+from torchcaps.numerics import Size
+from torchcaps.spec import Within, argument, settings
+from torchcaps_lab.data.base import Resize
+from torchcaps_lab.data.examples import Examples
+from torchcaps_lab.data.listed import (
+    Decoded,
+    Item,
+    Listed,
+    ListedData,
+    all_broken,
+    validation_is_test,
+)
+from torchcaps_lab.data.manifest import PARTS, Entry, Manifest, count_of, some
+from torchcaps_lab.data.preprocess import MOST_PIXELS
+from torchcaps_lab.data.streams import digest_of
+from torchcaps_lab.kinds.images.alike import (
+    first_alike,
+    looks_of,
+    pixels_digest,
+    same_content,
+)
+from torchcaps_lab.kinds.images.decoding.bands import (
+    Bands,
+    Levels,
+    Range,
+    channels_of,
+    check_range,
+)
+from torchcaps_lab.kinds.images.decoding.picture import (
+    BrokenImage,
+    load_handwriting,
+    open_image,
+    opened,
+    to_tensor,
+)
+from torchcaps_lab.kinds.images.decoding.store import GIB, ImageStore, threaded
+from torchcaps_lab.kinds.images.doubts import image_doubts
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from torchcaps_lab.kinds.images.decoding.picture import Source
+
+Side = Annotated[int, Within(1, MOST_PIXELS)]
+"""Pixels on a side of an image."""
+
+# Images among which training looks for those that look alike, which takes seconds
+_COMPARED = 20_000
+
+
+def arranged(listed: Listed, named: Mapping[str, str]) -> Listed:
+    """The splits to use: without test images, validation images take their place, or a
+    share is put aside.
+    """
+    parts = listed.parts
+    if "train" not in parts:
+        raise ValueError(
+            "there is no split of training images with labels, only "
+            f"{some(list(named.values()))}"
+        )
+    if "test" not in parts and "validation" in parts:
+        parts["test"] = parts.pop("validation")
+        note = validation_is_test(named["validation"], named["train"], "images")
+        listed.notes = (note,)
+    elif "test" not in parts:
+        parts["all"] = parts.pop("train")
+    return listed
+
+
+@settings
+class ListedImages(ListedData):
+    """Images that are listed one by one, each with a class; subclasses list them.
+
+    Args:
+        size: height and width of the images, one number for both; default: their own
+            size, which must be the same for all.
+        channels: 1 makes every image grey, 3 colour; default: 1 if all are grey, and 3
+            otherwise; images with other numbers of channels, such as .npy files and
+            TIFF files of many bands, keep theirs.
+        resize: how images are resized: `pad` keeps the aspect ratio and adds black,
+            `crop` keeps it and cuts the centre, `stretch` changes it, and `handwriting`
+            cuts out handwriting.
+        range: the pixel values that become black and white, such as 0 and 4095 for
+            12-bit values in 16-bit files; values beyond them are clipped; default: the
+            whole range of the type, 0 to 255 for 8 bits, 0 to 65535 for 16 bits, 0 to 1
+            for floating point.
+        skip_broken: leave out images that cannot be read, with a note, instead of
+            raising an error.
+        memory: GiB of decoded images that are kept in memory; larger data are decoded
+            once into a file in the folder `decoded` of the data sets (the environment
+            variable TORCHCAPS_DATA, or torchcaps in the user's cache folder), and read
+            from this file.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    names_alike = "compare them before you trust the test"
+    """How to see which images look alike."""
+
+    size: Side | tuple[Side, Side] | None = argument(default=None, kw_only=True)
+    channels: Size | None = argument(default=None, kw_only=True)
+    resize: Resize = argument(default="pad", kw_only=True)
+    levels: Range | None = argument(default=None, alias="range", kw_only=True)
+    skip_broken: bool = argument(default=False, kw_only=True)
+    memory: float = argument(default=4.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.memory >= 0:
+            raise ValueError(f"memory must be 0 GiB or more, got {self.memory}")
+        check_range(self.levels)
+
+    @property
+    def sides(self) -> tuple[int, int] | None:
+        """Height and width to resize to, if any."""
+        return (self.size, self.size) if isinstance(self.size, int) else self.size
+
+    def fingerprint(self) -> str:
+        """A digest of the training and validation files, in their order, and of how
+        they are read.
+        """
+        how = (
+            self.manifest().digest(),
+            self.image_shape,
+            self.resize,
+            *(self.levels or ()),
+        )
+        return hashlib.sha256(repr(how).encode()).hexdigest()
+
+    def notes(self) -> tuple[str, ...]:
+        """Note what all data note, and how many test images look like training images,
+        without those of the same pixels.
+        """
+        train, test = (self._read.sets[part] for part in ("train", "test"))
+        if len(train) + len(test) > _COMPARED:
+            return self._plain_notes(train)
+        parts = self.manifest().merged(self._read.same).parts
+        train_digests = {entry.digest for entry in parts["train"]}
+        rows = [
+            row
+            for row, entry in enumerate(parts["test"])
+            if entry.digest not in train_digests
+        ]
+        first_places = first_alike(
+            looks_of(test.inputs, rows), looks_of(train.inputs, range(len(train)))
+        )
+        alike = [place for place in first_places if place >= 0]
+        note = (
+            f"{count_of(alike, 'test image')} nearly the same as a training "
+            f"image; {self.names_alike}"
+        )
+        return (*self._plain_notes(train), *([note] if alike else []))
+
+    def _plain_notes(self, train: Examples) -> tuple[str, ...]:
+        names = [entry.name for entry in self._read.manifest.parts["train"]]
+        return (*super().notes(), *image_doubts(train.inputs, names))
+
+    def _decode(self, manifest: Manifest, decoded: Mapping[str, Tensor]) -> Decoded:
+        """The images of each split, and the problems of those that cannot be read, by
+        name.
+
+        Args:
+            manifest: which images.
+            decoded: all of them by name, if they were decoded before.
+        """
+        entries = list(chain.from_iterable(manifest.parts[part] for part in PARTS))
+        shape, first = self._shape(entries)
+        count = len(entries) + len(decoded)
+        how = self.resize if self.levels is None else f"{self.resize} {self.levels}"
+        store = ImageStore(shape, count * math.prod(shape) > self.memory * GIB, how)
+        sets: dict[str, Examples] = {}
+        problems: dict[str, BrokenImage] = {}
+        for part in PARTS:
+            rows = manifest.parts[part]
+            items = [self._items[entry.name] for entry in rows]
+            picture: Callable[[int], Any] = partial(self._picture, items, shape, first)
+            if decoded:
+                picture = [decoded[entry.name] for entry in rows].__getitem__
+            images, broken = store.decode([entry.digest for entry in rows], picture)
+            problems |= {rows[index].name: problem for index, problem in broken.items()}
+            if not problems:
+                sets[part] = Examples(
+                    images,
+                    self.targets(rows, manifest.classes),
+                    manifest.classes,
+                    tuple(item.title for item in items),
+                )
+        return sets, problems
+
+    def _picture(
+        self,
+        items: Sequence[Item],
+        shape: tuple[int, int, int],
+        first: Item,
+        index: int,
+    ) -> Tensor:
+        item = items[index]
+        if self.resize == "handwriting" and self.sides is not None:
+            return _handwriting(item, shape, self.levels)
+        image = _open(item, shape[0], self.levels)
+        if self.sides is None and image.size != shape[:0:-1]:
+            raise ValueError(
+                f"images must have one size: {first.title} has {shape[1]} x "
+                f"{shape[2]} pixels "
+                f"(height x width) but {item.title} has {image.height} x "
+                f"{image.width}; pass size to resize them"
+            )
+        if self.resize == "handwriting":
+            return _handwriting(item, shape, self.levels)
+        return to_tensor(image, shape, self.resize)
+
+    def _shape(self, entries: Sequence[Entry]) -> tuple[tuple[int, int, int], Item]:
+        """The shape of all images, and the first image that can be read, whose size is
+        taken if ``size`` is None.
+        """
+        items = [self._items[entry.name] for entry in entries]
+        if not items:
+            raise ValueError(
+                "none of the images that the run was trained and tested on exists "
+                "any more"
+            )
+        channels = self.channels or self._channels([entry.name for entry in entries])
+        if self.sides is not None:
+            return (channels, *self.sides), items[0]
+        problems = []
+        for item in items:
+            try:
+                width, height = _open(item, channels, self.levels).size
+            except BrokenImage as problem:
+                problems.append(problem)
+            else:
+                return (channels, height, width), item
+        raise all_broken(problems, self.advice)
+
+    def _channels(self, names: Sequence[str]) -> int:
+        """The channels of images: 1 if all are grey, 3 if some are in colour, or those
+        that most have.
+        """
+        counts = Counter(self._seen[name].channels for name in names)
+        del counts[0]  # those that cannot be read
+        most = max(counts, key=counts.__getitem__, default=1)
+        return 3 if most == 1 and 3 in counts else most
+
+    def _digest(self, item: Item) -> str:
+        return self._seen[item.name].digest
+
+    def _same_content(
+        self, manifest: Manifest, sets: Mapping[str, Examples]
+    ) -> Mapping[str, str]:
+        """The digest that stands for those of files of the same pixels; finding it
+        takes a look at every pixel.
+        """
+        pixels = {part: examples.inputs for part, examples in sets.items()}
+        return same_content(manifest, pixels)
+
+    @cached_property
+    def _seen(self) -> dict[str, "Seen"]:
+        """Facts about each image from its file, without decoding it."""
+        items = self.listed.items
+        files_seen = threaded(
+            lambda index: look(items[index].source, items[index].title),
+            range(len(items)),
+        )
+        return {item.name: seen for item, seen in zip(items, files_seen, strict=True)}
+
+
+class Seen(NamedTuple):
+    """Facts about a file, without decoding it.
+
+    Args:
+        digest: the digest of its content.
+        channels: how many it has; 0 if it is unknown.
+    """
+
+    digest: str
+    channels: int
+
+
+def look(source_of: Callable[[], "Source"], title: str) -> Seen:
+    """Facts about an image; one that cannot be read is known once it is decoded."""
+    from PIL import Image
+
+    digest = "unreadable"
+    try:
+        source = source_of()
+        if isinstance(source, Image.Image | Bands):
+            digest = pixels_digest(source)
+        else:
+            digest = digest_of(source)
+        with opened(source, title) as image:
+            channels = channels_of(image)
+    except BrokenImage:
+        channels = 0
+    except OSError as error:
+        return Seen(f"unreadable: {error.strerror}", 0)
+    return Seen(digest, channels)
+
+
+@contextmanager
+def _reading(item: Item) -> Iterator[None]:
+    """Turns an `OSError`, such as a missing permission, into a `BrokenImage`."""
+    try:
+        yield
+    except OSError as error:
+        raise BrokenImage(item.title, str(error.strerror)) from error
+
+
+def _open(item: Item, channels: int, levels: Levels | None) -> "Image | Bands":
+    """The decoded image."""
+    with _reading(item):
+        return open_image(item.source(), channels, item.title, levels)
+
+
+def _handwriting(
+    item: Item, shape: tuple[int, int, int], levels: Levels | None
+) -> Tensor:
+    """The handwriting in an image, found as in pictures that a trained network
+    classifies: any ink on any paper.
+    """
+    with _reading(item):
+        return load_handwriting(item.source(), shape, item.title, levels).values

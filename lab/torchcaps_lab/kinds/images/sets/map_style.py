@@ -1,0 +1,277 @@
+"""Any data set of (image, label) in Python."""
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import chain
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from torchcaps.spec import settings
+from torchcaps_lab.data.classes import places_of
+from torchcaps_lab.data.listed import Item, Listed
+from torchcaps_lab.data.manifest import some
+from torchcaps_lab.data.pairs import is_two_arrays
+from torchcaps_lab.kinds.images.decoding.picture import BrokenImage, Levels, as_source
+from torchcaps_lab.kinds.images.sets.arrays import Arrays, Axes, paired
+from torchcaps_lab.kinds.images.sets.listed import ListedImages, Seen, arranged, look
+
+if TYPE_CHECKING:
+    from torchcaps_lab.kinds.images.decoding.picture import Source
+
+
+@dataclass(frozen=True)
+class _Pair(Item):
+    """One pair of a data set.
+
+    Args:
+        name: the split and the number of the pair.
+        category: the name of its class.
+        image: gives the image, or the path of its file.
+        seen: facts about it.
+    """
+
+    image: "Callable[[], Source]"
+    seen: Seen
+
+    def source(self) -> "Source":
+        """The image, or its file."""
+        return self.image()
+
+
+@settings
+class MapStyle(ListedImages):
+    """Pairs of an image and a label that the user has in Python: a list, a data set of
+    torchvision, any ``Dataset``.
+
+    Whatever has ``len(data)`` and ``data[index]`` will do. An image is a PIL image, an
+    array (H, W) or (H, W, C), a tensor (C, H, W), bytes or floating point in [0, 1], or
+    the path of a file; a label is a whole number or the name of a class. Images of any
+    sizes are read as those of a folder.
+
+    Two arrays or tensors will do, too, ``(images, labels)``: images (N, H, W), (N, H,
+    W, C) or (N, C, H, W), and N labels; and so will ``(images, labels, test_images,
+    test_labels)`` and ``((images, labels), (test_images, test_labels))``. A note says
+    which order of axes was taken.
+
+    Every pair is asked for twice: first for its label, its pixels and its place in the
+    split, then to keep it. Random changes of the data set's own are therefore made once
+    and kept: leave them, and normalisation, to ``preprocess``.
+
+    Numbers are labels of ``classes`` of the data set that they come from, if it has
+    any; splits are matched by the names of classes.
+
+    Args:
+        data: the pairs to train on.
+        test_data: the pairs to test on; default: a share of ``data``.
+        validation_data: the pairs for validation; default: a share of ``data``.
+        axes: the order of the axes of arrays, ``NHW``, ``NHWC`` or ``NCHW``; default:
+            the likely one.
+        classes: the names of the labels 0, 1, ...; default: ``data.classes``, or else
+            the labels themselves.
+
+    Raises:
+        TypeError: a data set has no length or no items.
+        ValueError: there is no ``data``, an argument is out of range, an item is no
+            pair of an image and a label, a label has no name, or the order of axes is
+            not clear.
+
+    Example:
+        >>> from torchcaps_lab.data import MapStyle
+        >>> pairs = [
+        ...     (torch.full((1, 8, 8), value / 40), "dark" if value < 20 else "light")
+        ...     for value in range(40)
+        ... ]
+        >>> data = MapStyle(pairs)
+        >>> data.classes, len(data.train), len(data.validation), len(data.test)
+        (('dark', 'light'), 28, 4, 8)
+        >>> MapStyle((torch.rand(40, 8, 8, 3), [0, 1] * 20)).image_shape
+        (3, 8, 8)
+    """
+
+    data: Any = None
+    test_data: Any = None
+    validation_data: Any = None
+    axes: Axes | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.data is None:
+            raise ValueError(
+                "MapStyle has the pairs of a program, which no file and no option can "
+                "hold: call it in Python with "
+                "data=, as in torchcaps.train(data=pairs, run=..., resume=True)"
+            )
+        data = self.data
+        test_data = self.test_data
+        if test_data is None:
+            data, test_data = _divided(data)
+        pairs_of_parts = {
+            "train": data,
+            "validation": self.validation_data,
+            "test": test_data,
+        }
+        self.given = {
+            part: paired(pairs, part, self.axes)
+            for part, pairs in pairs_of_parts.items()
+            if pairs is not None
+        }
+        for part, pairs in self.given.items():
+            if not (hasattr(pairs, "__len__") and hasattr(pairs, "__getitem__")):
+                raise TypeError(
+                    f"the {part} data must have a length and items, got "
+                    f"{type(pairs).__name__}"
+                )
+        self.of_train = _names_of(self.given["train"])
+        self.named = self.named or self.of_train
+        self._asked = Lock()  # the user's data set may allow one thread only
+
+    def list_images(self) -> Listed:
+        """The pairs of each split, each asked for its label and for facts about its
+        image.
+        """
+        listed = Listed()
+        kinds = set[type]()
+        numbers = set[int | str]()
+        for part, pairs in self.given.items():
+            rows = listed.parts.setdefault(part, [])
+            names = self._names_in(part)
+            for index in range(len(pairs)):
+                name = f"{part}/{index}"
+                try:
+                    image, label = _pair(pairs, index, name)
+                except BrokenImage as problem:
+                    if not self.skip_broken:
+                        raise
+                    listed.left_out[name] = problem.why
+                    continue
+                kinds.add(type(label))
+                if part == "train":
+                    numbers.add(label)
+                seen = look(partial(self._source, image, name), name)
+                rows.append(
+                    _Pair(
+                        name,
+                        _category(label, names),
+                        partial(self._image, pairs, index, name),
+                        seen,
+                    )
+                )
+        if len(kinds) > 1 and not self.named:
+            raise ValueError(
+                "labels must be all whole numbers or all names, got "
+                f"{some(sorted(map(str, numbers)))}"
+            )
+        listed.classes = tuple(
+            map(str, sorted(numbers, key=lambda label: (isinstance(label, str), label)))
+        )
+        listed.notes = tuple(_axes_lines(self.given))
+        notes = listed.notes
+        listed = arranged(listed, {part: part for part in listed.parts})
+        listed.notes = tuple(dict.fromkeys((*notes, *listed.notes)))
+        return listed
+
+    def _names_in(self, part: str) -> tuple[str, ...]:
+        """The names of the numbers in a split, as the training pairs call them."""
+        names = _names_of(self.given[part])
+        if not names or names == self.of_train or not self.of_train:
+            return self.named
+        places = places_of(names, self.of_train, f"the {part} data")
+        return tuple(self.named[place] for place in places)
+
+    def _source(self, image: Any, name: str) -> "Source":
+        """An image of any kind as what is opened, or as the path of its file."""
+        return _source(image, name, self.levels)
+
+    @cached_property
+    def _seen(self) -> dict[str, Seen]:
+        items = chain.from_iterable(self.listed.parts.values())
+        return {item.name: item.seen for item in items}
+
+    def _image(
+        self,
+        pairs: Any,
+        index: int,
+        name: str,
+    ) -> "Source":
+        with self._asked:
+            image = _pair(pairs, index, name)[0]
+        return self._source(image, name)
+
+
+def _category(label: int | str, names: tuple[str, ...]) -> str:
+    """The name of the class of a label."""
+    if not names or (isinstance(label, str) and label in names):
+        return str(label)
+    if isinstance(label, str) or not 0 <= label < len(names):
+        raise ValueError(
+            f"a label must be a class or its number, one of {len(names)}, "
+            f"{some(names)}; got {label!r}"
+        )
+    return names[label]
+
+
+def _divided(data: Any) -> tuple[Any, Any]:
+    """The data to train on and to test on, of arrays for both."""
+    if (
+        isinstance(data, tuple)
+        and len(data) == 4
+        and is_two_arrays(data[:2])
+        and is_two_arrays(data[2:])
+    ):
+        return data[:2], data[2:]
+    if isinstance(data, tuple) and len(data) == 2 and all(map(is_two_arrays, data)):
+        return data
+    return data, None
+
+
+def _axes_lines(pairs_of_parts: Mapping[str, Any]) -> Iterator[str]:
+    """Tell people the order of axes that was taken of arrays."""
+    for part, pairs in pairs_of_parts.items():
+        if isinstance(pairs, Arrays) and pairs.axes != "NHW":
+            channels = pairs[0][0].shape[0]
+            yield (
+                f"the axes of the {part} images, {tuple(pairs.images.shape)}, are "
+                f"{pairs.axes}: {channels} channels"
+            )
+
+
+def _names_of(data: Any) -> tuple[str, ...]:
+    """The names of the classes that a data set has, or the one that it is a part of,
+    such as by ``random_split``.
+    """
+    while not hasattr(data, "classes") and hasattr(data, "dataset"):
+        data = data.dataset
+    names = getattr(data, "classes", None)
+    return () if names is None else tuple(map(str, names))
+
+
+def _pair(data: Any, index: int, name: str) -> tuple[Any, int | str]:
+    """The image and the label at an index."""
+    try:
+        image, label = data[index]
+    except Exception as error:  # of any type: the data set is the user's
+        raise BrokenImage(
+            name, f"it must be a pair (image, label): {error!r}"
+        ) from error
+    if isinstance(label, str):
+        return image, label
+    try:
+        return image, operator.index(label)
+    except TypeError:
+        raise ValueError(
+            f"the label of {name} must be a whole number or the name of a class, got "
+            f"{label!r}"
+        ) from None
+
+
+def _source(image: Any, name: str, levels: Levels | None) -> "Source":
+    """An image of any kind as a PIL image, or as bands, or as the path of its file."""
+    if isinstance(image, str | Path):
+        return Path(image)
+    try:
+        return as_source(image, levels)
+    except ValueError as error:
+        raise BrokenImage(name, str(error)) from error

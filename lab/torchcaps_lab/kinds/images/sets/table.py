@@ -1,0 +1,431 @@
+"""Images whose labels stand in a table: one label each, or several."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcaps.spec import argument, settings
+from torchcaps.whole import seen_from
+from torchcaps_lab.data.base import register_dataset
+from torchcaps_lab.data.files import ListedFile
+from torchcaps_lab.data.listed import Item, Listed, part_called
+from torchcaps_lab.data.manifest import Entry
+from torchcaps_lab.kinds.images.decoding.picture import image_suffixes
+from torchcaps_lab.kinds.images.sets.listed import ListedImages
+from torchcaps_lab.look import TABLES, Cells, Place, cells_of
+
+_LABELS = (
+    "label",
+    "labels",
+    "class",
+    "classes",
+    "category",
+    "categories",
+    "tags",
+    "tag",
+    "target",
+    "diagnosis",
+    "species",
+    "breed",
+    "y",
+)
+"""Usual names of a column of labels, the likeliest first."""
+
+_SPLITS = ("split", "set", "subset", "part", "partition")
+"""Usual names of a column that says which split a row belongs to."""
+
+_BETWEEN = ("|", ";", ",", " ")
+"""What may stand between the labels of one image."""
+
+_JOINED = "|"
+"""What stands between labels that have a column each."""
+
+_YES = {"1", "1.0", "true", "yes"}
+_NO = {"0", "0.0", "false", "no", ""}
+
+_TRIED = 20
+"""Cells of a column that are tried as names of images."""
+
+ALL_ROWS = 10_000_000
+
+
+class TableForm(NamedTuple):
+    """How a table names images and their labels.
+
+    Args:
+        table: the table, or a folder that has a folder with a table for each split.
+        file: the column of the names of the images.
+        labels: the columns of the labels; several, of yes and no, have a class each.
+        delimiter: what stands between the labels of one image; empty if each has one.
+        split: the column that says which split a row belongs to; None without one.
+    """
+
+    table: Path
+    file: str
+    labels: tuple[str, ...]
+    delimiter: str = ""
+    split: str | None = None
+
+    @property
+    def several(self) -> bool:
+        """Whether an image may have several labels."""
+        return bool(self.delimiter) or len(self.labels) > 1
+
+    @property
+    def tables(self) -> dict[str, Path]:
+        """The table of each split; ``all`` if one table has all images."""
+        if self.split_folders:
+            return tables_of_splits(self.table)
+        return {"all": self.table}
+
+    @property
+    def split_folders(self) -> bool:
+        """Whether there is a table for each split."""
+        return self.table.is_dir()
+
+    @property
+    def folder(self) -> Path:
+        """The folder that all images are in."""
+        return self.table if self.split_folders else self.table.parent
+
+    def paths(self) -> list[Path]:
+        """The images that the table names, and that are there."""
+        paths: list[Path | None] = []
+        for table in self.tables.values():
+            cells = cells_of(table, ALL_ROWS)
+            if cells is not None and self.file in cells.columns:
+                images = ImagesByName(table.parent)
+                paths += [images.get(cell) for cell in cells.column(self.file)]
+        return [path for path in paths if path is not None]
+
+    def arguments(self, place: Place) -> dict[str, Any]:
+        """The options of the data set."""
+        labels: Any = self.labels[0] if len(self.labels) == 1 else list(self.labels)
+        data: dict[str, Any] = {
+            "name": "ImageTable",
+            "root": str(self.table),
+            "file": self.file,
+            "label": labels,
+        }
+        if self.delimiter:
+            data["delimiter"] = self.delimiter
+        if self.split is not None:
+            data["split"] = self.split
+        return data
+
+    def reasons(self) -> dict[str, str]:
+        """Reasons for these options, for people."""
+        why = {
+            "data.file": f"{self.file}, the column of the names of the images",
+            "data.label": f"{', '.join(self.labels)}, of the labels",
+        }
+        if self.delimiter:
+            why["data.delimiter"] = f"{self.delimiter!r}, between labels of one image"
+        if self.split is not None:
+            why["data.split"] = f"{self.split}, of the splits"
+        return why
+
+
+class ImagesByName:
+    """The images below a folder, by path, by name and by name without suffix.
+
+    Args:
+        folder: the folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._paths: dict[str, Path | None] = {}
+        suffixes = image_suffixes()
+        for path in Place(folder).files:
+            if path.suffix.lower() in suffixes:
+                inside = path.relative_to(folder)
+                names = {inside.as_posix(), inside.with_suffix("").as_posix()}
+                for name in names | {path.name, path.stem}:
+                    # A name that two images share means neither of them.
+                    self._paths[name] = None if name in self._paths else path
+
+    def get(self, name: str) -> Path | None:
+        """The image that a cell of a table names; None if there is none, or several."""
+        name = name.strip().replace("\\", "/").removeprefix("./")
+        return self._paths.get(name) or self._paths.get(name.rpartition("/")[2])
+
+
+def table_of_images(place: Place) -> TableForm | None:
+    """Return how a table at a path names images and their labels; None if none does.
+
+    Args:
+        place: the table, or a folder that holds one beside the images.
+    """
+    tables = [path for path in place.top if path.suffix.lower() in TABLES]
+    if not tables:
+        return None if place.is_file else _form_of_splits(place.path)
+    images = ImagesByName(place.folder)
+    forms = [_form(path, images) for path in tables]
+    complete = [form for form in forms if form is not None]
+    return max(complete, key=lambda form: len(form.paths()), default=None)
+
+
+def tables_of_splits(folder: Path) -> dict[str, Path]:
+    """Return the table in the folder of each split, as Hugging Face has them.
+
+    Args:
+        folder: a folder that may have folders named as splits.
+    """
+    tables: dict[str, Path] = {}
+    for inner in sorted(path for path in folder.iterdir() if path.is_dir()):
+        part = part_called(inner.name)
+        files = [path for path in Place(inner).top if path.suffix.lower() in TABLES]
+        if part is not None and len(files) == 1:
+            tables[part] = files[0]
+    return tables
+
+
+def _form_of_splits(folder: Path) -> TableForm | None:
+    """How a table for each split names images, as that for training does."""
+    tables = tables_of_splits(folder)
+    if "train" not in tables:
+        return None
+    train = tables["train"]
+    form = _form(train, ImagesByName(train.parent))
+    return None if form is None else form._replace(table=folder)
+
+
+def _form(table: Path, images: ImagesByName) -> TableForm | None:
+    cells = cells_of(table)
+    if cells is None or len(cells.columns) < 2 or not cells.rows:
+        return None
+    files = [name for name in cells.columns if _names_images(cells, name, images)]
+    if not files:
+        return None
+    other_columns = [name for name in cells.columns if name != files[0]]
+    split = next((name for name in other_columns if _is_split(cells, name)), None)
+    other_columns = [name for name in other_columns if name != split]
+    labels = _label_columns(cells, other_columns)
+    if not labels:
+        return None
+    delimiter = _delimiter(cells.column(labels[0])) if len(labels) == 1 else ""
+    return TableForm(table, files[0], labels, delimiter, split)
+
+
+def _names_images(cells: Cells, column: str, images: ImagesByName) -> bool:
+    """Whether at least half of the cells that are tried name an image."""
+    tried = [cell for cell in cells.column(column) if cell][:_TRIED]
+    present = [cell for cell in tried if images.get(cell) is not None]
+    return bool(tried) and 2 * len(present) >= len(tried)
+
+
+def _is_split(cells: Cells, column: str) -> bool:
+    if column.strip().lower() not in _SPLITS:
+        return False
+    parts = {part_called(cell) for cell in cells.column(column)}
+    return None not in parts and "train" in parts
+
+
+def _label_columns(cells: Cells, columns: Sequence[str]) -> tuple[str, ...]:
+    by_name = {name.strip().lower(): name for name in reversed(columns)}
+    for name in _LABELS:
+        if name in by_name:
+            return (by_name[name],)
+    yes_or_no = [name for name in columns if _is_yes_or_no(cells.column(name))]
+    if len(yes_or_no) > 1:
+        return tuple(yes_or_no)
+    distinct = {name: len({*cells.column(name)}) for name in columns}
+    several = [name for name in columns if 1 < distinct[name] <= len(cells.rows) // 2]
+    return (min(several, key=distinct.__getitem__),) if several else ()
+
+
+def _is_yes_or_no(cells: Sequence[str]) -> bool:
+    return all(cell.lower() in _YES | _NO for cell in cells)
+
+
+def _delimiter(cells: Sequence[str]) -> str:
+    """What stands between the labels of one image; empty if each has one label."""
+    for sign in _BETWEEN:
+        several = [cell for cell in {*cells} if sign in cell]
+        parts = set[str]()
+        for cell in several:
+            parts.update(_parts(cell, sign))
+        single = {cell for cell in cells if cell and sign not in cell}
+        # Names of several words have parts that do not stand alone elsewhere.
+        if several and parts & single and len(parts | single) < len({*cells}):
+            return sign
+    return ""
+
+
+def _parts(cell: str, sign: str) -> list[str]:
+    return [part.strip() for part in cell.split(sign) if part.strip()]
+
+
+@dataclass(frozen=True)
+class _Row(ListedFile):
+    """One image that a row names; its category holds all its labels."""
+
+
+@register_dataset("image_table")
+@settings
+class ImageTable(ListedImages):
+    """Images whose labels stand in a table, a .csv or .tsv file; or in a table in the
+    folder of each split, ``train/metadata.csv``, ``test/metadata.csv``, as Hugging Face
+    has them.
+
+    A column names the images, by their paths below the folder of the table, or by their
+    names, with or without suffix. Labels stand in one column, which may hold several of
+    them, or in a column of yes and no (1 and 0, true and false) for each class. Images
+    with several labels have masks as labels, and are trained on by the task
+    ``several_labels``. Rows of images that are not there, and rows without a label, are
+    left out with a note.
+
+    Args:
+        root: the table, or the folder with the folders of the splits.
+        file: the column of the names of the images.
+        label: the column of the labels, or the columns, one for each class.
+        delimiter: what stands between the labels of one image; empty: each has one.
+        split: a column that says which split a row belongs to; default: shares are put
+            aside by content, as with :class:`~torchcaps_lab.data.ImageFolder`.
+
+    Raises:
+        FileNotFoundError: there is no `root`.
+        ValueError: there are no such columns, or no images that the rows name, or fewer
+            than two classes.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from PIL import Image
+        >>> from torchcaps_lab.data import ImageTable
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     rows = ["image,tags"]
+        ...     for number in range(8):
+        ...         Image.new("L", (8, 8), 20 * number).save(f"{folder}/{number}.png")
+        ...         rows.append(f"{number}.png,{'sea' if number % 2 else 'sea sky'}")
+        ...     table = Path(folder) / "photos.csv"
+        ...     _ = table.write_text("\\n".join(rows))
+        ...     data = ImageTable(table, file="image", label="tags", delimiter=" ")
+        ...     print(data.classes, data.train.labels[0].dtype)
+        ('sea', 'sky') torch.bool
+    """
+
+    root: str | Path
+    file: str = "file_name"
+    label: str | Sequence[str] = "label"
+    delimiter: str = ""
+    split: str | None = argument(default=None)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.root = Path(self.root).expanduser()
+        has_tables = self.root.is_dir() and tables_of_splits(self.root)
+        if not self.root.is_file() and not has_tables:
+            raise FileNotFoundError(
+                f"root {self.root} must be a table, a .csv or .tsv file, or a folder "
+                "with one in each of the folders train, validation and "
+                f"test{seen_from(self.root)}"
+            )
+        labels = [self.label] if isinstance(self.label, str) else [*self.label]
+        split = None if self.split is None else str(self.split)
+        self._form = TableForm(
+            self.root, self.file, tuple(labels), self.delimiter, split
+        )
+        _ = self.listed  # problems of the table are reported at once
+
+    def default_task(self) -> str | Mapping[str, Any]:
+        """Several labels where an image may have several."""
+        return "several_labels" if self._form.several else super().default_task()
+
+    @property
+    def _sign(self) -> str:
+        """What stands between the labels of an item."""
+        return self.delimiter or _JOINED
+
+    def labels_of(self, category: str) -> tuple[str, ...]:
+        """The labels that the category of an item stands for."""
+        if not self._form.several:
+            return (category,)
+        return tuple(_parts(category, self._sign))
+
+    def group_of(self, category: str) -> str:
+        """All images are one group where each may have labels of its own."""
+        return "" if self._form.several else category
+
+    def _check_trained(self, train: Sequence[Entry], left_out: dict[str, str]) -> None:
+        if not self._form.several:  # else a label may be too rare to be in each split
+            super()._check_trained(train, left_out)
+
+    def list_images(self) -> Listed:
+        """The images that the rows name."""
+        form = self._form
+        left_out = dict[str, str]()
+        parts: dict[str, list[Item]] = {}
+        for whole, table in form.tables.items():
+            cells = self._cells(table)
+            for part, item in self._rows(cells, table, left_out):
+                parts.setdefault(part or whole, []).append(item)
+        if not parts:
+            raise ValueError(
+                f"no row of {form.table} names an image that is there, with a label"
+            )
+        if "train" in parts and "test" not in parts and "validation" in parts:
+            parts["test"] = parts.pop("validation")
+        elif "train" in parts and "test" not in parts:
+            parts["all"] = parts.pop("train")
+        return Listed(parts=parts, left_out=left_out)
+
+    def _cells(self, table: Path) -> Cells:
+        """A table, which has all columns that are needed."""
+        form = self._form
+        cells = cells_of(table, ALL_ROWS) or Cells((), ())
+        for column in (form.file, *form.labels, *filter(None, [form.split])):
+            if column not in cells.columns:
+                raise ValueError(
+                    f"{table} has no column {column!r}, there are {list(cells.columns)}"
+                )
+        return cells
+
+    def _rows(
+        self, cells: Cells, table: Path, left_out: dict[str, str]
+    ) -> Iterator[tuple[str, Item]]:
+        """The split, empty where no column says it, and the image of each row; adds why
+        rows are left out.
+        """
+        form = self._form
+        images = ImagesByName(table.parent)
+        seen: set[str] = set()
+        for number, row in enumerate(cells.rows, 1):
+            values = dict(zip(cells.columns, row, strict=True))
+            path = images.get(values[form.file])
+            category = self._category(values)
+            place = f"{table.relative_to(form.folder).as_posix()}, row {number}"
+            part = "" if form.split is None else part_called(values[form.split])
+            if path is None:
+                left_out[place] = "its image is not there"
+            elif not category and not form.several:
+                left_out[place] = "it has no label"
+            elif part is None:
+                left_out[place] = "its split has no known name"
+            elif str(path) in seen:
+                left_out[place] = "its image has a row before"
+            else:
+                seen.add(str(path))
+                name = path.relative_to(form.folder).as_posix()
+                yield part, _Row(name, category, path)
+
+    def _category(self, values: Mapping[str, str]) -> str:
+        columns = self._form.labels
+        if len(columns) == 1:
+            return values[columns[0]].strip()
+        yes = [name for name in columns if values[name].strip().lower() in _YES]
+        return _JOINED.join(yes)
+
+    def targets(self, entries: Sequence[Entry], classes: Sequence[str]) -> Tensor:
+        """The labels of images: their numbers, or masks where they may be several."""
+        if not self._form.several:
+            return super().targets(entries, classes)
+        masks = torch.zeros(len(entries), len(classes), dtype=torch.bool)
+        for row, entry in enumerate(entries):
+            for name in self.labels_of(entry.category):
+                masks[row, classes.index(name)] = True
+        return masks
