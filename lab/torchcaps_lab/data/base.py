@@ -241,6 +241,12 @@ class DataSet(ABC):
         """
         return ()
 
+    def repeated(self) -> tuple[str, ...]:
+        """Return those of the notes that name a split without examples of its own, which
+        measures nothing new.
+        """
+        return ()
+
     @property
     def called(self) -> str:
         """What people call the data: the folder or the file that they are in, or else

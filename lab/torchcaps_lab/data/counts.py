@@ -42,7 +42,7 @@ class DataReport:
         examples: how many examples each split has.
         classes: how many of them show each class, by split.
         notes: what a reader of results should know.
-        problems: why it cannot be trained on.
+        problems: what should be repaired. Without examples, it cannot be trained on.
     """
 
     what: str = "examples"
@@ -60,7 +60,9 @@ class DataReport:
             split = getattr(data, part)
             examples[part] = len(split)
             classes[part] = split.counts()
-        return cls(data.train.what, examples, classes, data.notes())
+        problems = data.repeated()
+        notes = tuple(note for note in data.notes() if note not in problems)
+        return cls(data.train.what, examples, classes, notes, problems)
 
     def json(self) -> dict[str, Any]:
         """The whole report, ready for JSON."""
@@ -81,4 +83,4 @@ class DataReport:
 
     def advised(self, options: Mapping[str, Any]) -> dict[str, str] | None:
         """Nothing: all is guessed from the path."""
-        return None if self.problems else {}
+        return {} if self.examples else None

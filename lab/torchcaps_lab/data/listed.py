@@ -31,6 +31,7 @@ from torchcaps_lab.data.manifest import (
     left_out_lines,
     names_doubts,
     readable,
+    repeated_lines,
     some,
     untested_lines,
 )
@@ -304,7 +305,7 @@ class ListedData(DataSet):
         unknown: tuple[str, ...] = ()
         if self._unrecorded:
             unknown = ("the run kept no record of its split: it is made anew",)
-        manifest = self.manifest().merged(self._read.same)
+        manifest = self._merged
         tested = self._labels_in(manifest.parts["test"])
         return (
             *unknown,
@@ -317,6 +318,15 @@ class ListedData(DataSet):
             *copies_lines(manifest, self.thing),
             *names_doubts(manifest.classes),
         )
+
+    def repeated(self) -> tuple[str, ...]:
+        """The splits that have no items of their own, a sentence each."""
+        return tuple(repeated_lines(self._merged, self.thing))
+
+    @property
+    def _merged(self) -> Manifest:
+        """The manifest, with one digest for files of the same pixels."""
+        return self.manifest().merged(self._read.same)
 
     def omissions(self) -> tuple[str, ...]:
         """What was left out of the source, and why."""

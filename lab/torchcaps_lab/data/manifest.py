@@ -190,6 +190,19 @@ class Manifest:
         parts = {part: tuple(map(shared, rows)) for part, rows in self.parts.items()}
         return replace(self, parts=parts)
 
+    def repeated(self) -> dict[str, int]:
+        """How many images each split holds that has none of its own: all of them are in
+        the splits before it, too.
+        """
+        seen = set[str]()
+        counts = {}
+        for part in PARTS:
+            digests = {entry.digest for entry in self.parts.get(part, ())}
+            if digests and digests <= seen:
+                counts[part] = len(self.parts[part])
+            seen |= digests
+        return counts
+
     def copies(self) -> list[list[tuple[str, Entry]]]:
         """Groups of images with the same content in several splits or classes, each
         with its split.
@@ -213,9 +226,26 @@ def _classes_of(rows: Sequence[tuple[str, Entry]]) -> set[str]:
     return {entry.category for _, entry in rows}
 
 
+_REPEATS = {
+    "validation": "the training split, so validation cannot show overfitting",
+    "test": "the training or validation split, so the test measures nothing new",
+}
+"""What a split without items of its own repeats, and what follows."""
+
+
+def repeated_lines(manifest: Manifest, thing: str = "image") -> list[str]:
+    """Tell people which splits have no images, or other items, of their own."""
+    lines = []
+    for part, count in manifest.repeated().items():
+        items = counted(count, f"{part} {thing.removesuffix('s')}s")
+        are = "is" if count == 1 else "are"
+        lines.append(f"all of {items} {are} also in {_REPEATS[part]}")
+    return lines
+
+
 def copies_lines(manifest: Manifest, thing: str = "image") -> list[str]:
-    """Tell people which images, or other items, are in several splits, and which in
-    several classes.
+    """Tell people which images, or other items, are in several splits, which in several
+    classes, and which splits have none of their own.
     """
     groups = manifest.copies()
     in_parts = [rows for rows in groups if len(_parts_of(rows)) > 1]
@@ -234,7 +264,7 @@ def copies_lines(manifest: Manifest, thing: str = "image") -> list[str]:
                 f"{count_of(groups_of_copies, thing)} of the same content in several {places}: "
                 f"{some(names)}"
             )
-    return lines
+    return lines + repeated_lines(manifest, thing)
 
 
 def untested_lines(classes: Sequence[str]) -> list[str]:

@@ -22,6 +22,13 @@ from torchcaps_lab.data.augment import random_integers
 from torchcaps_lab.data.base import DataSet, Fit, find_data_dir, register_dataset
 from torchcaps_lab.data.boxes import INK
 from torchcaps_lab.data.examples import Batch, Composition, Examples
+from torchcaps_lab.data.manifest import (
+    Entry,
+    Manifest,
+    copies_lines,
+    repeated_lines,
+)
+from torchcaps_lab.data.streams import digest_of
 from torchcaps_lab.data.view import MOVES, Preprocess
 from torchcaps_lab.kinds.images.decoding.bands import Bands, Range, check_range
 from torchcaps_lab.kinds.images.decoding.handwriting import orientation, upright
@@ -392,7 +399,20 @@ class Masks(DataSet):
         pixels got another value.
         """
         _ = self._whole
-        return self._lines
+        return (*self._lines, *copies_lines(self._files))
+
+    def repeated(self) -> tuple[str, ...]:
+        """Which splits have no pictures of their own."""
+        return tuple(repeated_lines(self._files))
+
+    @cached_property
+    def _files(self) -> Manifest:
+        """The files of the pictures, which have no class of their own."""
+        parts = {}
+        for part, rows in self._parts.items():
+            files = [self._pairs[row].picture for row in rows]
+            parts[part] = [Entry(str(file), "", digest_of(file)) for file in files]
+        return Manifest((), parts)
 
     @cached_property
     def _whole(self) -> MaskSet:

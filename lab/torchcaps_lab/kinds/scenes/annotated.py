@@ -25,6 +25,12 @@ from torchcaps_lab.data.base import (
     stable_split,
 )
 from torchcaps_lab.data.examples import Batch, Examples, Parts
+from torchcaps_lab.data.manifest import (
+    Entry,
+    Manifest,
+    copies_lines,
+    repeated_lines,
+)
 from torchcaps_lab.data.streams import digest_of
 from torchcaps_lab.kinds.images.decoding.bands import Range, check_range
 from torchcaps_lab.kinds.images.decoding.handwriting import orientation
@@ -208,6 +214,21 @@ class AnnotatedImages(DataSet):
         """Read the test images."""
         return self._read(self._noted[2])
 
+    def notes(self) -> tuple[str, ...]:
+        """Which images to test on are also trained on."""
+        return tuple(copies_lines(self._files))
+
+    def repeated(self) -> tuple[str, ...]:
+        """Whether there are no images to test on but those to train on."""
+        return tuple(repeated_lines(self._files))
+
+    @cached_property
+    def _files(self) -> Manifest:
+        """The files to train on, validation included, and those to test on."""
+        classes, train, test = self._noted
+        parts = {"train": _entries(train), "test": _entries(test)}
+        return Manifest(classes, parts)
+
     @cached_property
     def _noted(self) -> tuple[tuple[str, ...], list[Noted], list[Noted]]:
         """The classes, the images to train on, and those to test on."""
@@ -291,6 +312,14 @@ class AnnotatedImages(DataSet):
         return AnnotatedSet(
             pixels, mask, self.classes, files, things=things, boxes=placed
         )
+
+
+def _entries(noted: Sequence[Noted]) -> list[Entry]:
+    """The files of images. They may show things of several classes, so they have
+    none.
+    """
+    files = [image.file for image in noted]
+    return [Entry(str(file), "", digest_of(file)) for file in files]
 
 
 def _placed(noted_image: Noted, shown: tuple[int, int], turn: int) -> Tensor:
