@@ -418,9 +418,10 @@ def claim() -> str:
 
 
 COMPARED = (
-    "This table compares two heads at a time. A cell says that one finds more or fewer "
-    "of the images with two digits if the 95 % interval of the difference over the "
-    "seeds excludes 0."
+    'The next table compares two heads. "More pairs" means that the first head finds '
+    "both digits in more images than the second, and that the 95 % interval of the "
+    'difference over the seeds excludes 0. If it includes 0, the cell says "about as '
+    'many pairs".'
 )
 
 

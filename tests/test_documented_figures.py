@@ -260,8 +260,8 @@ SAID: dict[str, list[tuple[str, list[float]]]] = {
             in_the_table(TURNED),
         ),
         (
-            "Bayes in three steps | {} ({} to {}), three seeds | {} ({} to {}) | {} | "
-            "{} |",
+            "Bayes in three steps | {} ({} to {}), three seeds | without routing: {} "
+            "({} to {}) | {} | {} |",
             [
                 *spread(by_seeds(BAYES[0])[:-1]),
                 *spread(by_seeds(BAYES[1])[:-1]),
@@ -273,7 +273,7 @@ SAID: dict[str, list[tuple[str, list[float]]]] = {
             [in_the_table(RESIDUAL[1])[place] for place in (0, 3, 4)],
         ),
         (
-            "ImageNet weights | {} ({} to {}), three seeds | its CNN: {} ({} to {}) | "
+            "ImageNet weights | {} ({} to {}), three seeds | a linear layer: {} ({} to {}) | "
             "| {} |",
             [
                 *spread(accuracy(*PHOTOS)),
