@@ -5,7 +5,7 @@ from it.
 import codecs
 import csv
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +39,9 @@ _JUNK = (
 
 _ROWS = 1000
 """Rows of a table that are looked at."""
+
+_SHOWN = 40
+"""Letters of a cell that an error shows."""
 
 
 class Guess(NamedTuple):
@@ -206,23 +209,58 @@ def cells_of(path: Path, rows: int = _ROWS) -> Cells | None:
     """
     if path.suffix.lower() not in TABLES:
         return None
-    read: list[tuple[str, ...]] = []
     try:
-        with path.open(encoding=_encoding(path), errors="replace", newline="") as file:
-            delimiter = delimiter_of(path, file.readline())
-            file.seek(0)
-            for row in csv.reader(file, delimiter=delimiter):
-                if row:
-                    read.append(tuple(row))
-                if len(read) > rows:
-                    break
-    except (OSError, csv.Error):
+        read = _rows_of(path, rows, _encoding(path))
+    except UnicodeDecodeError:
+        read = _rows_of(path, rows, "latin-1")
+    except OSError:
         return None
     if not read:
         return None
     columns = read[0]
     complete = [row for row in read[1:] if len(row) == len(columns)]
     return Cells(columns, tuple(complete))
+
+
+def _rows_of(path: Path, rows: int, encoding: str) -> list[tuple[str, ...]]:
+    """The header and the first rows of a table; none if it is no table."""
+    read: list[tuple[str, ...]] = []
+    with path.open(encoding=encoding, newline="") as file:
+        delimiter = delimiter_of(path, file.readline())
+        file.seek(0)
+        try:
+            for row in csv.reader(file, delimiter=delimiter):
+                if row:
+                    read.append(tuple(row))
+                if len(read) > rows:
+                    break
+        except csv.Error:
+            return []
+    return read
+
+
+def is_number(cell: str) -> bool:
+    """Whether a cell of a table holds a number."""
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def no_header(path: Path, header: Sequence[str], columns: Sequence[str]) -> ValueError:
+    """The error for a table whose first line is an example.
+
+    Args:
+        path: the table.
+        header: the cells of its first line.
+        columns: names that its columns could have, the first ones.
+    """
+    line = ", ".join(cell[:_SHOWN] for cell in header)
+    return ValueError(
+        f"the first line of {path} must name its columns, but looks like an example: "
+        f"{line}. Write a line above it, such as {','.join(columns)}"
+    )
 
 
 def delimiter_of(path: Path, header: str) -> str:

@@ -148,6 +148,9 @@ class SlotUpdate(SuggestsNames, nn.Module):
         if self.cell is None:
             slots = collected
         else:
+            # In torch.func.vmap torch's GRU cell needs both with the mapped axis, which
+            # slots that all start alike do not have.
+            slots = slots + torch.zeros_like(collected)
             rows = applied(self.cell, collected.flatten(0, 1), slots.flatten(0, 1))
             slots = rows.view_as(slots)
         return slots if self.mlp is None else slots + applied(self.mlp, slots)

@@ -107,8 +107,9 @@ def check_routing(routing: Routing | str) -> None:
     float64, and bfloat16 poses; one child, one parent, one example; finite numbers and
     gradients for poses and activations of 0, and for votes far apart; masked children;
     a pose of NaN, which must show in all parents of its example and in no other; equal
-    results on all backends that support it; gradients against finite differences; and
-    resuming from earlier parents, or refusing to.
+    results on all backends that support it; gradients against finite differences, and
+    those of each example by ``torch.func``; and resuming from earlier parents, or
+    refusing to.
 
     A routing that is not ``trainable`` is checked in evaluation mode, without
     gradients, and one without ``exact_gradients`` not against finite differences. With
@@ -391,6 +392,37 @@ def _gradients(template: Routing) -> None:
     torch.autograd.gradcheck(parents, tuple(vars(problem.leaves()).values()))
 
 
+def _gradients_of_each_example(template: Routing) -> None:
+    """``vmap`` over ``grad``, as for differential privacy and influence functions."""
+    if not template.trainable:
+        return
+    problem = Problem.make()
+    routing = _bound(template, problem).eval()
+    weights = {name: weight.detach() for name, weight in routing.named_parameters()}
+
+    def objective(
+        weights: dict[str, Tensor], children: Tensor, activation: Tensor
+    ) -> Tensor:
+        votes = Votes(children[None], problem.transforms, problem.coordinates)
+        routed = torch.func.functional_call(routing, weights, (votes, activation[None]))
+        return torch.add(routed.pose.square().sum(), routed.activation.sum())
+
+    gradient = torch.func.grad(objective, (0, 1))
+    together = torch.func.vmap(gradient, (None, 0, 0))(
+        weights, problem.children, problem.activation
+    )
+    for row in range(B):
+        inputs = problem.children[row], problem.activation[row]
+        of_weights, of_children = gradient(weights, *inputs)
+        expected = {**of_weights, "children": of_children}
+        actual = {**together[0], "children": together[1]}
+        assert_same(
+            {f"the gradient of {name}": actual[name][row] for name in expected},
+            {f"the gradient of {name}": expected[name] for name in expected},
+            TOLERANCE[torch.float64],
+        )
+
+
 def _earlier_parents(template: Routing) -> None:
     problem = Problem.make()
     routing = _bound(template, problem)
@@ -433,5 +465,6 @@ CHECKS: tuple[Callable[[Routing], None], ...] = (
     _not_a_number,
     _backends,
     _gradients,
+    _gradients_of_each_example,
     _earlier_parents,
 )

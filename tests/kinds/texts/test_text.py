@@ -440,3 +440,35 @@ def test_vectors_are_text(tmp_path: Path) -> None:
         Text(root, vectors=tmp_path / "vectors.bin").begin(network)
     with pytest.raises(FileNotFoundError, match="vectors must be a file"):
         Text(root, vectors=tmp_path / "none.txt").begin(network)
+
+
+def test_a_table_of_texts_without_a_header_is_refused(tmp_path: Path) -> None:
+    """Its first text would be lost, without a word."""
+    table = tmp_path / "reviews.csv"
+    rows = [f"{'bad' if n % 2 else 'good'} film number {n},{n % 2}" for n in range(40)]
+    table.write_text("\n".join(rows))
+    text, label = rows[0].split(",")
+    with pytest.raises(ValueError, match="must name its columns"):
+        Text(table, text=text, label=label)
+
+
+def test_names_of_columns_that_are_repeated_are_no_example(tmp_path: Path) -> None:
+    """As where tables were put one behind the other."""
+    rows = [f"{'bad' if n % 2 else 'good'} film number {n},{n % 2}" for n in range(40)]
+    table = tmp_path / "reviews.csv"
+    table.write_text("\n".join(["text,label", *rows[:20], "text,label", *rows[20:]]))
+    data = Text(table)
+    assert data.classes == ("0", "1")
+    assert data.manifest().left_out == {
+        "reviews.csv, row 21": "it repeats the names of the columns"
+    }
+
+
+def test_a_column_of_labels_may_have_the_name_of_a_class(tmp_path: Path) -> None:
+    rows = [
+        f"{'win' if n % 2 else 'see'} it {n},{['ham', 'spam'][n % 2]}"
+        for n in range(40)
+    ]
+    table = tmp_path / "mails.csv"
+    table.write_text("\n".join(["mail,spam", *rows]))
+    assert Text(table, text="mail", label="spam").classes == ("ham", "spam")

@@ -38,6 +38,7 @@ from torchcaps_lab.kinds.images.doubts import (
     range_option,
     range_text,
 )
+from torchcaps_lab.kinds.images.guess import size_for
 from torchcaps_lab.kinds.images.sets.files import ImageListing
 from torchcaps_lab.look import counted
 
@@ -115,6 +116,8 @@ class FolderReport:
             return {}
         advised = {}
         size = options.get("data", {}).get("size")
+        if size is None and len(self.sizes) > 1:  # of which some were not looked at
+            size = size_for([*Counter(map(_sides, self.sizes)).elements()])
         if size:
             advised["--data.size"] = str(size)
         if self.range:
@@ -261,6 +264,12 @@ def check_folder(root: str | Path) -> FolderReport:
         ),
         range=levels if deep else None,
     )
+
+
+def _sides(size: str) -> tuple[int, int]:
+    """Height and width of a size as it is printed."""
+    height, _, width = size.partition(" x ")
+    return int(height), int(width)
 
 
 def _look(path: Path) -> _Look:

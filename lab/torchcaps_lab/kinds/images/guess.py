@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 
 from torchcaps.models import installed
 from torchcaps_lab.kinds.images.decoding.bands import channels_of
+from torchcaps_lab.kinds.images.decoding.handwriting import TURNED_SIDES, orientation
 from torchcaps_lab.kinds.images.decoding.picture import BrokenImage, opened, pictured
 from torchcaps_lab.kinds.images.doubts import Extent, extent_of, range_for, range_text
 from torchcaps_lab.look import (
     STEPS,
     Guess,
     batch_size_for,
+    counted,
     epochs_for,
     values_of,
     watched,
@@ -95,7 +97,7 @@ def guess_of_files(
     if size is not None:
         shape = {**shape, "size": size}
         why["data.size"] = _size_line(size, looks.sizes)
-    steps = train // options["batch_size"]
+    steps = max(train // options["batch_size"], 1)  # fewer images are one batch
     backbone = options.get("model_args")
     kind = f"for images of {side} pixels"
     if backbone:
@@ -103,7 +105,7 @@ def guess_of_files(
     why = {"data": summary, **why}
     why |= {
         "model": f"{options['model']}, {kind}",
-        "batch_size": f"{options['batch_size']}, for {steps} steps an epoch",
+        "batch_size": f"{options['batch_size']}, for {counted(steps, 'steps')} an epoch",
         "epochs": f"{options['epochs']}, {steps * options['epochs']:,} steps",
     }
     for name in ("preprocess", "optimizer") if photos else ():
@@ -143,11 +145,11 @@ def shape_of(looks: "Looks") -> tuple[dict[str, Any], dict[str, str]]:
     return data, why
 
 
-def _size_line(size: int | None, sizes: set[tuple[int, int]]) -> str:
+def _size_line(size: int | None, sizes: Sequence[tuple[int, int]]) -> str:
     """Tell people the size that images are brought to, and why."""
     seen = "several sizes"
-    if len(sizes) == 1:
-        height, width = min(sizes)
+    if len({*sizes}) == 1:
+        height, width = sizes[0]
         seen = f"{height} x {width}"
     if size is None:
         return f"their own, {seen}"
@@ -205,17 +207,20 @@ def _of_photos(train: int, given: Mapping[str, Any]) -> dict[str, Any]:
     return {"model": ON_BACKBONE[0], **recipe, "batch_size": batch, "epochs": epochs}
 
 
-def size_for(sizes: set[tuple[int, int]]) -> int | None:
-    """Height and width to bring images of such sizes to; None: they have one that can
-    be left as it is.
+def size_for(sizes: Sequence[tuple[int, int]]) -> int | None:
+    """Height and width to bring images to; None: they have one that can be left as it
+    is.
+
+    Args:
+        sizes: height and width of each image.
 
     Example:
         >>> from torchcaps_lab.kinds.images.guess import size_for
-        >>> size_for({(32, 32)}), size_for({(32, 32), (30, 40)}), size_for({(400, 300)})
+        >>> size_for([(32, 32)]), size_for([(32, 32), (30, 40)]), size_for([(400, 300)])
         (None, 32, 64)
     """
     if not sizes or (
-        len(sizes) == 1 and 8 <= min(min(sizes)) and max(min(sizes)) <= LARGEST_SIDE
+        len({*sizes}) == 1 and 8 <= min(min(sizes)) and max(min(sizes)) <= LARGEST_SIDE
     ):
         return None
     usual = median(min(size) for size in sizes)
@@ -227,13 +232,13 @@ class Looks(NamedTuple):
 
     Args:
         seen: how many can be read.
-        sizes: heights and widths.
+        sizes: height and width of each, when upright.
         colours: how many have colours.
         levels: the range of pixels, if it is not the usual one.
     """
 
     seen: int
-    sizes: set[tuple[int, int]]
+    sizes: list[tuple[int, int]]
     colours: int
     levels: tuple[float, float] | None
 
@@ -246,11 +251,12 @@ def looked_at(files: Sequence[Path]) -> Looks:
     for path in files[:: -(-len(files) // LOOKED_AT) or 1]:
         try:
             with opened(path) as image:
-                width, height = image.size
+                stored = image.size
                 if hasattr(image, "draft"):
                     image.draft(
                         "RGB", (LARGEST_SIDE, LARGEST_SIDE)
                     )  # decodes a JPEG file at a fraction of its size
+                sides = _upright_sides(image, stored)
                 extent = extent_of(image)
                 reduced = pictured(image, extent and range_for([extent])).resize(
                     (16, 16)
@@ -259,7 +265,7 @@ def looked_at(files: Sequence[Path]) -> Looks:
         except (BrokenImage, OSError, ValueError):
             continue  # the data set says which files cannot be read
         red, green, blue = (band.tobytes() for band in reduced.split())
-        sizes.append((height, width))
+        sizes.append(sides)
         extents += [] if extent is None else [extent]
         colours += coloured and not red == green == blue
     deep = len(extents) == len(
@@ -267,10 +273,25 @@ def looked_at(files: Sequence[Path]) -> Looks:
     )  # of pictures of 8 bit beside them, the range would be another one
     return Looks(
         len(sizes),
-        {*sizes},
+        sizes,
         colours,
         range_for(extents) if deep else None,
     )
+
+
+def _upright_sides(image: Any, stored: tuple[int, int]) -> tuple[int, int]:
+    """Height and width of an image when upright. Decodes the whole file.
+
+    Args:
+        image: the image, which may have been opened at a fraction of its size.
+        stored: width and height in the file.
+    """
+    turn = orientation(image)
+    if hasattr(image, "tag_v2"):  # a TIFF file, which Pillow turns when it is decoded
+        width, height = image.size
+        return height, width
+    width, height = stored
+    return (width, height) if turn in TURNED_SIDES else (height, width)
 
 
 def range_line(looks: Looks) -> str:
@@ -281,7 +302,7 @@ def range_line(looks: Looks) -> str:
     )
 
 
-def _padded(sizes: set[tuple[int, int]]) -> str:
+def _padded(sizes: Sequence[tuple[int, int]]) -> str:
     """What becomes of images that are not square, if the longest is half as long again
     as wide.
     """

@@ -12,7 +12,7 @@ from torchcaps.whole import seen_from
 from torchcaps_lab.data.files import Listing, is_there, list_folder
 from torchcaps_lab.data.listed import Item, Listed, part_called
 from torchcaps_lab.data.plain_text import decoded, lines_of
-from torchcaps_lab.look import TABLES, Place, delimiter_of
+from torchcaps_lab.look import TABLES, Place, delimiter_of, is_number, no_header
 
 
 @dataclass(frozen=True)
@@ -180,10 +180,15 @@ def _table(
                 f"{header}: --data.{argument} names it"
             )
     text, label = map(header.index, columns)
+    labels = {row[label].strip() for row in rows if len(row) > label and row != header}
+    if header[label].strip() in labels and _is_example(header[text], header[label]):
+        raise no_header(path, header, ("text", "label"))
     items = []
     for number, row in enumerate(rows, 1):
         name = f"{path.name}, row {number}"
-        if len(row) <= max(text, label) or any(
+        if row == header:
+            left_out[name] = "it repeats the names of the columns"
+        elif len(row) <= max(text, label) or any(
             row[len(header) :]
         ):  # empty cells at the end do not matter
             left_out[name] = (
@@ -194,6 +199,11 @@ def _table(
         else:
             items.append(TextItem(name, row[label].strip(), row[text]))
     return items
+
+
+def _is_example(text: str, label: str) -> bool:
+    """Whether two cells are hardly the names of their columns."""
+    return len(text.split()) > 1 or is_number(label)
 
 
 def texts_of(path: Path, column: str) -> Iterator["NamedText"]:

@@ -40,6 +40,7 @@ from torchcaps_lab.look import (
     Place,
     batch_size_for,
     cells_of,
+    is_number,
     lines_in,
     trained_of,
     watched,
@@ -260,19 +261,11 @@ def _check_texts(path: Path, cells: Cells, column: str) -> None:
     if column not in cells.columns or column.lower() in _TEXTS:
         return
     texts = list(filter(None, cells.column(column)))
-    if texts and all(map(_is_number, texts)):
+    if texts and all(map(is_number, texts)):
         raise ValueError(
             f"{path} holds numbers and no texts. Name the column of texts with "
             "--data.text, or give features to torchcaps.sklearn.CapsNetClassifier"
         )
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
 
 
 def columns_of(cells: Cells) -> tuple[str, str]:

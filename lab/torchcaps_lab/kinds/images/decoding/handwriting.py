@@ -43,6 +43,9 @@ SMALLEST = 0.06
 _ORIENTATION = 0x0112
 """The tag of Exif for the orientation."""
 
+TURNED_SIDES = (5, 6, 7, 8)
+"""Orientations in which height and width change places."""
+
 
 def read_handwriting(image: "Image", image_shape: tuple[int, int, int]) -> Read:
     """Finds the ink in a picture, whatever the colours of ink and ground.

@@ -1,5 +1,6 @@
 """Images whose labels stand in a table: one label each, or several."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from torchcaps_lab.data.listed import Item, Listed, part_called
 from torchcaps_lab.data.manifest import Entry
 from torchcaps_lab.kinds.images.decoding.picture import image_suffixes
 from torchcaps_lab.kinds.images.sets.listed import ListedImages
-from torchcaps_lab.look import TABLES, Cells, Place, cells_of
+from torchcaps_lab.look import TABLES, Cells, Place, cells_of, no_header
 
 _LABELS = (
     "label",
@@ -99,7 +100,7 @@ class TableForm(NamedTuple):
             cells = cells_of(table, ALL_ROWS)
             if cells is not None and self.file in cells.columns:
                 images = ImagesByName(table.parent)
-                paths += [images.get(cell) for cell in cells.column(self.file)]
+                paths += images.of_rows(cells.column(self.file))
         return [path for path in paths if path is not None]
 
     def arguments(self, place: Place) -> dict[str, Any]:
@@ -147,11 +148,39 @@ class ImagesByName:
                 for name in names | {path.name, path.stem}:
                     # A name that two images share means neither of them.
                     self._paths[name] = None if name in self._paths else path
+        self._lower_case: dict[str, Path | None] = {}
+        for name, image in self._paths.items():
+            shared = self._lower_case.get(name.lower(), image) != image
+            self._lower_case[name.lower()] = None if shared else image
 
     def get(self, name: str) -> Path | None:
         """The image that a cell of a table names; None if there is none, or several."""
-        name = name.strip().replace("\\", "/").removeprefix("./")
-        return self._paths.get(name) or self._paths.get(name.rpartition("/")[2])
+        name = _slashes(name)
+        return self._exact(name) or self._exact(name.rpartition("/")[2])
+
+    def of_rows(self, names: Sequence[str]) -> list[Path | None]:
+        """The image that each row of a table names; None if there is none, or several.
+
+        Folders in the table may differ from those on the disk, so that the name alone
+        counts. It does not where another row names the image, with its folder.
+        """
+        exact = {name: self._exact(_slashes(name)) for name in names}
+        named = {path for path in exact.values() if path is not None}
+        by_name = {name: self.get(name) for name in exact if exact[name] is None}
+        times = Counter(by_name.values())
+        for name, path in by_name.items():
+            if path not in named and times[path] == 1:
+                exact[name] = path
+        return [exact[name] for name in names]
+
+    def _exact(self, name: str) -> Path | None:
+        """The image of that name, in upper or lower case if there is no other."""
+        return self._paths.get(name) or self._lower_case.get(name.lower())
+
+
+def _slashes(name: str) -> str:
+    """A path as it is written here, of a path as it is written on any system."""
+    return name.strip().replace("\\", "/").removeprefix("./")
 
 
 def table_of_images(place: Place) -> TableForm | None:
@@ -223,6 +252,13 @@ def _is_split(cells: Cells, column: str) -> bool:
         return False
     parts = {part_called(cell) for cell in cells.column(column)}
     return None not in parts and "train" in parts
+
+
+def _is_example(form: TableForm, cells: Cells) -> bool:
+    """Whether the names of two columns are an image and its label."""
+    label = form.labels[0]
+    has_suffix = Path(form.file).suffix.lower() in image_suffixes()
+    return has_suffix or label.strip() in cells.column(label)
 
 
 def _label_columns(cells: Cells, columns: Sequence[str]) -> tuple[str, ...]:
@@ -393,10 +429,12 @@ class ImageTable(ListedImages):
         """
         form = self._form
         images = ImagesByName(table.parent)
+        if images.get(form.file) is not None and _is_example(form, cells):
+            raise no_header(table, cells.columns, ("file_name", "label"))
         seen: set[str] = set()
-        for number, row in enumerate(cells.rows, 1):
+        paths = images.of_rows(cells.column(form.file))
+        for number, (row, path) in enumerate(zip(cells.rows, paths, strict=True), 1):
             values = dict(zip(cells.columns, row, strict=True))
-            path = images.get(values[form.file])
             category = self._category(values)
             place = f"{table.relative_to(form.folder).as_posix()}, row {number}"
             part = "" if form.split is None else part_called(values[form.split])
