@@ -518,6 +518,7 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
         ("predict photo.jpg", "it takes RUN IMAGES, in this order"),
         ("predict mnist/efficent_capsnet p.png", "mean mnist/efficient_capsnet?"),
         ("explain runs/nope", "there is no folder runs/nope"),
+        ("explain mnist/efficient_capsnet --out x", "a saved network needs --data"),
         ("evaluate digits --data Digits --strange words.txt", "has no decoder"),
     ],
 )

@@ -174,6 +174,16 @@ class TestEachFactHasItsAdvice:
         assert "collect at least 10" in hint.advice
         assert not hint.option
 
+    def test_nothing_to_type_is_promised_where_there_is_nothing(self):
+        summary = {"train_per_class": {"cat": 4, "dog": 90, "owl": 3}}
+        actual = advice(EVEN, EVEN, summary)
+        assert actual.hints[0].fact == "'cat' has 4 training images, 'owl' 3"
+        assert "text to type" not in actual.text
+        assert "torchcaps train" not in actual.text  # how it was trained is not known
+        typed = {**summary, "run": "r", "command": "torchcaps train pets --run r"}
+        again = advice(EVEN, EVEN, typed).text
+        assert "This command trains again: `torchcaps train pets`." in again
+
     def test_few_photos_start_from_a_trained_backbone(self):
         predicted = torch.where(torch.arange(900) % 10 == 0, (EVEN + 1) % 3, EVEN)
         summary = {"train_per_class": {"cat": 100, "dog": 80, "owl": 90}}

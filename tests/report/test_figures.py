@@ -543,6 +543,8 @@ def test_a_report_is_titled_by_its_run_and_its_data() -> None:
         page_title(network, named) == "photos: what capsnet_small learned from holiday"
     )
     assert page_title(network, {}) == "What this CapsNet learned"
+    saved = {"run": "mnist/capsnet_small"}
+    assert page_title(network, saved) == "What mnist/capsnet_small learned"
 
 
 def test_data_are_called_what_people_call_them(tmp_path: Path) -> None:

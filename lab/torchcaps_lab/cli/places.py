@@ -11,6 +11,11 @@ from torchcaps.spec import Within
 from torchcaps.whole import seen_from
 
 
+def packaged(name: str) -> bool:
+    """Whether a network of this name comes with the package."""
+    return Path(torchcaps.__file__).with_name("pretrained").joinpath(name).is_dir()
+
+
 @dataclass(frozen=True)
 class There(Within):
     """For ``Annotated``: what must exist; a network may also be one of the package, or
@@ -22,9 +27,8 @@ class There(Within):
     def check(self, place: str, value: Any) -> None:
         """Raises a ValueError that names the place if there is nothing."""
         path = Path(value).expanduser()
-        in_package = Path(torchcaps.__file__).with_name("pretrained") / value
         named = self.network and (
-            in_package.is_dir() or (len(path.parts) == 2 and not path.is_absolute())
+            packaged(value) or (len(path.parts) == 2 and not path.is_absolute())
         )
         try:
             missing = not named and not path.exists()

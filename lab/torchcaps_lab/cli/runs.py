@@ -9,6 +9,7 @@ from torchcaps.spec import Spec, fit
 from torchcaps.whole import seen_from
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli.parser import WrongUsage, data_at
+from torchcaps_lab.cli.places import packaged
 from torchcaps_lab.data import DataSet, Examples
 from torchcaps_lab.training import RunFolder, follow_record, images_apart, read_options
 from torchcaps_lab.training.reading import merged
@@ -145,7 +146,7 @@ def open_run(
             "trained on some of its own"
         )
     if named is None:
-        if not folder.path.exists():
+        if not folder.path.exists() and not packaged(run):
             raise FileNotFoundError(f"there is no folder {run}{seen_from(folder.path)}")
         if not folder.config.is_file():
             raise FileNotFoundError(

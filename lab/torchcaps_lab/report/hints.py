@@ -93,6 +93,11 @@ class Commands(NamedTuple):
         """The command that trains the same once more, into another folder."""
         return shlex.join(self.train)
 
+    @property
+    def of_training(self) -> bool:
+        """Whether it is known how the network was trained."""
+        return list(self.train) != _TRAIN
+
 
 def _without(words: Sequence[str], option: str) -> Iterator[str]:
     """The words of a command without an option and its value."""

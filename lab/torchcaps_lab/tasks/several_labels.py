@@ -286,17 +286,18 @@ def _each_class(images: Examples, most: int = 20) -> Selection | None:
     present = []
     for row in batch.labels.tolist():
         present.append(" and ".join(compress(images.classes, row)))
-    titles = tuple(
-        f"{images.classes[index]}\nof {present[row]}"
-        for row, index in zip(rows.tolist(), classes.tolist(), strict=True)
-    )
+    titles = []
+    for row, index in zip(rows.tolist(), classes.tolist(), strict=True):
+        name = images.classes[index]
+        alone = present[row] == name
+        titles.append(name if alone else f"{name}\nof {present[row]}")
     names = tuple(images.classes)
     things = _true_boxes(batch, names)
     return Selection(
         batch.inputs.cpu()[rows],
         batch.pictures.cpu()[rows],
         classes,
-        titles,
+        tuple(titles),
         classes=names,
         things=tuple(things[row] for row in rows.tolist()),
     )

@@ -3,6 +3,7 @@ down, and clear errors.
 """
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -274,3 +275,30 @@ def test_broken_voc_files(tmp_path: Path, text: str, why: str) -> None:
     (write(tmp_path, "voc") / "a.xml").write_text(text)
     with pytest.raises(ValueError, match=rf"a\.xml are not as of VOC: {why}"):
         data(tmp_path, tmp_path / "notes")
+
+
+def test_scenes_are_called_as_the_folder_of_images_and_annotations(
+    tmp_path: Path,
+) -> None:
+    """A report said that it was learned from train2017."""
+    for folder in (tmp_path / "street" / "images", tmp_path / "street" / "labels"):
+        folder.mkdir(parents=True)
+    Image.new("L", (8, 8)).save(tmp_path / "street" / "images" / "0.png")
+    (tmp_path / "street" / "labels" / "0.txt").write_text("0 0.5 0.5 0.5 0.5")
+    beside = AnnotatedImages(
+        tmp_path / "street" / "images",
+        tmp_path / "street" / "labels",
+        classes=["a", "b"],
+        test=0,
+    )
+    assert beside.called == "street"
+    shutil.copy(
+        tmp_path / "street" / "labels" / "0.txt", tmp_path / "street" / "images"
+    )
+    within = AnnotatedImages(
+        tmp_path / "street" / "images",
+        tmp_path / "street" / "images",
+        classes=["a", "b"],
+        test=0,
+    )
+    assert within.called == "images"

@@ -206,6 +206,17 @@ class AnnotatedImages(DataSet):
         """The name of each label."""
         return self._noted[0]
 
+    @property
+    def called(self) -> str:
+        """The folder that holds those of the images and of the annotations, or else
+        that of the images.
+        """
+        root = Path(self.root).expanduser().resolve()
+        annotations = Path(self.annotations).expanduser().resolve()
+        holder = annotations if annotations.is_dir() else annotations.parent
+        beside = holder != root and holder.parent == root.parent
+        return root.parent.name if beside else root.name
+
     def load_train(self) -> Examples:
         """Read the training images, those for validation included."""
         return self._read(self._noted[1])

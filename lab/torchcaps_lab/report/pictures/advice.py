@@ -1,6 +1,6 @@
 """What to do next, from what was measured."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from statistics import median
@@ -164,8 +164,7 @@ class Advice(Exhibit):
         examples = images.what
         if first:
             text = (
-                "Each row shows a measurement, a remedy and the text to type, most "
-                f"important first. Add the options to this command: `{commands.training()}`. "
+                f"{_introduction(first, commands)} "
                 "Try one change at a time, and compare results on validation "
                 f"{examples}. Keep test {examples} for the end. Use the network as it is with "
                 f"`{use}`."
@@ -187,6 +186,20 @@ class Advice(Exhibit):
         columns = 3 if any(hint.option for hint in self.hints) else 2
         rows = [list(hint[:columns]) for hint in self.hints]
         return Table(rows, header[:columns]) if rows else None
+
+
+def _introduction(hints: Sequence[Hint], commands: Commands) -> str:
+    """What the table of hints holds, and the command that trains again, if it is
+    known.
+    """
+    typed = any(hint.option for hint in hints)
+    columns = "a measurement, a remedy and the text to type"
+    first = f"Each row shows {columns if typed else 'a measurement and a remedy'}, most important first."
+    if not commands.of_training:
+        return first
+    if typed:
+        return f"{first} Add the options to this command: `{commands.training()}`."
+    return f"{first} This command trains again: `{commands.training()}`."
 
 
 def _majority(findings: Findings, images: Examples) -> Iterator[Hint]:
@@ -307,11 +320,12 @@ def _balance(
             f"the accuracy on them is unknown: add {images.what} of each class",
         )
     counts: dict[str, int] = summary.get("train_per_class", {})
-    if few := [
-        f"{name!r} has {count}" for name, count in counts.items() if count < _TOO_FEW
-    ]:
+    few = {name: count for name, count in counts.items() if count < _TOO_FEW}
+    if few:
+        (name, count), *others = few.items()
+        more = [f"{other!r} {fewer}" for other, fewer in others]
         yield Hint(
-            f"{listed(few)} training {images.what}",
+            listed([f"{name!r} has {count} training {images.what}", *more], ", "),
             "too few to learn a class, whatever their weight: collect at least "
             f"{_TOO_FEW}, better 50",
         )

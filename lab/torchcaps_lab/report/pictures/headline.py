@@ -37,7 +37,9 @@ def page_title(network: ClassifierNetwork, summary: Mapping[str, Any]) -> str:
     """The title of a report: the run, its network and its data, as far as they are
     known.
     """
-    if not {"run", "data"} <= summary.keys():
+    if "run" in summary and "data" not in summary:  # a saved network
+        return f"What {summary['run']} learned"
+    if "run" not in summary:
         return f"What this {type(network).__name__} learned"
     model = summary.get("model", type(network).__name__)
     data = summary.get("source", summary["data"])
