@@ -83,6 +83,7 @@ class BrokenItem(ValueError):
 
     def __init__(self, name: str | Path, why: str) -> None:
         super().__init__(f"cannot read the {self.thing} {name}: {why}")
+        self.name = str(name)
         self.why = why
 
 
@@ -472,19 +473,32 @@ def _divided(
 
 
 def all_broken(problems: Sequence[BrokenItem], advice: str) -> ValueError:
-    """One error for all items that cannot be read."""
-    more = len(problems) - _LISTED
+    """One error for all items that cannot be read, those of one reason on one line."""
+    of_reasons: dict[str, list[BrokenItem]] = {}
+    for problem in problems:
+        of_reasons.setdefault(problem.why, []).append(problem)
+    lines = [_broken_for(why, alike) for why, alike in of_reasons.items()]
+    more = len(lines) - _LISTED
     return ValueError(
         "\n".join(
             [
-                *(readable(str(problem)) for problem in problems[:_LISTED]),
-                *([f"and {more:,} more: {advice}"] if more > 0 else []),
+                *lines[:_LISTED],
+                *([f"and {more:,} other reasons: {advice}"] if more > 0 else []),
                 f"{count_of(problems, 'file')} cannot be read: repair or remove them, "
                 "or leave them out with "
                 "skip_broken (--data.skip_broken true)",
             ]
         )
     )
+
+
+def _broken_for(why: str, problems: Sequence[BrokenItem]) -> str:
+    """The line about the items that cannot be read for one reason."""
+    if len(problems) == 1:
+        return readable(str(problems[0]))
+    names = some([problem.name for problem in problems])
+    count = count_of(problems, problems[0].thing)
+    return readable(f"cannot read {count}, {names}: {why}")
 
 
 def _left_out_lines(left_out: Mapping[str, str], thing: str) -> list[str]:

@@ -103,6 +103,16 @@ def test_item7_a_broken_test_image_is_known_before_the_training(tmp_path: Path) 
 # What goes wrong
 
 
+def test_files_broken_for_one_reason_share_a_line(tmp_path: Path) -> None:
+    make_root(tmp_path, 9)
+    for file in sorted((tmp_path / "a").iterdir())[:5]:
+        file.write_bytes(b"")
+    with pytest.raises(ValueError, match="5 files cannot be read") as caught:
+        _ = ImageFolder(str(tmp_path)).train
+    assert "cannot read 5 images, " in str(caught.value)
+    assert str(caught.value).count("the file is empty") == 1
+
+
 def test_root_is_missing_or_a_file(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
         ImageFolder(str(tmp_path / "nowhere"))

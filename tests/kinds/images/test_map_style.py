@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Dataset, Subset, TensorDataset, random_split
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, random_split
 
 from torchcaps_lab.data import ImageFolder, MapStyle
 from torchcaps_lab.testing import check_dataset
@@ -219,6 +219,36 @@ def test_what_is_wrong_with_a_pair_is_said_or_it_is_left_out(item, why):
             {"data": iter(PAIRS)},
             TypeError,
             "the train data must have a length and items, got list_iterator",
+        ),
+        (
+            {"data": (pair for pair in PAIRS)},
+            TypeError,
+            r"got generator: give a list of pairs \(image, label\)",
+        ),
+        (
+            {"data": DataLoader(PAIRS)},
+            TypeError,
+            "got DataLoader: give its dataset",
+        ),
+        (
+            {"data": {"image": PIXELS, "label": [0, 1]}},
+            TypeError,
+            r"got dict: give \(images, labels\), such as those under 'image', 'label'",
+        ),
+        (
+            {"data": (torch.full((60, 8, 8), 254.0), [0, 1] * 30)},
+            ValueError,
+            r"^the train images: .*must lie in \[0, 1\], got 254 to 254.*$",
+        ),
+        (
+            {"data": (np.full((60, 8, 8), np.nan), [0, 1] * 30)},
+            ValueError,
+            "^the train images: .*got NaN: put a value in its place",
+        ),
+        (
+            {"data": (torch.zeros(60, 8, 8, dtype=torch.int64), [0, 1] * 30)},
+            ValueError,
+            "^the train images: pixels must be bytes .*got torch.int64",
         ),
         (
             {"data": PAIRS, "test_data": 3},

@@ -1,5 +1,6 @@
 """Reads a picture with Pillow, as bytes of the shape that a network takes."""
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -491,24 +492,32 @@ def as_numbers(image: Any, levels: Levels | None = None) -> Tensor:
     if levels is not None:
         low, high = levels
         return ((tensor.double() - low) / (high - low)).clamp(0, 1).float()
-    if tensor.dtype == torch.uint8:
-        return tensor.float() / 255
-    if not tensor.is_floating_point():
+    check_pixels(tensor)
+    return tensor.float() / 255 if tensor.dtype == torch.uint8 else tensor.float()
+
+
+def check_pixels(pixels: Tensor) -> None:
+    """Raise a `ValueError` unless the pixels are bytes, or floating point in [0, 1]."""
+    if pixels.dtype == torch.uint8 or not pixels.numel():
+        return
+    if not pixels.is_floating_point():
         raise ValueError(
             "pixels must be bytes (uint8), or floating point in [0, 1], got "
-            f"{tensor.dtype}: scale them, or pass "
+            f"{pixels.dtype}: scale them, or pass "
             "range, the values that become black and white"
         )
-    if tensor.numel() and not (
-        0 <= float(tensor.min()) and float(tensor.max()) <= 1
-    ):  # NaN included
+    least, most = (float(end) for end in torch.aminmax(pixels))
+    if math.isnan(least):
         raise ValueError(
-            f"floating-point pixels must lie in [0, 1], got {float(tensor.min()):g} "
-            f"to {float(tensor.max()):g}: "
+            "floating-point pixels must lie in [0, 1], got NaN: put a value in its "
+            "place, such as images.nan_to_num(0)"
+        )
+    if not 0 <= least <= most <= 1:
+        raise ValueError(
+            f"floating-point pixels must lie in [0, 1], got {least:g} to {most:g}: "
             "give bytes (uint8), or scale them, or pass range, the values that become "
             "black and white"
         )
-    return tensor.float()
 
 
 def _shape(image: Any) -> str:

@@ -69,6 +69,11 @@ class Arrays(Sequence[tuple[Tensor, "int | str"]]):
             )
         self.axes = order_of(tuple(self.images.shape), name, axes)
 
+    @property
+    def shown_as_image(self) -> bool:
+        """Whether the channels are those of a grey or coloured image, not other bands."""
+        return self[0][0].shape[0] in USUAL_CHANNELS
+
     def __len__(self) -> int:
         return len(self.labels)
 

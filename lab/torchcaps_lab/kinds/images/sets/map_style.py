@@ -14,7 +14,12 @@ from torchcaps_lab.data.classes import places_of
 from torchcaps_lab.data.listed import Item, Listed
 from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.pairs import is_two_arrays
-from torchcaps_lab.kinds.images.decoding.picture import BrokenImage, Levels, as_source
+from torchcaps_lab.kinds.images.decoding.picture import (
+    BrokenImage,
+    Levels,
+    as_source,
+    check_pixels,
+)
 from torchcaps_lab.kinds.images.sets.arrays import Arrays, Axes, paired
 from torchcaps_lab.kinds.images.sets.listed import ListedImages, Seen, arranged, look
 
@@ -119,14 +124,35 @@ class MapStyle(ListedImages):
             if pairs is not None
         }
         for part, pairs in self.given.items():
-            if not (hasattr(pairs, "__len__") and hasattr(pairs, "__getitem__")):
-                raise TypeError(
-                    f"the {part} data must have a length and items, got "
-                    f"{type(pairs).__name__}"
-                )
+            self._check_given(pairs, part)
         self.of_train = _names_of(self.given["train"])
         self.named = self.named or self.of_train
         self._asked = Lock()  # the user's data set may allow one thread only
+
+    def _check_given(self, pairs: Any, part: str) -> None:
+        """Raises what the class raises for data that are no pairs, or arrays with values
+        out of range, which would be an error for each of their images.
+        """
+        if isinstance(pairs, Arrays):
+            if self.levels is None and not self.skip_broken and pairs.shown_as_image:
+                try:
+                    check_pixels(pairs.images)
+                except ValueError as error:
+                    raise ValueError(f"the {part} images: {error}") from None
+            return
+        if isinstance(pairs, Mapping) and 0 not in pairs:
+            names = ", ".join(map(repr, pairs))
+            advice = f"(images, labels), such as those under {names}"
+        elif hasattr(pairs, "__len__") and hasattr(pairs, "__getitem__"):
+            return
+        elif hasattr(pairs, "dataset"):
+            advice = "its dataset, of which the training makes batches"
+        else:
+            advice = "a list of pairs (image, label)"
+        raise TypeError(
+            f"the {part} data must have a length and items, got "
+            f"{type(pairs).__name__}: give {advice}"
+        )
 
     def list_images(self) -> Listed:
         """The pairs of each split, each asked for its label and for facts about its
