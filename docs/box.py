@@ -26,6 +26,7 @@ from torchcaps_lab.cli import OptionParser
 from torchcaps_lab.cli.runs import open_run
 from torchcaps_lab.data import DataSet, Examples, Scenes, arrange
 from torchcaps_lab.data.reader import Reader
+from torchcaps_lab.look import counted
 from torchcaps_lab.report import Calibration, ask
 from torchcaps_lab.tasks import SeveralLabels
 
@@ -53,7 +54,7 @@ LICENCES = {
     ),
     "shapes": "The images are made by the package.",
     "trec": (
-        "The questions, which are not included but for their words: X. Li and D. "
+        "The questions, which are not included except for their words: X. Li and D. "
         'Roth, "Learning Question '
         'Classifiers", COLING 2002, University of Illinois, which asks to cite '
         "that paper."
@@ -61,27 +62,25 @@ LICENCES = {
 }
 INPUT = {
     "handwriting": (
-        "A photo or a scan of one handwritten digit, of any size and colour, dark "
-        "on light or light on dark. As MNIST "
-        "was made: the ink is what differs from the ground, whose light and "
-        "colour may change over the picture; it is "
-        "cut out, brought to a box of 20 x 20 pixels with its shape kept, and put "
-        "into 28 x 28 pixels with its centre "
-        "of mass in the middle. Strokes thinner than MNIST's are widened. A "
-        "picture of 28 x 28 pixels that is light on "
-        "dark is taken as it is, and so is everything with `--resize pad`."
+        "A photo or a scan of one handwritten digit, of any size and colour, "
+        "dark on light or light on dark. It is prepared as MNIST was. Ink is "
+        "what differs from the background, whose light and colour may vary. The "
+        "digit is cut out, scaled into a box of 20 x 20 pixels and centred by "
+        "its mass in 28 x 28 pixels. Strokes thinner than MNIST's are widened. "
+        "A picture of 28 x 28 pixels that is light on dark is used unchanged, "
+        "and so is everything with `--resize pad`."
     ),
     "pad": (
-        "An image of any size: its aspect ratio is kept, and it is padded with black."
+        "An image of any size. Its aspect ratio is kept, and it is padded with black."
     ),
     "keep": (
-        "A picture of any size, light on dark, that keeps its size: digits are "
-        "{size} pixels high."
+        "A picture of any size, light on dark, that keeps its size. Its digits "
+        "should be {size} pixels high."
     ),
     "text": (
-        "A text, of which the first {longest} words are read: in small letters, "
-        "cut at blanks, each punctuation mark "
-        "for itself; one of {words:,} words, or an unknown one."
+        "A text, of which the first {longest} words are read: lower-cased and "
+        "split at white space, with each punctuation mark as a word. It knows "
+        "{words:,} words."
     ),
 }
 MEANINGS = {
@@ -245,8 +244,8 @@ def measured(classifier: Classifier, packed: Classifier, test: Examples) -> str:
         boxes = f", boxes: IoU {iou:.3f}, mAP at 0.5 {precision:.3f}"
     return (
         f"{figures['error_percent']:.2f} % ({wrong:,} of {len(test):,}) as "
-        f"stored{boxes}; {changed_images} answers are "
-        "not those of the weights before, and no activation moved by more than "
+        f"stored{boxes}; storing changed {counted(changed_images, 'answers')}, and "
+        "no activation by more than "
         f"{moved:.1g}"
     )
 
@@ -276,7 +275,7 @@ def several(packed: Classifier, test: Examples) -> dict[str, str]:
         wrong = int((predicted != present).any(1).sum())
         share = 100 * wrong / len(test)
         errors.append(
-            f"{name} {share:.2f} % ({wrong:,} of {len(test):,}) not both told"
+            f"{name} {share:.2f} % ({wrong:,} of {len(test):,}) not both found"
         )
     text = f"of test digits of different classes: {'; '.join(errors)}"
     return {f"error, {task.count} digits": text}
@@ -295,9 +294,9 @@ def write_card(
         **tested,
         "last epoch": figures(summary["last_epoch"]),
         "training": (
-            f"{summary['epochs']} epochs, seed {summary['seed']}, "
+            f"{counted(summary['epochs'], 'epochs')}, seed {summary['seed']}, "
             f"{summary['training_seconds']:,.0f} s on "
-            f"{summary['hardware']} that others used; torchcaps "
+            f"{summary['hardware']}, on a shared machine; torchcaps "
             f"{summary['versions']['torchcaps']}, "
             f"torch {summary['versions']['torch']}"
         ),
@@ -334,7 +333,7 @@ def data_in_words(summary: dict[str, Any], texts: bool) -> str:
     kind = "texts" if texts else "images"
     count = summary["images"]
     return (
-        f"{summary['data']}: {count['train']:,} {kind} trained on, "
+        f"{summary['data']}: {count['train']:,} {kind} to train on, "
         f"{count['validation']:,} to validate, "
         f"{count['test']:,} to test"
     )
@@ -346,7 +345,7 @@ def said_of_input(options: argparse.Namespace, packed: Classifier) -> str:
         words = packed.reader.words
         return INPUT["text"].format(longest=words.longest, words=len(words))
     if packed.image_shape[0] not in (1, 3):
-        return "Pairs of images, as the data has them."
+        return "Pairs of images, as in the data."
     return INPUT[options.resize].format(size=options.size)
 
 
