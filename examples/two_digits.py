@@ -152,10 +152,11 @@ def learn_to_draw(
     ]
     side = drawings.shape[-1]
     with torch.no_grad():
-        poses = [
-            network.encode(moved[:, :, top : top + side, left : left + side]).pose
-            for top, left in places
-        ]
+        poses = []
+        for top, left in places:
+            rows = moved[:, :, top : top + side]
+            capsules = network.encode(rows[..., left : left + side])
+            poses.append(capsules.pose)
     poses = torch.cat(poses)
     labels = digits.labels.repeat(len(places))
     drawings = drawings.repeat(len(places), 1, 1, 1)
@@ -174,7 +175,8 @@ def learn_to_draw(
         for batch in torch.randperm(len(labels)).split(64):
             capsules = tc.Capsules(poses[batch], tc.length(poses[batch]))
             drawn = network.decode(capsules, labels[batch])
-            loss = (drawn - drawings[batch]).square().sum((1, 2, 3)).mean()
+            distance = (drawn - drawings[batch]).square()
+            loss = distance.sum((1, 2, 3)).mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -264,7 +266,8 @@ def all_found(network: ImageClassifier, images: Tensor, present: Tensor) -> floa
     """Share of the images in which the network names all digits, and no others."""
     count = int(present[0].sum())
     true = present.nonzero()[:, 1].unflatten(0, (-1, count))
-    return (answers(network, images, count) == true).all(1).double().mean().item()
+    right = answers(network, images, count) == true
+    return right.all(1).double().mean().item()
 
 
 class Columns(NamedTuple):
@@ -406,11 +409,13 @@ def columns_of(pairs: Pairs, look: Observation, plain: ImageClassifier) -> Colum
     images = pairs.images[:SHOWN]
     labels = pairs.labels[:SHOWN]
     ((name, maps),) = look.maps.items()
-    shares = [maps[torch.arange(SHOWN), :, :, labels[:, place]] for place in (0, 1)]
-    drawn = [
-        look.draw(poses_of(look, labels[:, place]), labels[:, place])
-        for place in (0, 1)
-    ]
+    shares = []
+    drawn = []
+    for label in labels.unbind(1):
+        share = maps[torch.arange(SHOWN), :, :, label]
+        poses = poses_of(look, label)
+        shares.append(share)
+        drawn.append(look.draw(poses, label))
     return Columns(
         pairs.layout,
         images,
@@ -468,7 +473,8 @@ def title_of(columns: Columns, column: int) -> str:
     for name, predicted in (("capsules", columns.capsules), ("plain", columns.plain)):
         right = set(predicted[column].tolist()) == set(true.tolist())
         sign = "✓" if right else "✗"
-        lines.append(f"{name}: {ordered(predicted[column], true)} {sign}")
+        digits = ordered(predicted[column], true)
+        lines.append(f"{name}: {digits} {sign}")
     return "\n".join(lines)
 
 
@@ -533,7 +539,10 @@ class Comparison(Exhibit):
                 even = all_found(capsules, images, present)
             shares[name] = routed, even, all_found(plain, images, present)
         better = "The capsules are level or ahead on all of them."
-        ahead = [name for name, (routed, _, share) in shares.items() if share > routed]
+        ahead = []
+        for name, (routed, _, share) in shares.items():
+            if share > routed:
+                ahead.append(name)
         if ahead:
             better = f"The plain network is ahead on {', '.join(ahead)}."
         return cls(
@@ -579,7 +588,11 @@ def learned_from_single(
     with folder.metrics.open() as file:
         metrics = []
         for row in csv.DictReader(file):
-            metrics.append({name: float(value) for name, value in row.items() if value})
+            measured = {}
+            for name, value in row.items():
+                if value:
+                    measured[name] = float(value)
+            metrics.append(measured)
     prepared = capsules.prepared(test)
     findings = examine(capsules.network, prepared)
     tested = Tested(capsules.network, prepared, findings, read_summary(folder), metrics)
