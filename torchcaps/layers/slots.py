@@ -147,7 +147,7 @@ class SlotCaps(SuggestsNames, nn.Module):
         routed = self.route(votes)
         intents = self.intent_caps(self.slot_caps(words, there, routed=routed))
         if self.down is not None:
-            rows = torch.arange(len(words), device=words.device)
+            rows = torch.arange(words.shape[0], device=words.device)
             toward = self.pull * self.down(
                 intents.pose[rows, intents.activation.argmax(1)]
             )

@@ -47,12 +47,7 @@ class Exported(nn.Module):
         super().__init__()
         self.network = classifier.network
         self.preprocess = classifier.preprocess
-        self.free = (
-            {
-                place: torch.export.Dim(name)
-                for place, name in classifier.reader.axes.items()
-            },
-        )
+        self.axes = (dict(classifier.reader.axes),)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Activations (B, E), and other outputs, see :meth:`names`, from images (B, C,
@@ -249,7 +244,7 @@ def _write_onnx(
             model,
             (images[:2],),
             dynamo=True,
-            dynamic_shapes=model.free,
+            dynamic_shapes=model.axes,
             input_names=[model.network.takes],
             output_names=notes["outputs"],
             custom_translation_table={torch.ops.aten.digamma.default: _digamma},
@@ -323,7 +318,9 @@ def _write_program(
     path: Path,
     notes: dict[str, Any],
 ) -> list[Tensor]:
-    program = torch.export.export(model, (images[:2],), dynamic_shapes=model.free)
+    # The least length is left to the exporter: convolutions with strides need a few.
+    free = tuple(dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for axes in model.axes)
+    program = torch.export.export(model, (images[:2],), dynamic_shapes=free)
     with path.open("wb") as file:
         torch.export.save(program, file, extra_files={NOTES: json.dumps(notes)})
     with path.open("rb") as file:

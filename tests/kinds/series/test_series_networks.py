@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 from torchcaps import create_model, create_routing, list_models
 from torchcaps.models import CapsuleNetwork
+from torchcaps.ops import use_backend
 from torchcaps.testing import check_model
 from torchcaps_lab.kinds.series.pictures import moment_shares
 
@@ -123,3 +124,28 @@ def test_arguments(arguments: dict[str, object], message: str) -> None:
 def test_series_that_do_not_fit(series: torch.Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         create_model("series_cnn", **SMALL)(series)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_exported_program_takes_any_batch_and_length(name: str) -> None:
+    """With two classes as with two examples: nothing may take one for the other."""
+    torch.manual_seed(0)
+    sizes = {"channels": (4, 4, 4), "strides": (1, 2, 2)}
+    network = create_model(name, in_channels=3, classes=2, **sizes).eval()
+    free = {0: torch.export.Dim.DYNAMIC, 2: torch.export.Dim.DYNAMIC}
+    with use_backend("naive"), torch.no_grad():
+        traced = torch.export.export(
+            network, (ending_early(2, 12),), dynamic_shapes=(free,)
+        )
+        program = traced.module()
+        for batch, length in ((2, 12), (5, 9), (1, 30), (3, 6)):
+            rows = ending_early(batch, length)
+            expected = network(rows).activation
+            torch.testing.assert_close(program(rows).activation, expected)
+
+
+def ending_early(batch: int, length: int) -> torch.Tensor:
+    """Series of three channels. All but the first end one moment earlier."""
+    present = torch.ones(batch, 1, length)
+    present[1:, :, -1] = 0
+    return torch.cat([torch.randn(batch, 3, length), present], 1)

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.layers import ClassCaps, PrimaryCaps1d
@@ -15,6 +16,16 @@ from torchcaps.models.registry import register_model
 from torchcaps.numerics import ProperShare, Size, Sizes
 from torchcaps.routing import EuclideanKMeansRouting, Routed, Routing
 from torchcaps.spec import settings
+
+
+def _strided(present: Tensor, stride: int) -> Tensor:
+    """Which moments a convolution with this stride keeps, bool (B, L').
+
+    Its length is computed as that of a convolution, so that an export for any length
+    sees that both are equal. A slice writes the same number in another way.
+    """
+    rows = present[:, None].float()
+    return functional.conv1d(rows, rows.new_ones(1, 1, 1), stride=stride)[:, 0] > 0
 
 
 class MomentNorm(nn.Module):
@@ -141,7 +152,8 @@ class SeriesClassifier(ClassifierNetwork):
         """
         self._check(series)
         features = series
-        present = series.new_ones(len(series), series.shape[-1], dtype=torch.bool)
+        B, _, L = series.shape  # len() would fix the size of a batch in an export
+        present = series.new_ones(B, L, dtype=torch.bool)
         if series.shape[1] > self.in_channels:
             features = series[:, :-1]
             present = series[:, -1] > 0
@@ -149,7 +161,7 @@ class SeriesClassifier(ClassifierNetwork):
         for convolution, norm, stride in zip(
             self.convolutions, self.norms, self.strides, strict=True
         ):
-            present = present[:, ::stride]
+            present = _strided(present, stride)
             features = norm(convolution(features), present).relu()
         return self.drop(features), present
 
