@@ -11,7 +11,9 @@ import torch
 
 from torchcaps_lab.data import MadeSeries, Scale, Series, SeriesSet
 from torchcaps_lab.kinds.series.sound import Sound
+from torchcaps_lab.look import Place
 from torchcaps_lab.testing import check_dataset
+from torchcaps_lab.training.guess import seen
 
 soundfile = pytest.importorskip("soundfile", reason="it is in the extra series")
 
@@ -298,3 +300,20 @@ def test_series_in_memory_are_divided_by_their_groups() -> None:
     assert data.test.files == ("15", "14", "13", "12")
     assert data.test.labels.tolist() == [1, 0, 1, 0]
     assert len(data.train) == 8
+
+
+@pytest.mark.parametrize("row", ["{},{}.5", "2020-01-01 00:00:{:02},{}", "{};0,{}"])
+def test_a_table_for_each_series_is_told_where_to_go(tmp_path: Path, row: str) -> None:
+    """It was taken for a folder of texts."""
+    for number in range(12):
+        folder = tmp_path / ["slow", "fast"][number % 2]
+        folder.mkdir(exist_ok=True)
+        sign = ";" if ";" in row else ","
+        rows = [row.format(moment, moment * number) for moment in range(30)]
+        text = "\n".join([f"time{sign}x", *rows])
+        (folder / f"{number}.csv").write_text(text)
+    (tmp_path / "slow" / ".DS_Store").write_text("")
+    reader, error = seen(Place(tmp_path), {})
+    assert reader.name == "series"
+    assert isinstance(error, ValueError)
+    assert "one .csv file with a row for each moment" in str(error)

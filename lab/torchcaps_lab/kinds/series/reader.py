@@ -34,6 +34,7 @@ from torchcaps_lab.look import (
     Guess,
     Place,
     cells_of,
+    is_number,
     plain_steps,
     trained_of,
     watched,
@@ -72,6 +73,7 @@ class SeriesReader(Reader):
         sounds = place.with_suffix(*SOUNDS)
         tables = [path for path in place.top if _is_long_table(path)]
         if not (archives or sounds or tables):
+            _check_folders(place)
             return None
         train = _trained(archives, tables, len(sounds))
         options, why = plain_steps(train)
@@ -193,6 +195,23 @@ def _is_long_table(path: Path) -> bool:
     """Whether a .csv file has a row for each moment of each series."""
     cells = cells_of(path, 1) if path.suffix.lower() == ".csv" else None
     return cells is not None and {_COLUMNS.series, _COLUMNS.label} <= {*cells.columns}
+
+
+def _check_folders(place: Place) -> None:
+    """Raise a `ValueError` if folders of classes hold a table of numbers for each
+    series.
+    """
+    inner = [path for path in place.files if path not in place.top]
+    if not inner or not place.suffixes <= {".csv", ".tsv"}:
+        return
+    cells = cells_of(inner[0])
+    last = [row[-1].replace(",", ".") for row in cells.rows] if cells else []
+    if last and all(is_number(cell) for cell in last if cell):
+        raise ValueError(
+            f"{place.path} holds a table for each series, such as {inner[0]}. Write all "
+            "series into one .csv file with a row for each moment. Its columns 'series' "
+            "and 'label' name the series and its class, and the others are channels"
+        )
 
 
 def _trained(archives: Sequence[Path], tables: Sequence[Path], sounds: int) -> int:
