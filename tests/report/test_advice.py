@@ -174,6 +174,12 @@ class TestEachFactHasItsAdvice:
         assert "collect at least 10" in hint.advice
         assert not hint.option
 
+    def test_a_network_that_has_learned_little_is_not_said_to_overfit(self):
+        metrics = [{"train_accuracy": 0.45, "val_accuracy": 0.3}]
+        hints = advice(EVEN, (EVEN + 1) % 3, metrics=metrics).hints
+        assert not any("overfits" in hint.advice for hint in hints)
+        assert any("train longer" in hint.advice for hint in hints)
+
     def test_nothing_to_type_is_promised_where_there_is_nothing(self):
         summary = {"train_per_class": {"cat": 4, "dog": 90, "owl": 3}}
         actual = advice(EVEN, EVEN, summary)

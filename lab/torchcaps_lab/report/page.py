@@ -27,11 +27,11 @@ p { max-width: 46em; } img { max-width: 100%; height: auto; background: #fff; bo
 table { border-collapse: collapse; } td, th { padding: .2em 1em .2em 0; text-align: left; vertical-align: top; }
 tr { border-bottom: 1px solid var(--line); } td.number { text-align: right; font-variant-numeric: tabular-nums; }
 summary { margin-top: 2em; cursor: pointer; } summary h2 { display: inline; border: 0; }
-td code, .option { white-space: nowrap; }
-td code { font: inherit; } td.long { overflow-wrap: anywhere; } .table { overflow-x: auto; }
+.option { display: inline-block; max-width: 100%; overflow-wrap: anywhere; }
+td code { white-space: nowrap; font: inherit; } td.long { overflow-wrap: anywhere; } .table { overflow-x: auto; }
 @media (max-width: 600px) {
   td, th { padding-right: .6em; font-size: 14px; overflow-wrap: anywhere; }
-  td code, .option { white-space: normal; overflow-wrap: anywhere; }
+  td code { white-space: normal; overflow-wrap: anywhere; }
   .sentences tr { display: block; padding: .4em 0; } .sentences th, .sentences td:empty { display: none; }
   .sentences td { display: block; padding: 0; } .sentences td::before { content: attr(data-name) ": "; opacity: .7; }
 }
