@@ -4,7 +4,7 @@
 
 Each made-up user likes films of two of six kinds. The films are children of a capsule
 layer, and routing sends each to one of two interests. A film is likely if it is close to
-one of them. A single vector finds as many films here, as it does in docs/interests.md.
+one of them. A single vector finds more films here, as it does in docs/interests.md.
 About ten seconds on a CPU.
 """
 

@@ -201,7 +201,9 @@ def plan(facts: Facts) -> Plan:
     exact = type(facts.numbers) is int and not torch.compiler.is_exporting()
     is_open = not exact and left_open(facts.numbers)
     few = FEW.get(facts.device, FEW["cpu"])
-    small = _for_all_sizes(facts.numbers, few) if is_open else facts.numbers <= few
+    small = (
+        _for_all_sizes(facts.numbers, few) if is_open else bool(facts.numbers <= few)
+    )
     trouble = ""
     fused = FUSED.get(facts.device)
     if fused is not None and not small and facts.asked == "auto" and not facts.stored:
