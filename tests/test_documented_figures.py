@@ -122,7 +122,10 @@ DYNAMIC = "dynamic, accumulating, 3 steps"
 LONGER = {
     "K-Means, three steps": (KMEANS, f"{KMEANS}, 50 epochs"),
     "dynamic routing, accumulating, three steps": (DYNAMIC, f"{DYNAMIC}, 50 epochs"),
-    "class maps": ("class maps, pooled by log-mean-exp", "class maps, 50 epochs"),
+    "class maps, a plain network": (
+        "class maps, pooled by log-mean-exp",
+        "class maps, 50 epochs",
+    ),
 }
 """Rows of 10 and of 50 epochs, by their names in docs/recipes.md."""
 VARIANT = "variant of K-Means: {}"
