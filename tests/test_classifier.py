@@ -173,7 +173,7 @@ class TestKindsOfImages:
                 torch.full((1, 8, 8), 255.0),
                 r"must lie in \[0, 1\], got 255 to 255: give bytes",
             ),
-            (torch.full((1, 8, 8), torch.nan), r"must lie in \[0, 1\], got nan to nan"),
+            (torch.full((1, 8, 8), torch.nan), r"must lie in \[0, 1\], got NaN"),
             (
                 torch.zeros(1, 8, 8, dtype=torch.int64),
                 r"pixels must be bytes \(uint8\), .* got torch.int64",

@@ -231,6 +231,25 @@ def test_poses_in_whole_numbers_are_numbers(name: str) -> None:
         assert torch.equal(found, expected)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of the operators
+@pytest.mark.parametrize(
+    "arguments", [{"in_capsules": 6}, {"in_capsules": None, "transforms": "shared"}]
+)
+@pytest.mark.parametrize("name", list_routings())
+def test_quantised_linear_layers_still_route(
+    name: str, arguments: dict[str, Any]
+) -> None:
+    """Quantising replaces their weights by functions."""
+    torch.manual_seed(0)
+    sizes = {"out_capsules": 3, "in_pose": 4, "out_pose": 4}
+    layer = CapsLinear(**arguments, **sizes, routing=create_routing(name)).eval()
+    poses = torch.rand(2, 6, 4)
+    exact = layer(poses)
+    layer = torch.ao.quantization.quantize_dynamic(layer, {torch.nn.Linear})
+    torch.testing.assert_close(layer(poses).pose, exact.pose, atol=0.1, rtol=0.1)
+
+
 @pytest.mark.parametrize("name", list_routings())
 def test_activations_are_used_or_not(name: str) -> None:
     """Those of poses alone are their lengths, which nobody computes if they are not

@@ -35,7 +35,7 @@ def logits_assignment(logits: Tensor, rule: Rule) -> Tensor:
     if rule.mapping is not None:
         return rule.mapping.assignment(logits)
     if rule.hard:
-        chosen = torch.zeros_like(logits).scatter_(
+        chosen = torch.zeros_like(logits).scatter(
             -1, logits.argmax(-1, keepdim=True), 1.0
         )
         return chosen * (logits >= 0) if rule.orphan else chosen

@@ -238,7 +238,7 @@ class Heinsen2022Routing(Routing):
         fields = {name: getattr(self, name) for name in VectorWeights._fields}
         if self.benefit_of is not None and self.cost_of is not None:
             with full_precision(children):
-                children = children.to(self.benefit_of.weight.dtype)
+                children = children.to(fields["presence"].dtype)
                 fields |= {
                     "benefit": self.benefit_of(children),
                     "cost": self.cost_of(children),

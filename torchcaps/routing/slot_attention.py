@@ -24,6 +24,7 @@ from torchcaps.routing.base import (
 from torchcaps.routing.means import moments_and_shares
 from torchcaps.routing.slot_parts import (
     HiddenSize,
+    Projection,
     SlotStart,
     SlotUpdate,
     Start,
@@ -105,7 +106,7 @@ class SlotAttentionRouting(Routing):
         hidden = 2 * size if self.hidden is None else self.hidden
         self.first = SlotStart(self.start, shape.parents, size)
         self.norm_child, self.norm_slot = nn.LayerNorm(child_size), nn.LayerNorm(size)
-        self.to_key_value = nn.Linear(child_size, 2 * size, bias=self.bias)
+        self.to_key_value = Projection(child_size, 2 * size, bias=self.bias)
         self.to_query = nn.Linear(size, size, bias=self.bias)
         self.update = SlotUpdate(size, self.gru, hidden)
 

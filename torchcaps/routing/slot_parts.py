@@ -161,7 +161,15 @@ def passed_on(first: Tensor, slots: Tensor) -> Tensor:
     return first + (slots - first).detach()
 
 
-def projected_votes(votes: Votes, norm: nn.Module, projection: nn.Linear) -> Votes:
+class Projection(nn.Linear):
+    """A linear map whose weight :func:`projected_votes` reads as the transform of votes.
+
+    ``quantize_dynamic`` replaces layers of the type ``nn.Linear`` alone by others that
+    have no weight to read, so it leaves this one.
+    """
+
+
+def projected_votes(votes: Votes, norm: nn.Module, projection: Projection) -> Votes:
     """Votes of the same children, normalised and projected alike for all parents, (B,
     I, J, H); their own transforms and coordinates are not used.
     """

@@ -75,7 +75,9 @@ def fit(hint: Any, value: Any, place: str) -> Any:
                 for bound in bounds:
                     bound.check(place, fitted)
                 return fitted
-    got = _untyped(meanings[-1], place)
+    got = meanings[-1]
+    if isinstance(got, Mapping):
+        got = _untyped(got, place)
     raise ValueError(f"{place} must be {_expected(hint)}, got {got!r}")
 
 

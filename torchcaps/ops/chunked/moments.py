@@ -117,7 +117,7 @@ class Tile:
         """``R_ij``, (i, J, B)."""
         logits = self.logits()
         if self.options.hard:
-            return torch.zeros_like(logits).scatter_(
+            return torch.zeros_like(logits).scatter(
                 1, logits.argmax(1, keepdim=True), 1.0
             )
         if self.inputs.log_partition is not None:
