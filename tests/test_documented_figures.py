@@ -145,8 +145,8 @@ SLOTS = (
     "slot mixture",
     "EM routing",
     "dynamic routing",
-    "slots, textured grounds",
 )
+OF_ONE_SEED = ("slots, learned queries", "slots, textured grounds")
 WITHOUT_COLOURS = (
     "K-Means of the features of slots",
     "K-Means of colours and places",
@@ -223,6 +223,16 @@ def in_the_table(row: str) -> list[float]:
     """
     *accuracies, minutes = by_seeds(row)
     return [*spread(accuracies), 100 - of_compute(row)[0], minutes]
+
+
+def of_slots(row: str, measure: str = "FG-ARI") -> list[float]:
+    """A figure of ``object-discovery``, by the seeds that were run."""
+    values: list[float | None] = rows("object-discovery")[row, measure]["ours"]
+    return [value for value in values if value is not None]
+
+
+def of_pixels(row: str) -> list[float]:
+    return of_slots(row, "FG-ARI, assigned pixels")
 
 
 def attack(name: str, *of: str) -> list[float]:
@@ -337,16 +347,20 @@ SAID: dict[str, list[tuple[str, list[float]]]] = {
         ),
         *(
             (
-                f"| {row} | {{}} | {{}} |",
-                [
-                    *ours("object-discovery", "FG-ARI", row),
-                    *ours("object-discovery", "FG-ARI, assigned pixels", row),
-                ],
+                f"| {row} | {{}} | {{}} ({{}} to {{}}) | {{}} ({{}} to {{}}) |",
+                [len(of_slots(row)), *spread(of_slots(row)), *spread(of_pixels(row))],
             )
             for row in SLOTS
         ),
         *(
-            (f"| {row} | {{}} | |", ours("object-discovery", "FG-ARI", row))
+            (
+                f"| {row} | {{}} | {{}} | {{}} |",
+                [len(of_slots(row)), *of_slots(row), *of_pixels(row)],
+            )
+            for row in OF_ONE_SEED
+        ),
+        *(
+            (f"| {row} | {{}} | {{}} | |", [len(of_slots(row)), *of_slots(row)])
             for row in WITHOUT_COLOURS
         ),
         *(
