@@ -43,6 +43,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+_FOLDERS = ("--runs", "--results")
+
+
+def repeatable(arguments: Sequence[str]) -> str:
+    """The command line as the result keeps it, without the folders of this machine."""
+    words = ["python", "-m", "recipes", "run"]
+    is_folder = False
+    for word in arguments:
+        option, has_value, _ = word.partition("=")
+        if option in _FOLDERS:
+            is_folder = not has_value
+        elif is_folder:
+            is_folder = False
+        else:
+            words.append(word)
+    return shlex.join(words)
+
+
 def run(arguments: list[str]) -> None:
     """Runs a published experiment by name; writes its result, its pictures and the
     table of all experiments.
@@ -97,7 +115,7 @@ def run(arguments: list[str]) -> None:
         runs=Path(options.runs),
         results=Path(options.results),
         trainer=options.trainer,
-        command=shlex.join(["python", "-m", "recipes", "run", *arguments]),
+        command=repeatable(arguments),
         show=partial(print, flush=True),
     )
     recipe = get_recipe(options.recipe)

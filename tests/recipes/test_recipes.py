@@ -25,6 +25,7 @@ from recipes import (
     run_recipe,
 )
 from recipes.__main__ import main as recipes_main
+from recipes.__main__ import repeatable
 from recipes.kit import command, results
 from recipes.kit.options import TrainingOptions
 from torchcaps_lab.cli import main
@@ -421,3 +422,8 @@ def test_a_result_stands_when_its_preset_gets_rows() -> None:
     assert command._settings_of({**before, "epochs": 1}, rest) != command._settings_of(
         after, rest
     )
+
+
+def test_the_command_of_a_result_names_no_folder_of_this_machine():
+    words = ["scenes", "--runs", "here", "--seeds", "0", "1", "--results=there"]
+    assert repeatable(words) == "python -m recipes run scenes --seeds 0 1"
