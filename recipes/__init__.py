@@ -60,7 +60,7 @@ for _name in EXPERIMENTS:
     if Path(__file__).with_name(f"{_name}.py").is_file():
         import_module(f"{__name__}.{_name}")
     else:
-        register_recipe(type(_name, (Recipe,), {"name": _name}))
+        register_recipe(type(_name, (Recipe,), {"name": _name, "grows": True}))
 
 __all__ = [
     "EXPERIMENTS",

@@ -107,9 +107,6 @@ class ComputeRecipe(Recipe[TrainingOptions]):
             MINUTES: trained.summary["training_seconds"] / 60,
         }
 
-    def finish(self, study: Study, shared: Any) -> None:
-        """The picture is of all rows that there are."""
-
     def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
         """Each curve with its law, down to the error that was aimed at; the laws are
         kept with the result.

@@ -248,9 +248,6 @@ class Depth(Recipe[DepthSettings]):
             figures |= {DEAD: 100 * mean(dead[:-1]), FLOW: gradients[0] - gradients[-1]}
         return figures
 
-    def finish(self, study: Study, test: Any) -> None:
-        """The picture is of all seeds."""
-
     def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
         """Errors and gradients over the depth."""
         return {"depth": Picture(_figure(studies), self.caption)}

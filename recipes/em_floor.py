@@ -54,9 +54,6 @@ class EMFloor(Recipe[TrainingOptions]):
             TEST_ERROR: trained.test_error,
         }
 
-    def finish(self, study: Study, shared: Any) -> None:
-        """The picture is of all seeds."""
-
     def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
         """Both errors over the floor: a point for each seed, a line for their means."""
         figure = new_figure(9.0, 3.4, "constrained")

@@ -118,9 +118,6 @@ class FewLabels(Recipe[FewLabelsSettings]):
         options["data"] = {**options["data"], "draw": study.lab.seed}
         return study.lab.train(run_name(self.name, row), options)
 
-    def finish(self, study: Study, shared: Any) -> None:
-        """The picture is of all seeds."""
-
     def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
         """Errors and differences from pooling by the number of labels."""
         return {"errors": Picture(_figure(studies), self.caption)}

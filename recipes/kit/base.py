@@ -4,6 +4,7 @@ figures, with presets and results.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -276,14 +277,7 @@ class Recipe(Generic[Settings]):
         return {TEST_ERROR: study.trained[row].test_error}
 
     def finish(self, study: Study, shared: Any) -> None:
-        """Adds results of all rows together: by default bars of the test errors, if
-        they are measured.
-        """
-        if any(measure == TEST_ERROR for _, measure in study.figures):
-            title = self.heading or self.title
-            study.pictures["errors"] = error_bars(
-                self.lines, study.figures, title, self.caption
-            )
+        """Adds results of all rows together, such as pictures: by default none."""
 
     def present(self, settings: Settings) -> Sequence[str]:
         """The rows of a preset."""
@@ -335,9 +329,20 @@ class Recipe(Generic[Settings]):
 
     def pictures(self, studies: Sequence[Study]) -> Mapping[str, Picture]:
         """The pictures of a result, by a short name, from the study of each seed: by
-        default those of the first.
+        default what :meth:`finish` drew of the first or, if that is nothing, bars of
+        the test errors, if they were measured: means of the seeds.
         """
-        return studies[0].pictures
+        if studies[0].pictures:
+            return studies[0].pictures
+        errors = {}
+        for key in dict.fromkeys(chain.from_iterable(seed.figures for seed in studies)):
+            if key[1] == TEST_ERROR:
+                seeds = [seed.figures for seed in studies if key in seed.figures]
+                errors[key] = mean_over(seeds, key)
+        if not errors:
+            return {}
+        title = self.heading or self.title
+        return {"errors": error_bars(self.lines, errors, title, self.caption)}
 
     def _stop_at(self, study: Study, row: str) -> float | None:
         """The ``stop_at`` of the settings, or what the twin reached, whichever is less;

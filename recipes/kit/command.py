@@ -140,11 +140,26 @@ def _saved_studies(
             facts=facts,
             curves=curves,
         )
+        place = result["seeds"].index(seed)
         for row, facts_of_row in facts.items():
+            if "figures" not in facts_of_row:  # written before this recipe grew
+                facts_of_row["figures"] = _figures_of(result, row, place)
+                facts_of_row["made by"] = result["made by"]
             for measure, value in facts_of_row["figures"].items():
                 study.figures[row, measure] = value
         studies[seed] = study
     return studies
+
+
+def _figures_of(result: Mapping[str, Any], row: str, place: int) -> dict[str, float]:
+    """The figures of a row, by measure, with the seed at that place of a result whose
+    seeds all have them.
+    """
+    return {
+        line["measure"]: line["ours"][place]
+        for line in result["rows"]
+        if line["row"] == row and line["ours"]
+    }
 
 
 def _settings_of(settings: Mapping[str, Any], rows: Collection[str]) -> dict[str, Any]:
@@ -152,7 +167,9 @@ def _settings_of(settings: Mapping[str, Any], rows: Collection[str]) -> dict[str
     changes of their own.
     """
     networks = {
-        row: changes for row, changes in settings["networks"].items() if row in rows
+        row: changes
+        for row, changes in settings.get("networks", {}).items()
+        if row in rows
     }
     return {**settings, "rows": [], "networks": networks}
 

@@ -1,6 +1,7 @@
 """What every recipe's smoke run shows, and what is special to one."""
 
 import csv
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -335,6 +336,37 @@ def test_a_result_grows_without_the_networks(smoke, tmp_path):
     path.write_text(path.read_text().replace('"batch_size": 64', '"batch_size": 32'))
     with pytest.raises(ValueError, match="other settings of the preset smoke"):
         run_recipe(name, "smoke", runs=tmp_path / "c", results=results)
+
+
+def test_a_result_that_was_written_before_its_recipe_grew(tmp_path):
+    """Its figures stand in the table alone, and its settings may look otherwise."""
+    results = tmp_path / "results"
+
+    def run(seeds, runs):
+        return run_recipe(
+            "mnist-em",
+            "smoke",
+            seeds,
+            runs=tmp_path / runs,
+            results=results,
+            trainer=CPU,
+        )
+
+    first = run([0], "a")
+    (row,) = first["facts"][0]
+    old = json.loads((results / "mnist-em-smoke.json").read_text())
+    del old["facts"][0][row]["figures"], old["facts"][0][row]["made by"]
+    (results / "mnist-em-smoke.json").write_text(json.dumps(old))
+    grown = run([0, 1], "b")
+    assert [path.name for path in (tmp_path / "b" / "smoke").iterdir()] == [
+        first["facts"][0][row]["run"].replace("seed0", "seed1")
+    ]
+    assert grown["facts"][0] == first["facts"][0]
+    assert grown["rows"][0]["ours"][0] == first["rows"][0]["ours"][0]
+    old["settings"] = {"epochs": 1}
+    (results / "mnist-em-smoke.json").write_text(json.dumps(old))
+    with pytest.raises(ValueError, match="other settings of the preset smoke"):
+        run([0], "c")
 
 
 def test_rows_are_for_recipes_that_grow(tmp_path):
