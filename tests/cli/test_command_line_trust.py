@@ -278,16 +278,22 @@ class TestCommandLine:
             json.loads((tmp_path / "run" / "summary.json").read_text())["epochs"] == 2
         )
 
-    def test_letters_that_the_output_cannot_show_are_escaped(self, monkeypatch):
+    @pytest.mark.parametrize(
+        ("errors", "name"), [("strict", b"\\udcff"), ("surrogateescape", b"\xff")]
+    )
+    def test_letters_that_the_output_cannot_show_are_escaped(
+        self, monkeypatch, errors, name
+    ):
+        """The output of a POSIX locale keeps the bytes of names of files."""
         written = BytesIO()
         monkeypatch.setattr(
-            sys, "stdout", TextIOWrapper(written, encoding="ascii", errors="strict")
+            sys, "stdout", TextIOWrapper(written, encoding="ascii", errors=errors)
         )
         monkeypatch.setitem(
             COMMANDS, "models", lambda arguments: sys.stdout.write("猫 ü \udcff\n")
         )
         assert main(["models"]) == 0
-        assert written.getvalue() == b"\\u732b \\xfc \\udcff\n"
+        assert written.getvalue() == b"\\u732b \\xfc " + name + b"\n"
 
 
 class TestCoreInstall:

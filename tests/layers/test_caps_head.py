@@ -83,3 +83,28 @@ def test_quantized_layers_around_it_work() -> None:
     exact = network(images).activation
     smaller = torch.ao.quantization.quantize_dynamic(network.eval(), {nn.Linear})
     torch.testing.assert_close(smaller(images).activation, exact, atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize("layer", [tc.CapsHead(3, types=2), tc.layers.Slots(3)])
+def test_a_first_batch_in_inference_mode_leaves_weights_that_train(
+    layer: nn.Module,
+) -> None:
+    features = torch.randn(2, 4, 9)
+    with torch.inference_mode():
+        layer(features)
+    layer(features).pose.square().sum().backward()
+    assert all(p.grad is not None for p in layer.parameters())
+
+
+def test_the_sizes_of_a_head_on_the_meta_device_are_those_of_a_head_with_values() -> (
+    None
+):
+    with torch.device("meta"):
+        shapes = tc.CapsHead(3)
+        assert shapes(torch.randn(2, 9)).activation.shape == (2, 3)
+    head = tc.CapsHead(3)
+    head(torch.randn(2, 9))
+    filled = shapes.to_empty(device="cpu")
+    filled.load_state_dict(head.state_dict())
+    features = torch.randn(2, 9)
+    assert torch.equal(filled(features).pose, head(features).pose)

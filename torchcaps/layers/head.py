@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from torchcaps.capsules import CapsuleLayer, Capsules
 from torchcaps.layers.classcaps import ClassCaps
-from torchcaps.layers.initial import start_length
+from torchcaps.layers.initial import FirstBatchLinear, start_length
 from torchcaps.numerics import check_size
 from torchcaps.routing import DynamicRouting, Routed, Routing
 from torchcaps.squashing import length, squash
@@ -71,7 +71,7 @@ class CapsHead(CapsuleLayer):
         check_size(classes=classes, types=types, dim=dim, pose_dim=pose_dim)
         self.types = types
         self.dim = dim
-        self.primary: nn.Linear = nn.LazyLinear(types * dim)
+        self.primary: nn.Linear = FirstBatchLinear(types * dim)
         routing = routing or DynamicRouting()
         self.class_caps = ClassCaps(
             types, classes, dim, pose_dim, routing=routing, coordinates=False
@@ -95,7 +95,8 @@ class CapsHead(CapsuleLayer):
             )
         )
         children = Capsules(pose, length(pose))
-        if lazy and not self.class_caps.weight.any():
+        values = not pose.is_meta
+        if lazy and values and not self.class_caps.weight.any():
             self._start(children)
         return children
 

@@ -114,6 +114,19 @@ def balanced_length(parents: int) -> float:
     return (_PRESENT + down * _ABSENT) / (1 + down)
 
 
+class FirstBatchLinear(nn.LazyLinear):
+    """A linear layer that takes its number of channels from the first batch.
+
+    Its weights can be trained even if ``torch.inference_mode`` is on for that batch,
+    unlike those of torch's own lazy layer.
+    """
+
+    def initialize_parameters(self, input: Tensor) -> None:
+        """Make the weights for the channels of this batch."""
+        with torch.inference_mode(False):
+            super().initialize_parameters(input)
+
+
 _EXAMPLES = 8  # of the first batch: a mean over all parents needs no more
 _FACTORS = [4.0**power for power in range(-8, 9)]
 

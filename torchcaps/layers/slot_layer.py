@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import CapsuleLayer, Capsules, from_pair
+from torchcaps.layers.initial import FirstBatchLinear
 from torchcaps.layers.pose import present
 from torchcaps.numerics import check_size, given
 from torchcaps.ops import Votes
@@ -123,7 +124,7 @@ class Slots(CapsuleLayer):
         self.dim = dim
         self.features = features
         self.project: nn.Module = (
-            nn.LazyLinear(dim) if features is None else nn.Identity()
+            FirstBatchLinear(dim) if features is None else nn.Identity()
         )
         shape = LayerShape(None, slots, (features or dim,), (dim,))
         default = SlotAttentionRouting(start="normal")

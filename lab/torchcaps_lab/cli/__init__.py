@@ -2,6 +2,7 @@
 it is called.
 """
 
+import codecs
 import difflib
 import inspect
 import os
@@ -118,10 +119,24 @@ def _escape_what_cannot_be_shown() -> None:
     """Has letters that the output's encoding lacks, in names of classes and files,
     printed as ``\\u4e2d``.
 
-    They would end the command with an error, a training after its last epoch.
+    They would end the command with an error, a training after its last epoch. The
+    output of a POSIX locale still writes names of files byte by byte.
     """
-    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+    if not isinstance(sys.stdout, TextIOWrapper):
+        return
+    if sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
+    elif sys.stdout.errors == "surrogateescape":
+        codecs.register_error("torchcaps.bytes_or_escape", _bytes_or_escape)
+        sys.stdout.reconfigure(errors="torchcaps.bytes_or_escape")
+
+
+def _bytes_or_escape(error: UnicodeError) -> tuple[str | bytes, int]:
+    """The bytes that stand for a part of a name that is no text, or an escape."""
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeEncodeError:
+        return codecs.lookup_error("backslashreplace")(error)
 
 
 def _quietly() -> int:
