@@ -195,8 +195,25 @@ def test_missing_file(saved: Path, name: str) -> None:
         load_pretrained(saved)
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_file_of_a_saved_network_names_its_folder(saved: Path, name: str) -> None:
+    with pytest.raises(
+        FileNotFoundError, match=f"{name} is a file.* its folder: {saved}$"
+    ):
+        load_pretrained(saved / name)
+
+
+def test_weights_of_torch_name_what_loads_them(tmp_path: Path) -> None:
+    path = tmp_path / "weights.pt"
+    torch.save({}, path)
+    with pytest.raises(
+        FileNotFoundError, match=r"weights.pt is a file.*load_state_dict"
+    ):
+        load_pretrained(path)
+
+
 def test_missing_folder(saved: Path) -> None:
-    for path in (saved / "nowhere", saved / CONFIG_FILE, "nowhere", "a/b/c"):
+    for path in (saved / "nowhere", "nowhere", "a/b/c"):
         with pytest.raises(
             FileNotFoundError,
             match=f"{path} is not a folder with a saved network, .*mnist/",

@@ -362,14 +362,18 @@ def _locate(source: str | Path) -> Path:
     folder = Path(source)
     try:
         is_folder = folder.is_dir()
+        is_file = folder.is_file()
         is_path = folder.exists()
     except OSError:  # too long for the name of a file
         is_folder = False
+        is_file = False
         is_path = True
     if is_folder:
         return network_folder(folder)
     if folder.as_posix() in list_pretrained():
         return pretrained_folder(folder.as_posix())
+    if is_file:
+        raise FileNotFoundError(_is_a_file(folder))
     near = "" if is_path else meant(folder.as_posix(), list_pretrained())
     near = near or ("" if is_path else seen_from(folder))
     pretrained = f"{', '.join(list_pretrained())}{near}"
@@ -402,6 +406,17 @@ def _locate(source: str | Path) -> Path:
             f"{source} is no folder and no repository that can be reached, nor in the "
             f"package, which has {pretrained}"
         ) from error
+
+
+def _is_a_file(path: Path) -> str:
+    """What to give instead of a file."""
+    problem = f"{path} is a file, but a saved network is a folder"
+    if (path.parent / CONFIG_FILE).is_file():
+        return f"{problem}, give its folder: {path.parent}"
+    return (
+        f"{problem} with {CONFIG_FILE} and {WEIGHTS_FILE}. Weights from torch.save go "
+        "into a network of the same shapes: network.load_state_dict(torch.load(...))"
+    )
 
 
 def network_folder(folder: Path) -> Path:
