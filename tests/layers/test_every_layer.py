@@ -182,6 +182,16 @@ def test_children_of_0_have_parents_of_0(routing: str, layer: str) -> None:
     assert routing in PROBABLE or layer == "local" or (parents.activation == 0).all()
 
 
+@pytest.mark.parametrize("layer", LAYERS)
+def test_complex_poses_are_refused(layer: str) -> None:
+    make, sites, pose = LAYERS[layer]
+    children = capsules(*sites, pose=pose)
+    with pytest.raises(ValueError, match=r"must be real, got torch\.complex128"):
+        make(create_routing("dynamic"))(
+            Capsules(children.pose.to(torch.complex128), children.activation)
+        )
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("routing", list_routings())
 def test_poses_in_the_thousands_stay_finite(routing: str, dtype: torch.dtype) -> None:

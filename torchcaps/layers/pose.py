@@ -107,14 +107,16 @@ def check_map(
 
     Raises:
         TypeError: if they are no :class:`Capsules`.
-        ValueError: if the grid has another number of axes, or there are other types or
-            poses.
+        ValueError: if the grid has another number of axes, there are other types or
+            poses, or the poses are complex.
     """
     if not isinstance(children, Capsules):
         raise TypeError(
             "children must be Capsules, poses with activations, got "
             f"{type(children).__name__}"
         )
+    if children.pose.is_complex():
+        raise ValueError(f"children must be real, got {children.pose.dtype}")
     sites = children.activation.shape
     if (
         len(sites) != axes + 2
