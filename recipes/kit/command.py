@@ -257,7 +257,7 @@ def _circumstances(studies: Mapping[int, Study]) -> dict[str, Any]:
     facts_of_networks: dict[tuple[int, str], Any] = {}
     for seed, study in studies.items():
         trained = [network.facts for network in study.lab.trained]
-        for facts in (*study.facts.values(), *trained):
+        for facts in (*trained, *study.facts.values()):  # whose maker is known
             facts_of_networks[seed, facts["run"]] = facts
     networks = list(facts_of_networks.values())
     seconds = sum(facts["training_seconds"] for facts in networks)

@@ -338,7 +338,7 @@ def test_a_result_grows_without_the_networks(smoke, tmp_path):
         run_recipe(name, "smoke", runs=tmp_path / "c", results=results)
 
 
-def test_a_result_that_was_written_before_its_recipe_grew(tmp_path):
+def test_a_result_that_was_written_before_its_recipe_grew(tmp_path, monkeypatch):
     """Its figures stand in the table alone, and its settings may look otherwise."""
     results = tmp_path / "results"
 
@@ -362,6 +362,9 @@ def test_a_result_that_was_written_before_its_recipe_grew(tmp_path):
         first["facts"][0][row]["run"].replace("seed0", "seed1")
     ]
     assert grown["facts"][0] == first["facts"][0]
+    assert {facts[row]["made by"] for facts in grown["facts"]} == {grown["made by"]}
+    monkeypatch.setattr("recipes.kit.command.made_by", lambda: "another version")
+    assert run([2], "b")["made by"].endswith("; another version")
     assert grown["rows"][0]["ours"][0] == first["rows"][0]["ours"][0]
     old["settings"] = {"epochs": 1}
     (results / "mnist-em-smoke.json").write_text(json.dumps(old))
