@@ -191,6 +191,27 @@ SQUASHES = [
     VARIANT.format(f"squash {one}")
     for one in ("sabour", "tanh", "exponential", "rational")
 ]
+CHANGES = (
+    ("squash with a learned constant", "squash learned"),
+    ("the same, with a learned constant", "squashed in between, learned"),
+    ("softmax over the children", "softmax over children"),
+    ("hard assignment, straight-through (one seed)", "straight-through"),
+)
+HEADS = tuple(
+    (name, name.removesuffix(" (one seed)").removesuffix(", a plain head"))
+    for name in (
+        "mean of the features, two dense layers (one seed)",
+        "class maps, a plain head",
+        "pooled capsules, shared transforms, K-Means (one seed)",
+        "capsules at all places, K-Means, 1 step (one seed)",
+        "capsules at all places, K-Means, 3 steps",
+        "capsules at all places, K-Means with evidence",
+        "capsules at all places, dynamic, 3 steps (one seed)",
+    )
+)
+"""Rows of tables in docs/recipes.md, and of ``two-digits`` and ``top-two-fashion``."""
+SCALAR = "scalar capsules, 1 step"
+ARTICLE = "MatrixCapsNet, as in the article"
 BEST = ("variational_bayes", "dynamic", "self_attention", "kmeans", "sparse_attention")
 PHOTOS, PHOTOS_CNN = (
     [f"photos500-capsnet_on_backbone{kind}-seed{seed}" for seed in (0, 1, 2)]
@@ -241,6 +262,15 @@ def attack(name: str, *of: str) -> list[float]:
 
 def found(*of: str) -> list[float]:
     return ours(WHOLE, ABOVE, *of)
+
+
+def pairs(row: str) -> list[float]:
+    """Single images, and two in one, of a row of ``top-two-fashion``."""
+    return [
+        *ours("top-two-fashion", "single images", row),
+        *ours("top-two-fashion", "two, side by side", row),
+        *ours("top-two-fashion", "two, one above the other", row),
+    ]
 
 
 def more(recipe: str, measure: str, one: str, other: str) -> float:
@@ -598,16 +628,54 @@ SAID: dict[str, list[tuple[str, list[float]]]] = {
             )
             for name, (row, longer) in LONGER.items()
         ),
+        (
+            "| sharpness that rises from {} to {} (one seed) | {} % |",
+            [0.25, 4, *found(VARIANT.format("sharpness from 0.25 to 4"))],
+        ),
+        (
+            "They find {} % one above the other and {} % side by side (three seeds)",
+            [*found(SCALAR), *ours(WHOLE, BESIDE, SCALAR)],
+        ),
         ("| 1 to 5 steps | {}, {}, {}, {}, {} % |", found(*STEPS)),
+        *(
+            (f"| {name} | {{}} % |", found(VARIANT.format(row)))
+            for name, row in CHANGES
+        ),
+        *(
+            (f"| {name} | {{}} % | {{}} % | {{}} % |", pairs(row))
+            for name, row in HEADS
+        ),
+        (
+            "{} steps of {} images, with the settings of the article that explains EM "
+            "routing, end at {} % test error without a floor and at {} % with {}",
+            [
+                2000,
+                8,
+                *ours("mnist-em", "test error", ARTICLE, f"{ARTICLE}, cost_floor 0.3"),
+                0.3,
+            ],
+        ),
+        (
+            "The paper reports {} % side by side for its capsules and {} % for its network",
+            published(
+                "top-two-fashion",
+                "two, side by side",
+                "pooled capsules, shared transforms, K-Means",
+                "mean of the features, two dense layers",
+            ),
+        ),
         (
             "instead of {} | {} % | | squash by tanh | {} % | | squash by 1 - exp(-n) | "
             "{} % | | squash by n / (1 + n) | {} % |",
             [0.5, *found(*SQUASHES)],
         ),
         (
-            "as in dynamic routing | {} % | | dynamic routing without accumulation | {} % "
-            "|",
-            found(SQUASHED_INSIDE, "dynamic, not accumulating, 3 steps"),
+            "squashed parents, as in dynamic routing | {} % |",
+            found(SQUASHED_INSIDE),
+        ),
+        (
+            "dynamic routing without accumulation | {} % |",
+            found("dynamic, not accumulating, 3 steps"),
         ),
         (
             "layers, with a bias | {} % | | squash between the layers, without a bias | "
