@@ -94,7 +94,7 @@ class Listing(Listed):
         elif len(classes) < 2:
             self.refused.append(
                 f"{folder} must hold a folder for each of two or more classes, got "
-                f"{classes}{self._loose(folder)}"
+                f"{classes}{self._loose(folder)}{_hint_inside([*inside])}"
             )
         self.classes += tuple(name for name in classes if name not in self.classes)
         files = self.parts.setdefault(part, [])
@@ -286,6 +286,15 @@ def is_there(kind: Callable[[], bool]) -> bool:
         return kind()
     except OSError:
         return False
+
+
+def _hint_inside(folders: Sequence[Path]) -> str:
+    """What to give instead where the only folder has folders of its own, as in archives
+    that are packed with a folder around everything.
+    """
+    if len(folders) != 1 or not _folders(folders[0]):
+        return ""
+    return f": if your data lie in {folders[0]}, give that folder"
 
 
 def _folders(folder: Path) -> list[Path]:

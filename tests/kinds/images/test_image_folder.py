@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import numpy as np
@@ -124,6 +125,15 @@ def test_root_is_missing_or_a_file(tmp_path: Path) -> None:
 def test_too_few_classes(tmp_path: Path, classes: str) -> None:
     with pytest.raises(ValueError, match=r"two or more classes, got \("):
         ImageFolder(str(make_root(tmp_path, classes=classes)))
+
+
+@pytest.mark.parametrize("inner", ["", "train"])
+def test_a_folder_around_the_data(tmp_path: Path, inner: str) -> None:
+    """As archives are packed: the error names the folder to give."""
+    make_root(tmp_path / "dataset" / inner)
+    words = re.escape(f"your data lie in {tmp_path / 'dataset'}, give that folder")
+    with pytest.raises(ValueError, match=words):
+        ImageFolder(str(tmp_path))
 
 
 def test_empty_class_folder(tmp_path: Path) -> None:
