@@ -24,7 +24,6 @@ the operators.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from operator import is_
 from typing import Any, NamedTuple
 
@@ -54,13 +53,14 @@ def _eager(tensors: Sequence[Tensor | None]) -> bool | None:
     """Whether autograd wants to know what becomes of these tensors; None where they
     must go through an operator.
 
-    So they must if they are no ordinary tensors on a CPU, or a compiler, tracer or mode
-    has to see it.
+    So they must if they are no ordinary tensors on a CPU, or a compiler, tracer, mode or
+    transform of ``torch.func`` has to see it.
     """
     if (
         torch.compiler.is_compiling()
         or torch.jit.is_tracing()
         or torch._C._len_torch_dispatch_stack()
+        or transformed()
     ):
         return None
     differentiated = False
@@ -71,117 +71,6 @@ def _eager(tensors: Sequence[Tensor | None]) -> bool | None:
                 return None
             differentiated = differentiated or (recorded and tensor.requires_grad)
     return differentiated
-
-
-class NativeVotes(FusedVotes):
-    """Votes in C++, on a CPU.
-
-    Example:
-        >>> from torchcaps.ops import InnerProduct, Rule
-        >>> tc.ops.fused.NativeVotes.supports(
-        ...     InnerProduct(torch.randn(2, 3, 5)), Rule()
-        ... )  # no reason against it
-        ''
-    """
-
-    backend = "native"
-
-    @cached_property
-    def _ledger(self) -> "Ledger":
-        kept = None
-        if self.children.shape[2] == 1:  # vectors alone
-            kept = passes.Kept(self.children, self.transforms)
-        parts = 0
-        if self.sites is not None:
-            # One layout for all steps, however many threads there are later.
-            parts = passes.row_parts(self._call(None))
-        return Ledger((self.children, self.transforms, self.coordinates), parts, kept)
-
-    @property
-    def adds_vectors(self) -> bool:
-        """True unless all children share the transforms: then the children are added up
-        first.
-        """
-        return self.children.shape[2] == 1 and self.transforms.shape[0] > 1
-
-    def _moments(
-        self,
-        call: Call,
-        orphan: bool,
-        hard: bool,
-        scatter: bool,
-    ) -> Moments:
-        tensors = [*call[:5], *call.similarity]
-        differentiated = _eager(tensors)
-        if differentiated is None:
-            return super()._moments(call, orphan, hard, scatter)
-        return self._ledger.moments(
-            call, tensors, (orphan, hard, scatter), differentiated
-        )
-
-    def _scores(
-        self,
-        call: Call,
-        orphan: bool,
-        reduced: bool,
-    ) -> Tensor:
-        tensors = listed(call)
-        differentiated = _eager(tensors)
-        if differentiated is None:
-            return super()._scores(call, orphan, reduced)
-        return self._ledger.scores(call, tensors, (orphan, reduced), differentiated)
-
-    def gaussians(self, moments: Moments, floor: float) -> Gaussians:
-        """Compute the Gaussians in one pass over the moments.
-
-        Raises:
-            ValueError: if the moments hold no scatter, or do not fit each other.
-        """
-        mass, total, scatter = moments
-        computed_natively = total.dtype in (torch.float32, torch.float64)
-        if (
-            scatter is None
-            or not total.numel()
-            or not computed_natively
-            or transformed()
-        ):
-            return super().gaussians(moments, floor)
-        differentiated = _eager(moments)
-        if differentiated is None:
-            return super().gaussians(moments, floor)
-        for name, parameter, shape in (
-            ("mass", mass, total.shape[:2]),
-            ("scatter", scatter, total.shape),
-        ):
-            if parameter.shape != shape or parameter.dtype != total.dtype:
-                raise misfit(name, parameter, shape, total)
-        fields = mass.contiguous(), total.contiguous(), scatter.contiguous()
-        if differentiated:
-            return Gaussians(*_Fitted.apply(*fields, floor))
-        return passes.gaussians(*fields, floor)
-
-    def agree(
-        self, agreement: Agreement, bias: Tensor | None
-    ) -> tuple[Tensor, Tensor | None] | None:
-        """All steps of routing by agreement, of vectors whose transforms are not
-        shared.
-        """
-        tensors = (self.children, self.transforms, self.coordinates, bias)
-        squashes = kind_of(agreement.squash).constant is not None
-        if self.empty or not (self.adds_vectors and squashes) or transformed():
-            return None
-        differentiated = _eager(tensors)
-        if differentiated is None:
-            return None
-        if differentiated:
-            agreed: tuple[Tensor, Tensor | None] = _Agree.apply(
-                agreement, self.sites, *tensors
-            )
-            return agreed
-        pose, alpha, *_ = passes.agreement_forward(
-            *_agreeing(self.sites, tensors), agreement
-        )
-        return pose, alpha
 
 
 @dataclass
@@ -248,100 +137,192 @@ class _Step(NamedTuple):
 
 @dataclass(eq=False)
 class Ledger:
-    """Steps of routing on one set of votes, forward and backward.
+    """What the steps of a routing on one set of votes write down for each other.
 
     Args:
-        votes: children, transforms and coordinates.
+        token: whatever depends on it is differentiated before the votes are; None where
+            nothing is recorded.
         parts: among how many tasks the rows of windows are shared out.
         kept: the votes, if they are few vectors.
         entries: the entries of the backward passes that are under way, by their number.
+        scored: the scores that the next step may use, if there are any.
     """
 
-    votes: tuple[Tensor, Tensor, Tensor | None]
+    token: Tensor | None
     parts: int
     kept: passes.Kept | None
-    entries: dict[int, _Entry] = field(default_factory=dict)
-    _tokens: dict[tuple[bool, ...], Tensor] = field(default_factory=dict)
-    _scored: _Scored | None = None
+    entries: dict[int, _Entry]
+    scored: _Scored | None = None
 
-    def moments(
+
+@dataclass(eq=False)
+class NativeVotes(FusedVotes):
+    """Votes in C++, on a CPU.
+
+    Example:
+        >>> from torchcaps.ops import InnerProduct, Rule
+        >>> tc.ops.fused.NativeVotes.supports(
+        ...     InnerProduct(torch.randn(2, 3, 5)), Rule()
+        ... )  # no reason against it
+        ''
+    """
+
+    backend = "native"
+
+    _ledgers: dict[tuple[bool, ...], Ledger] = field(
+        default_factory=dict, init=False, repr=False
+    )
+
+    @property
+    def _ledger(self) -> Ledger:
+        """The ledger of the steps. There is one for each choice of tensors that are
+        differentiated, since that may change between two steps.
+        """
+        children = self.children
+        transforms = self.transforms
+        coordinates = self.coordinates
+        recorded = torch.is_grad_enabled()
+        added = coordinates is not None and coordinates.requires_grad
+        wanted = recorded, children.requires_grad, transforms.requires_grad, added
+        if wanted in self._ledgers:
+            return self._ledgers[wanted]
+        entries: dict[int, _Entry] = {}
+        token = None
+        if recorded:
+            token = _Token.apply(entries, children, transforms, coordinates)
+        # One layout for all steps, however many threads there are later.
+        parts = 0 if self.sites is None else passes.row_parts(self._call(None))
+        kept = None
+        if children.shape[2] == 1:  # vectors alone
+            kept = passes.Kept(children, transforms)
+        ledger = Ledger(token, parts, kept, entries)
+        self._ledgers[wanted] = ledger
+        return ledger
+
+    @property
+    def adds_vectors(self) -> bool:
+        """True unless all children share the transforms: then the children are added up
+        first.
+        """
+        return self.children.shape[2] == 1 and self.transforms.shape[0] > 1
+
+    def _moments(
         self,
         call: Call,
-        tensors: Sequence[Tensor | None],
-        options: tuple[bool, bool, bool],
-        differentiated: bool,
+        orphan: bool,
+        hard: bool,
+        scatter: bool,
     ) -> Moments:
-        """Compute the moments of a call with these tensors; the options are orphan,
-        hard, scatter.
-        """
+        tensors = [*call[:5], *call.similarity]
+        differentiated = _eager(tensors)
+        if differentiated is None:
+            return super()._moments(call, orphan, hard, scatter)
+        ledger = self._ledger
         # Scores serve the next step only: a later one compares with other parents, and
         # the logits, the largest tensor here, are freed.
-        scored = self._scored
-        self._scored = None
+        scored = ledger.scored
+        ledger.scored = None
         name = token = logits = None
         if scored is not None and scored.have(call):
             name = scored.name
             token = scored.token
-            hard = options[1]
             # Stored logits are read parent by parent: that takes a known normaliser,
             # and finds no argmax.
-            logits = None
             if call.log_partition is not None and not hard:
                 logits = scored.logits
-        step = _Step(self.entries, self.parts, options, name)
-        if differentiated:
-            return Moments(
-                *_Moments.apply(
-                    step, self.kept, self._token(), token, logits, call.sites, *tensors
-                )
+        options = orphan, hard, scatter
+        if not differentiated:
+            moments = passes.moments(
+                call.readable(), *options, ledger.parts, logits, ledger.kept
             )
-        moments = passes.moments(
-            call.readable(), *options, step.parts, logits, self.kept
+            return Moments(*moments[:3])
+        step = _Step(ledger.entries, ledger.parts, options, name)
+        moments = _Moments.apply(
+            step, ledger.kept, ledger.token, token, logits, call.sites, *tensors
         )
-        return Moments(*moments[:3])
+        return Moments(*moments)
 
-    def scores(
+    def _scores(
         self,
         call: Call,
-        tensors: Sequence[Tensor | None],
-        options: tuple[bool, bool],
-        differentiated: bool,
+        orphan: bool,
+        reduced: bool,
     ) -> Tensor:
-        """The logits of a call with these tensors, or their normaliser; the options are
-        orphan, reduced.
-        """
-        name = object()
-        reduced = options[1]
+        tensors = listed(call)
+        differentiated = _eager(tensors)
+        if differentiated is None:
+            return super()._scores(call, orphan, reduced)
         # Of inference tensors changes in place are not counted, so that nobody could
         # tell whether stored scores are still theirs.
         if any(tensor.is_inference() for tensor in call.similarity):
-            return passes.scores(call.readable(), *options)
-        step = _Step(self.entries, self.parts, options, name)
+            return passes.scores(call.readable(), orphan, reduced)
+        ledger = self._ledger
         token = logits = None
         if (
             reduced
             and len(call.similarity) == 3
             and (differentiated or math.prod(sizes_of(call)[:3]) <= _LOGITS)
         ):
-            logits = passes.empty_logits(call, step.parts)
+            logits = passes.empty_logits(call, ledger.parts)
+        name = object()
         if differentiated:
+            step = _Step(ledger.entries, ledger.parts, (orphan, reduced), name)
             scores, token = _Scores.apply(
-                step, self._token(), logits, call.sites, *tensors
+                step, ledger.token, logits, call.sites, *tensors
             )
         else:
-            scores = passes.scores(call.readable(), *options, step.parts, logits)
-        self._scored = _Scored(name, call.similarity, _versions(call), logits, token)
+            scores = passes.scores(
+                call.readable(), orphan, reduced, ledger.parts, logits
+            )
+        ledger.scored = _Scored(name, call.similarity, _versions(call), logits, token)
         return scores
 
-    def _token(self) -> Tensor:
-        """Whatever depends on it is differentiated before the votes are."""
-        children, transforms, coordinates = self.votes
-        added = coordinates is not None and coordinates.requires_grad
-        wanted = children.requires_grad, transforms.requires_grad, added
-        # One token for each, since requires_grad may have changed since the last step.
-        if wanted not in self._tokens:
-            self._tokens[wanted] = _Token.apply(self.entries, *self.votes)
-        return self._tokens[wanted]
+    def gaussians(self, moments: Moments, floor: float) -> Gaussians:
+        """Compute the Gaussians in one pass over the moments.
+
+        Raises:
+            ValueError: if the moments hold no scatter, or do not fit each other.
+        """
+        mass, total, scatter = moments
+        computed_natively = total.dtype in (torch.float32, torch.float64)
+        if scatter is None or not total.numel() or not computed_natively:
+            return super().gaussians(moments, floor)
+        differentiated = _eager(moments)
+        if differentiated is None:
+            return super().gaussians(moments, floor)
+        for name, parameter, shape in (
+            ("mass", mass, total.shape[:2]),
+            ("scatter", scatter, total.shape),
+        ):
+            if parameter.shape != shape or parameter.dtype != total.dtype:
+                raise misfit(name, parameter, shape, total)
+        fields = mass.contiguous(), total.contiguous(), scatter.contiguous()
+        if differentiated:
+            return Gaussians(*_Fitted.apply(*fields, floor))
+        return passes.gaussians(*fields, floor)
+
+    def agree(
+        self, agreement: Agreement, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor | None] | None:
+        """All steps of routing by agreement, of vectors whose transforms are not
+        shared.
+        """
+        tensors = (self.children, self.transforms, self.coordinates, bias)
+        squashes = kind_of(agreement.squash).constant is not None
+        if self.empty or not (self.adds_vectors and squashes):
+            return None
+        differentiated = _eager(tensors)
+        if differentiated is None:
+            return None
+        if differentiated:
+            agreed: tuple[Tensor, Tensor | None] = _Agree.apply(
+                agreement, self.sites, *tensors
+            )
+            return agreed
+        pose, alpha, *_ = passes.agreement_forward(
+            *_agreeing(self.sites, tensors), agreement
+        )
+        return pose, alpha
 
 
 def _versions(call: Call) -> list[int]:
