@@ -493,7 +493,14 @@ def moved(tensor: Tensor) -> Tensor:
     return torch.cat([tensor.new_zeros(1), tensor.flatten()])[1:].view(tensor.shape)
 
 
-@pytest.mark.parametrize("given_back", [turned, moved])
+def negated(tensor: Tensor) -> Tensor:
+    """The same numbers, as the negative of what lies in memory."""
+    if not tensor.is_floating_point():
+        return tensor
+    return torch._neg_view(-tensor)
+
+
+@pytest.mark.parametrize("given_back", [turned, moved, negated])
 @pytest.mark.parametrize("routing", [dynamic, gaussian, agreed])
 def test_hooks_may_give_back_saved_tensors_with_other_strides_and_places(
     routing: Callable[..., Tensor], given_back: Callable[[Tensor], Tensor]
@@ -504,6 +511,44 @@ def test_hooks_may_give_back_saved_tensors_with_other_strides_and_places(
         lambda tensor: tensor.detach(), given_back
     ):
         actual = gradients("native", routing, inputs)
+    torch.testing.assert_close(actual, expected)
+
+
+def sums(votes: Votes) -> Tensor:
+    return votes.moments(scatter=True).sum
+
+
+def scores(votes: Votes) -> Tensor:
+    mean = torch.ones(2, 5, 16)
+    return votes.logits(Gaussian(mean, mean, mean[..., 0]))
+
+
+def variances(votes: Votes) -> Tensor:
+    return votes.gaussians(votes.moments(scatter=True), 0.1).variance
+
+
+def poses(votes: Votes) -> Tensor:
+    actual = votes.agree(tc.ops.Agreement(3))
+    assert actual is not None
+    return actual[0]
+
+
+@pytest.mark.parametrize("arriving", [turned, negated])
+@pytest.mark.parametrize("result", [sums, scores, variances, poses])
+def test_gradients_may_arrive_with_other_strides_and_as_negatives(
+    result: Callable[[Votes], Tensor], arriving: Callable[[Tensor], Tensor]
+) -> None:
+    """Complex numbers bring negatives: the imaginary part of a conjugate is one."""
+    children, transforms, _ = tensors(2, torch.float32)
+    with tc.use_backend("native"):
+        computed = result(Votes(children, transforms))
+        upstream = torch.randn_like(computed)
+        expected, actual = (
+            torch.autograd.grad(
+                computed, (children, transforms), gradient, retain_graph=True
+            )
+            for gradient in (upstream, arriving(upstream))
+        )
     torch.testing.assert_close(actual, expected)
 
 

@@ -402,7 +402,7 @@ class _Moments(torch.autograd.Function):
             return *_BESIDE, *moments_gradients(
                 saved[6:], saved[5], saved[:3], upstream, "native", *step.options
             )
-        mass, total, rest, logits, votes, sites, *tensors = passes.read_back(saved)
+        mass, total, rest, logits, votes, sites, *tensors = passes.plain(saved)
         call = Call.of(tensors, sites)
         mean = total / positive(mass)[..., None] if scatter else None
         entry = _entry(ctx, call)
@@ -462,7 +462,7 @@ class _Scores(torch.autograd.Function):
                 saved[3:], saved[2], saved[:1], (grad,), "native", *step.options
             )
             return *_BESIDE[:4], *slopes
-        scores, logits, sites, *tensors = passes.read_back(saved)
+        scores, logits, sites, *tensors = passes.plain(saved)
         call = Call.of(tensors, sites)
         entry = _entry(ctx, call)
         flow = passes.scores_flow(
@@ -501,7 +501,7 @@ class _Fitted(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> Any:
-        *moments, mean, precision = passes.read_back(ctx.saved_tensors)
+        *moments, mean, precision = passes.plain(ctx.saved_tensors)
         if not (torch.is_grad_enabled() or several(upstream)):
             return *passes.gaussians_backward(moments, mean, precision, upstream), None
 
@@ -521,9 +521,9 @@ def _agreeing(
     """The call of all steps of routing by agreement, and its bias, as the kernels read
     them.
     """
-    children, transforms, coordinates, bias = tensors
-    call = Call(children, transforms, coordinates, None, None, sites, ()).readable()
-    return call, None if bias is None else bias.contiguous()
+    children, transforms, coordinates, bias = passes.plain(tensors)
+    call = Call(children, transforms, coordinates, None, None, sites, ())
+    return call.readable(), bias
 
 
 class _Agree(torch.autograd.Function):
@@ -553,7 +553,7 @@ class _Agree(torch.autograd.Function):
         sites, *tensors, sums, alphas, alpha, votes = ctx.saved_tensors
 
         def work(tensors: Tensors, upstream: Tensors) -> Tensors:
-            steps = passes.read_back((sums, alphas, alpha, votes))
+            steps = passes.plain((sums, alphas, alpha, votes))
             return passes.agreement_backward(
                 *_agreeing(sites, tensors), settings, steps, upstream, wanted
             )

@@ -246,14 +246,15 @@ def prepare() -> None:
     library()
 
 
-def read_back(saved: Sequence[Tensor | None]) -> list[Any]:
-    """What a forward pass saved, as the kernels read it: hooks may give back the same
-    numbers with other strides.
+def plain(tensors: Sequence[Tensor | None]) -> list[Any]:
+    """The same numbers as the kernels read them, in one piece and with their sign:
+    autograd may bring gradients, and hooks what was saved, with other strides or as
+    the negative of what lies in memory.
     """
-    tensors = list(saved)
+    tensors = list(tensors)
     for place, tensor in enumerate(tensors):
-        if tensor is not None and not tensor.is_contiguous():
-            tensors[place] = tensor.contiguous()
+        if tensor is not None and (tensor.is_neg() or not tensor.is_contiguous()):
+            tensors[place] = tensor.resolve_neg().contiguous()
     return tensors
 
 
@@ -368,9 +369,8 @@ def moments_flow(
         orphan: as in :func:`moments`.
         hard: as in :func:`moments`.
     """
-    grad_mass, grad_sum, grad_scatter = upstream
-    grad_sum = None if grad_sum is None else grad_sum.contiguous()
-    slope = None if grad_scatter is None else 2 * grad_scatter.contiguous()
+    grad_mass, grad_sum, grad_scatter = plain(upstream)
+    slope = None if grad_scatter is None else 2 * grad_scatter
     shares = flow = None
     if passing:
         J = sizes_of(call)[2]
@@ -387,9 +387,9 @@ def moments_flow(
         call,
         **dict(zip(_GRADIENTS, gradients, strict=False)),
         parts=parts,
-        mass=None if grad_mass is None else grad_mass.contiguous(),
+        mass=grad_mass,
         sum=grad_sum,
-        scatter=None if grad_scatter is None else grad_scatter.contiguous(),
+        scatter=grad_scatter,
         mean=mean,
         shares=shares,
         flow=flow,
@@ -440,6 +440,7 @@ def scores_flow(
         orphan: as in :func:`scores`.
         reduced: as in :func:`scores`.
     """
+    (grad,) = plain((grad,))
     gradients = _empty_gradients(
         (*_VOTES, True, True, *(compared,) * 3), listed(call), call
     )
@@ -453,7 +454,7 @@ def scores_flow(
         **dict(zip(_GRADIENTS, gradients, strict=False)),
         parts=parts,
         scores=scores,
-        grad_scores=grad.contiguous(),
+        grad_scores=grad,
         flow=flow,
         adds=into is not None,
         logits=logits,
@@ -559,7 +560,9 @@ def agreement_backward(
             None where none flows.
         wanted: which gradients are.
     """
-    (sums, alphas, alpha, votes), (pose, last), parts = steps, upstream, row_parts(call)
+    sums, alphas, alpha, votes = steps
+    grad_pose, grad_alpha = plain(upstream)
+    parts = row_parts(call)
     if votes is not None:
         votes = _aligned(votes)
     gradients = _empty_gradients(wanted, (*call[:3], bias), call)
@@ -578,8 +581,8 @@ def agreement_backward(
             "alpha": alpha,
             **_settings(settings),
         },
-        "grad_alpha": None if last is None else last.contiguous(),
-        "grad_pose": None if pose is None else pose.contiguous(),
+        "grad_alpha": grad_alpha,
+        "grad_pose": grad_pose,
         **{
             "grad_sums": torch.empty_like(sums),
             "grad_bias": gradients[3],
@@ -638,7 +641,7 @@ def gaussians_backward(
             determinant; None for 0.
     """
     fields: dict[str, Any] = {"mean": mean, "precision": precision}
-    for name, gradient in zip(Gaussians._fields, read_back(upstream), strict=True):
+    for name, gradient in zip(Gaussians._fields, plain(upstream), strict=True):
         fields[f"grad_{name}"] = gradient
     gradients: Gradients = []
     for name, tensor in zip(Moments._fields, moments, strict=True):
