@@ -39,6 +39,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     text.save_pretrained(folder / "texts", words=words.config())
     Image.fromarray(Digits().test.inputs[0, 0].numpy()).save(folder / "one.png")
+    (folder / "one" / "model").mkdir(parents=True)
+    for name in ("config.yaml", "model/model.safetensors"):
+        (folder / "one" / name).touch()
     (folder / "one.onnx").touch()
     return folder
 
@@ -168,6 +171,29 @@ def told_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (
             ["explain", "digits", "--data", "Digits"],
             "--out must name a folder for the report: digits is not",
+        ),
+        *(
+            (
+                [command, "one/model/model.safetensors", *others],
+                "one/model/model.safetensors is a file. Give the folder of the run: "
+                "one\n",
+            )
+            for command, *others in (
+                ["predict", "one.png"],
+                ["evaluate"],
+                ["explain"],
+                ["explain", "--data", "Digits"],
+                ["export"],
+                ["explore"],
+            )
+        ),
+        (
+            ["transfer", "one.png", "one.png", "--run", "one/config.yaml"],
+            "one/config.yaml is a file. Give the folder of the run: one\n",
+        ),
+        (
+            ["train", "--resume", "one/config.yaml"],
+            "one/config.yaml is a file. Give the folder of the run: one\n",
         ),
         (
             ["explain", "digits", "--out", "one.png"],

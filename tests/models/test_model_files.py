@@ -4,6 +4,7 @@ is.
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -201,6 +202,21 @@ def test_a_file_of_a_saved_network_names_its_folder(saved: Path, name: str) -> N
         FileNotFoundError, match=f"{name} is a file.* its folder: {saved}$"
     ):
         load_pretrained(saved / name)
+
+
+@pytest.mark.parametrize(
+    "name", ["config.yaml", "summary.json", "model/model.safetensors", "checkpoints/a"]
+)
+def test_a_file_of_a_run_names_the_run(saved: Path, tmp_path: Path, name: str) -> None:
+    run = tmp_path / "runs" / "one"
+    shutil.copytree(saved, run / "model")
+    (run / "checkpoints").mkdir()
+    for file in ("config.yaml", "summary.json", "checkpoints/a"):
+        (run / file).touch()
+    with pytest.raises(
+        FileNotFoundError, match=f"{name} is a file. Give the folder of the run: {run}$"
+    ):
+        load_pretrained(run / name)
 
 
 def test_weights_of_torch_name_what_loads_them(tmp_path: Path) -> None:

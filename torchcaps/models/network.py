@@ -49,6 +49,9 @@ RUN_FILE = "config.yaml"
 ``model`` at the end.
 """
 
+_FOLDERS_OF_RUN = ("model", "checkpoints")
+"""The folders in the folder of a run whose files belong to the network."""
+
 KEPT_FOR_CLASSES = ("classes", "calibration", "strangers")
 """What is saved beside a network by these names holds for its classes only."""
 
@@ -373,7 +376,7 @@ def _locate(source: str | Path) -> Path:
     if folder.as_posix() in list_pretrained():
         return pretrained_folder(folder.as_posix())
     if is_file:
-        raise FileNotFoundError(_is_a_file(folder))
+        raise FileNotFoundError(folder_instead(folder))
     near = "" if is_path else meant(folder.as_posix(), list_pretrained())
     near = near or ("" if is_path else seen_from(folder))
     pretrained = f"{', '.join(list_pretrained())}{near}"
@@ -408,14 +411,19 @@ def _locate(source: str | Path) -> Path:
         ) from error
 
 
-def _is_a_file(path: Path) -> str:
-    """What to give instead of a file."""
-    problem = f"{path} is a file, but a saved network is a folder"
-    if (path.parent / CONFIG_FILE).is_file():
-        return f"{problem}, give its folder: {path.parent}"
+def folder_instead(path: Path) -> str:
+    """What to say where a file was given for the folder of a run or of a network."""
+    problem = f"{path} is a file."
+    folder = path.parent
+    run = folder.parent if folder.name in _FOLDERS_OF_RUN else folder
+    if (run / RUN_FILE).is_file():
+        return f"{problem} Give the folder of the run: {run}"
+    if (folder / CONFIG_FILE).is_file():
+        return f"{problem} Give its folder: {folder}"
     return (
-        f"{problem} with {CONFIG_FILE} and {WEIGHTS_FILE}. Weights from torch.save go "
-        "into a network of the same shapes: network.load_state_dict(torch.load(...))"
+        f"{problem} Give the folder of a run, or of a saved network with {CONFIG_FILE} "
+        f"and {WEIGHTS_FILE}. Weights from torch.save go into a network of the same "
+        "shapes: network.load_state_dict(torch.load(...))"
     )
 
 

@@ -25,8 +25,14 @@ class There(Within):
     network: bool = False
 
     def check(self, place: str, value: Any) -> None:
-        """Raises a ValueError that names the place if there is nothing."""
+        """Raises a ValueError that names the place if there is nothing, or a file in
+        place of the folder of a network.
+        """
         path = Path(value).expanduser()
+        if self.network and not packaged(value) and _is_file(path):
+            from torchcaps.models.network import folder_instead  # which imports torch
+
+            raise ValueError(f"{place}: {folder_instead(path)}")
         named = self.network and (
             packaged(value) or (len(path.parts) == 2 and not path.is_absolute())
         )
@@ -42,6 +48,13 @@ class There(Within):
                 f"{place} {str(value)[:4000]} does not exist"
                 f"{neighbours}{seen_from(path)}"
             )
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # too long for the name of a file
+        return False
 
 
 Existing = Annotated[str, There()]

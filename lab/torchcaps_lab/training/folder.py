@@ -10,6 +10,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from torchcaps.models.network import folder_instead
 from torchcaps.whole import (
     LARGEST_NOTE,
     UNFINISHED,
@@ -175,6 +176,8 @@ class RunFolder:
                 f"{self.path} is not the folder of a run: it does not exist"
                 f"{seen_from(self.path)}"
             )
+        if self.path.is_file():
+            raise FileNotFoundError(folder_instead(self.path))
         if not self.config.is_file():
             raise FileNotFoundError(
                 f"{self.path} is not the folder of a run: it holds no "
