@@ -95,8 +95,8 @@ class CapsHead(CapsuleLayer):
             )
         )
         children = Capsules(pose, length(pose))
-        values = not pose.is_meta
-        if lazy and values and not self.class_caps.weight.any():
+        has_values = not pose.is_meta
+        if lazy and has_values and not self.class_caps.weight.any():
             self._start(children)
         return children
 

@@ -31,7 +31,8 @@ def places_of(names: Sequence[str], classes: Sequence[str], where: str) -> list[
     extra = [name for name in names if name not in label_of]
     if extra:
         near = meant(extra[0], classes) if len(extra) == 1 else ""
+        verb = "is" if len(extra) == 1 else "are"
         raise ValueError(
-            f"{where} may hold the classes {some(classes)}, but not {some(extra)}{near}"
+            f"{where}: {some(extra)} {verb} none of the classes {some(classes)}{near}"
         )
     return [label_of[name] for name in names]

@@ -195,8 +195,8 @@ def test_weights_of_classes_by_name_number_and_order() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"fish": 1}, "class_weights may hold the classes cat, dog, but not fish"),
-        ({"2": 1}, "but not 2"),
+        ({"fish": 1}, "class_weights: fish is none of the classes cat, dog"),
+        ({"2": 1}, "2 is none of the classes"),
         ((1.0,), "must be 2 numbers, one a class, got 1"),
         ({"cat": -1}, "0 or more"),
         ((0.0, 0.0), "not all 0"),

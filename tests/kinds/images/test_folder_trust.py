@@ -429,9 +429,7 @@ class TestItem7:
         ):
             save(tmp_path / place / f"{number}.png", number)
         found = check_folder(tmp_path)
-        assert found.folders == (
-            f"{tmp_path / 'test'} may hold the classes a, b, but not c",
-        )
+        assert found.folders == (f"{tmp_path / 'test'}: c is none of the classes a, b",)
         assert found.classes == {
             "train": {"a": 1, "b": 2, "c": 0},
             "test": {"a": 1, "b": 0, "c": 1},

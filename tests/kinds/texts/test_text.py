@@ -176,7 +176,7 @@ class TestForms:
         rows = {"train.csv": "text,label\na,x\nb,y\n", "test.csv": "text,label\nc,z\n"}
         with pytest.raises(
             ValueError,
-            match=r"the test texts of .* may hold the classes x, y, but not z$",
+            match=r"the test texts of .*: z is none of the classes x, y$",
         ):
             _ = Text(str(write(tmp_path, rows))).train
 
