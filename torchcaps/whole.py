@@ -1,5 +1,5 @@
 """Files: written whole or not at all, even if the process is killed; below their own
-folder; and read with limits.
+folder; and read with limits. Where those of a trained network lie.
 """
 
 import json
@@ -30,6 +30,17 @@ LARGEST_TABLE = 2**32
 """Bytes of a file about a whole data set: COCO's own annotations have 0.5 GB, those of
 LVIS 1.2 GB.
 """
+
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+RUN_FILE = "config.yaml"
+"""What the folder of a run holds from its start; the network comes into its folder
+``model`` at the end.
+"""
+
+_FOLDERS_OF_RUN = ("model", "checkpoints")
+"""The folders in the folder of a run whose files belong to the network."""
 
 
 _NEIGHBOURS = 10_000
@@ -177,6 +188,41 @@ def parsed_json(text: str | bytes, kind: type = dict) -> Any:
             f"it must hold a {kind.__name__}, got {type(content).__name__}"
         )
     return content
+
+
+def folder_instead(path: Path) -> str:
+    """What to say where a file was given for the folder of a run or of a network."""
+    problem = f"{path} is a file."
+    folder = path.parent
+    run = folder.parent if folder.name in _FOLDERS_OF_RUN else folder
+    if (run / RUN_FILE).is_file():
+        return f"{problem} Give the folder of the run: {run}"
+    if (folder / CONFIG_FILE).is_file():
+        return f"{problem} Give its folder: {folder}"
+    return (
+        f"{problem} Give the folder of a run, or of a saved network with {CONFIG_FILE} "
+        f"and {WEIGHTS_FILE}. Weights from torch.save go into a network of the same "
+        "shapes: network.load_state_dict(torch.load(...))"
+    )
+
+
+def network_folder(folder: Path) -> Path:
+    """Where the files of a network are: ``model`` in the folder of a run, else the
+    folder itself.
+
+    Raises:
+        FileNotFoundError: if it is that of a run that has not ended.
+    """
+    if (folder / CONFIG_FILE).is_file():
+        return folder
+    if (folder / "model").is_dir():
+        return folder / "model"
+    if (folder / RUN_FILE).is_file():
+        raise FileNotFoundError(
+            f"{folder} holds no network yet, its training has not ended: torchcaps "
+            f"train --resume {folder}"
+        )
+    return folder
 
 
 def seen_from(path: str | Path) -> str:

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from torchcaps.models import ClassifierNetwork, Prediction, load_pretrained
 from torchcaps.models.base import in_precision_of
-from torchcaps.models.network import network_folder
 from torchcaps.names import needing
 from torchcaps.numerics import check_size
-from torchcaps.whole import LARGEST_NOTE, owned, read_json
+from torchcaps.whole import LARGEST_NOTE, network_folder, owned, read_json
 from torchcaps_lab.card import Card
 from torchcaps_lab.data import Examples, Preprocess
 from torchcaps_lab.data.base import Fit

@@ -18,7 +18,8 @@ from torchcaps.models import (
     create_model,
     load_pretrained,
 )
-from torchcaps.models.network import CONFIG_FILE, WEIGHTS_FILE, _write_weights
+from torchcaps.models.network import _write_weights
+from torchcaps.whole import CONFIG_FILE, WEIGHTS_FILE
 
 
 @pytest.fixture

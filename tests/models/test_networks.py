@@ -27,13 +27,14 @@ from torchcaps import (
     margin_loss,
 )
 from torchcaps.models import CapsNet, Network, describe_models, register_model
-from torchcaps.models.network import CONFIG_FILE, NETWORKS
+from torchcaps.models.network import NETWORKS
 from torchcaps.models.registry import MODELS
 from torchcaps.ops import Votes
 from torchcaps.routing import EMRouting, Routed, Routing
 from torchcaps.routing.base import ROUTINGS
 from torchcaps.squashing import length
 from torchcaps.testing import check_model
+from torchcaps.whole import CONFIG_FILE
 
 
 class TinyText(Network):

@@ -25,11 +25,11 @@ from torchcaps.layers import (
 from torchcaps.models.allowance import taking_no_memory
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier
 from torchcaps.models.installed import IMAGENET_PIXELS, imagenet_weights, import_timm
-from torchcaps.models.network import WEIGHTS_FILE, network_folder
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import AnySizes, NotNegative, Size, Sizes
 from torchcaps.routing import DynamicRouting, Routing
 from torchcaps.spec import SuggestsNames, settings
+from torchcaps.whole import WEIGHTS_FILE, network_folder
 
 TIMM = "timm/"
 HUB = "hub"

@@ -40,17 +40,16 @@ from torchcaps.spec import (
     plain,
     same_class,
 )
-from torchcaps.whole import seen_from, sweep, write_whole, written_whole
-
-CONFIG_FILE = "config.json"
-WEIGHTS_FILE = "model.safetensors"
-RUN_FILE = "config.yaml"
-"""What the folder of a run holds from its start; the network comes into its folder
-``model`` at the end.
-"""
-
-_FOLDERS_OF_RUN = ("model", "checkpoints")
-"""The folders in the folder of a run whose files belong to the network."""
+from torchcaps.whole import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    folder_instead,
+    network_folder,
+    seen_from,
+    sweep,
+    write_whole,
+    written_whole,
+)
 
 KEPT_FOR_CLASSES = ("classes", "calibration", "strangers")
 """What is saved beside a network by these names holds for its classes only."""
@@ -409,41 +408,6 @@ def _locate(source: str | Path) -> Path:
             f"{source} is no folder and no repository that can be reached, nor in the "
             f"package, which has {pretrained}"
         ) from error
-
-
-def folder_instead(path: Path) -> str:
-    """What to say where a file was given for the folder of a run or of a network."""
-    problem = f"{path} is a file."
-    folder = path.parent
-    run = folder.parent if folder.name in _FOLDERS_OF_RUN else folder
-    if (run / RUN_FILE).is_file():
-        return f"{problem} Give the folder of the run: {run}"
-    if (folder / CONFIG_FILE).is_file():
-        return f"{problem} Give its folder: {folder}"
-    return (
-        f"{problem} Give the folder of a run, or of a saved network with {CONFIG_FILE} "
-        f"and {WEIGHTS_FILE}. Weights from torch.save go into a network of the same "
-        "shapes: network.load_state_dict(torch.load(...))"
-    )
-
-
-def network_folder(folder: Path) -> Path:
-    """Where the files of a network are: ``model`` in the folder of a run, else the
-    folder itself.
-
-    Raises:
-        FileNotFoundError: if it is that of a run that has not ended.
-    """
-    if (folder / CONFIG_FILE).is_file():
-        return folder
-    if (folder / "model").is_dir():
-        return folder / "model"
-    if (folder / RUN_FILE).is_file():
-        raise FileNotFoundError(
-            f"{folder} holds no network yet, its training has not ended: torchcaps "
-            f"train --resume {folder}"
-        )
-    return folder
 
 
 LARGEST_NUMBER = 10**6

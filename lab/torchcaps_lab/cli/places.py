@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import torchcaps
 from torchcaps.spec import Within
-from torchcaps.whole import seen_from
+from torchcaps.whole import folder_instead, seen_from
 
 
 def packaged(name: str) -> bool:
@@ -30,8 +30,6 @@ class There(Within):
         """
         path = Path(value).expanduser()
         if self.network and not packaged(value) and _is_file(path):
-            from torchcaps.models.network import folder_instead  # which imports torch
-
             raise ValueError(f"{place}: {folder_instead(path)}")
         named = self.network and (
             packaged(value) or (len(path.parts) == 2 and not path.is_absolute())

@@ -9,9 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.models.network import CONFIG_FILE, network_folder
 from torchcaps.spec import Spec, fit
-from torchcaps.whole import LARGEST_NOTE, owned, read_json, write_whole
+from torchcaps.whole import (
+    CONFIG_FILE,
+    LARGEST_NOTE,
+    network_folder,
+    owned,
+    read_json,
+    write_whole,
+)
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli.runs import open_run
 from torchcaps_lab.data import DataSet, Examples

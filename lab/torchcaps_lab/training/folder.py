@@ -10,10 +10,11 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from torchcaps.models.network import folder_instead
 from torchcaps.whole import (
     LARGEST_NOTE,
+    RUN_FILE,
     UNFINISHED,
+    folder_instead,
     owned,
     read_json,
     seen_from,
@@ -57,7 +58,7 @@ class RunFolder:
     @property
     def config(self) -> Path:
         """All options of the training."""
-        return self.path / "config.yaml"
+        return self.path / RUN_FILE
 
     @property
     def summary(self) -> Path:
