@@ -2,7 +2,9 @@
 never by their places.
 """
 
-from collections.abc import Sequence
+import shutil
+import wave
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,8 +24,10 @@ from torchcaps_lab.data import (
     ImageFolder,
     MapStyle,
     MaskSet,
+    Series,
     Text,
 )
+from torchcaps_lab.data.listed import ListedData
 
 SHADES = {"black": 10, "grey": 120, "white": 240}
 
@@ -62,6 +66,60 @@ def test_a_split_may_lack_classes(tmp_path: Path, part: str, empty: bool) -> Non
         "classes without a test image" in note and "black, grey" in note
         for note in data.notes()
     )
+
+
+def save_sounds(root: Path, names: Sequence[str]) -> None:
+    for name in names:
+        root.joinpath(name).mkdir(parents=True)
+        for number in range(4):
+            samples = torch.randint(-999, 999, (4000,), dtype=torch.int16)
+            with wave.open(str(root / name / f"{number}.wav"), "wb") as file:
+                file.setparams((1, 2, 8000, 0, "NONE", ""))
+                file.writeframes(samples.numpy().tobytes())
+
+
+def save_texts(root: Path, names: Sequence[str]) -> None:
+    for name in names:
+        root.joinpath(name).mkdir(parents=True)
+        for number in range(4):
+            (root / name / f"{number}.txt").write_text(f"{name} {number}")
+
+
+def save_images(root: Path, names: Sequence[str]) -> None:
+    for place, name in enumerate(names):
+        save(root, {name: 4}, 4 * place)
+
+
+@pytest.mark.parametrize(
+    ("write", "kind"),
+    [(save_images, ImageFolder), (save_texts, Text), (save_sounds, Series)],
+)
+@pytest.mark.parametrize("split", ["", "train"])
+def test_folders_inside_class_folders_are_noted(
+    tmp_path: Path,
+    write: Callable[[Path, Sequence[str]], None],
+    kind: type[ListedData],
+    split: str,
+) -> None:
+    inner = ("animals/cats", "animals/dogs", "vehicles/cars", "vehicles/vans")
+    write(tmp_path / split, inner)
+    if split:
+        shutil.copytree(tmp_path / split, tmp_path / "test")
+    data = kind(tmp_path)
+    assert data.classes == ("animals", "vehicles")
+    assert (
+        "folders inside class folders are not classes: animals/cats, animals/dogs, "
+        "vehicles/cars, vehicles/vans count as animals, vehicles. To make them classes, "
+        f"move them into {tmp_path / split}"
+    ) in data.notes()
+
+
+def test_folders_of_the_same_name_in_several_classes_are_not_noted(
+    tmp_path: Path,
+) -> None:
+    for name in ("black", "white"):
+        save(tmp_path / name, {"morning": 2, "evening": 2})
+    assert not any("inside" in note for note in ImageFolder(tmp_path).notes())
 
 
 def test_an_extra_class_is_named(tmp_path: Path) -> None:

@@ -96,6 +96,8 @@ class Listing(Listed):
                 f"{folder} must hold a folder for each of two or more classes, got "
                 f"{classes}{self._loose(folder)}{_hint_inside([*inside])}"
             )
+        if learned:
+            self._note_inner_folders(folder, inside)
         self.classes += tuple(name for name in classes if name not in self.classes)
         files = self.parts.setdefault(part, [])
         for path, paths in inside.items():
@@ -111,6 +113,23 @@ class Listing(Listed):
                 f"classes{self._reasons(folder)}"
             )
         self._leave_out_loose(folder)
+
+    def _note_inner_folders(self, root: Path, inside: dict[Path, list[Path]]) -> None:
+        """Notes that the folders inside class folders are not classes, unless their
+        names say so: those of recordings or patients occur in several classes.
+        """
+        inner: list[Path] = []
+        for folder, files in inside.items():
+            entries = {folder / file.relative_to(folder).parts[0] for file in files}
+            inner += sorted(entries - {*files})
+        if len(inner) < 2 or len({path.name for path in inner}) < len(inner):
+            return
+        paths = [path.relative_to(root).as_posix() for path in inner]
+        outer = dict.fromkeys(path.parent.name for path in inner)
+        self.notes += (
+            f"folders inside class folders are not classes: {some(paths)} count as "
+            f"{some([*outer])}. To make them classes, move them into {root}",
+        )
 
     def _loose(self, folder: Path) -> str:
         """How many files lie in no class folder, and what to do with them."""
