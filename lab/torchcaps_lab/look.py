@@ -4,11 +4,14 @@ from it.
 
 import codecs
 import csv
+import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from torchcaps.whole import parsed_json
 
 STEPS = 30
 """Steps of an epoch that the batch size is chosen for: with fewer, 20 epochs end before
@@ -23,7 +26,10 @@ LEAST_WATCHED = 30
 _EPOCHS = 20
 """Epochs of a training for which none are guessed."""
 
-TABLES = {".csv": ",", ".tsv": "\t"}
+OBJECTS = ".jsonl"
+"""The suffix of a table whose rows are JSON objects, one a line."""
+
+TABLES = {".csv": ",", ".tsv": "\t", OBJECTS: ""}
 """The suffixes of tables, and what separates their cells."""
 
 _JUNK = (
@@ -204,7 +210,7 @@ def cells_of(path: Path, rows: int = _ROWS) -> Cells | None:
     """Return the beginning of a table; None if the file is no table with columns.
 
     Args:
-        path: a .csv or .tsv file.
+        path: a .csv, .tsv or .jsonl file.
         rows: how many rows to read at most.
     """
     if path.suffix.lower() not in TABLES:
@@ -228,15 +234,54 @@ def _rows_of(path: Path, rows: int, encoding: str) -> list[tuple[str, ...]]:
     with path.open(encoding=encoding, newline="") as file:
         delimiter = delimiter_of(path, file.readline())
         file.seek(0)
+        lines: Iterator[Sequence[str]]
+        if path.suffix.lower() == OBJECTS:
+            lines = rows_of_objects(path, file)
+        else:
+            lines = csv.reader(file, delimiter=delimiter)
         try:
-            for row in csv.reader(file, delimiter=delimiter):
+            for row in lines:
                 if row:
                     read.append(tuple(row))
                 if len(read) > rows:
                     break
-        except csv.Error:
+        except UnicodeDecodeError:
+            raise
+        except (csv.Error, ValueError):
             return []
     return read
+
+
+def rows_of_objects(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, ...]]:
+    """The rows of a table of JSON objects, first the names of its columns: those of the
+    first object.
+
+    Args:
+        path: the table, for the message.
+        lines: its lines.
+
+    Raises:
+        ValueError: if a line is no JSON object.
+    """
+    columns: tuple[str, ...] = ()
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = parsed_json(line)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from error
+        if not columns:
+            columns = tuple(row)
+            yield columns
+        yield tuple(_cell(row.get(name)) for name in columns)
+
+
+def _cell(value: Any) -> str:
+    """A value of JSON as the cell of a table."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def is_number(cell: str) -> bool:

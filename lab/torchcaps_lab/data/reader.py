@@ -99,8 +99,8 @@ class Reader(ABC):
         if place.path.suffix.lower() in _ARCHIVES:
             unpack = "; unpack this archive, and name the folder"
         return (
-            f"{place.path} must be a folder, a table of texts or of images (.csv or "
-            f".tsv), a file of series (.ts or .arff), or YOLO's data.yaml{unpack}"
+            f"{place.path} must be a folder, a table of texts or of images (.csv, "
+            f".tsv or .jsonl), a file of series (.ts or .arff), or YOLO's data.yaml{unpack}"
         )
 
     @classmethod

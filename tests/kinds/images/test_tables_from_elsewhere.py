@@ -45,6 +45,19 @@ def test_a_first_line_that_is_an_example_is_no_header(tmp_path: Path, row: str) 
         ImageTable(table, file=file, label=label)
 
 
+def test_the_table_of_hugging_face_may_have_objects_in_lines(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        write_pictures(tmp_path / part)
+        lines = [
+            f'{{"file_name": "{number}.png", "label": "{"ab"[number % 2]}"}}'
+            for number in range(PICTURES)
+        ]
+        (tmp_path / part / "metadata.jsonl").write_text("\n".join(lines))
+    data = ImageTable(tmp_path)
+    assert data.classes == ("a", "b")
+    assert len(data.test) == PICTURES
+
+
 def test_a_column_may_have_the_name_of_an_image(tmp_path: Path) -> None:
     write_pictures(tmp_path, "image{}.png")
     Image.new("RGB", (9, 8)).save(tmp_path / "image.png")

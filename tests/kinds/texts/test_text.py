@@ -1,5 +1,7 @@
 """Texts: the forms that they come in, and what is left out."""
 
+import csv
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from torchcaps.models import create_model
 from torchcaps_lab.data import Manifest, Text, TextSet
 from torchcaps_lab.kinds.texts.files import named_texts
 from torchcaps_lab.kinds.texts.words import RESERVED
+from torchcaps_lab.training.guess import guess
 
 
 def write(root: Path, files: dict[str, str], encoding: str = "utf-8") -> Path:
@@ -102,6 +105,34 @@ class TestForms:
             ),
         ):
             Text(str(tmp_path / "all.csv"))
+
+    def test_objects_in_lines_are_the_rows_of_a_table(self, tmp_path: Path) -> None:
+        rows = [(f'a "film", number {place}', place % 2) for place in range(20)]
+        with (tmp_path / "films.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([("text", "label"), *rows])
+        lines = [json.dumps({"text": text, "label": label}) for text, label in rows]
+        (tmp_path / "films.jsonl").write_text("\n".join([*lines, "", ""]))
+        table = Text(tmp_path / "films.csv")
+        objects = Text(tmp_path / "films.jsonl")
+        for part in ("train", "validation", "test"):
+            assert texts_of(getattr(objects, part)) == texts_of(getattr(table, part))
+        assert objects.classes == ("0", "1")
+        assert guess(tmp_path / "films.jsonl").options["data"]["name"] == "Text"
+
+    def test_a_value_that_is_not_there_is_an_empty_cell(self, tmp_path: Path) -> None:
+        lines = ['{"text": "a", "label": "x"}', '{"label": "y"}', '{"text": "b"}']
+        lines += ['{"text": null, "label": "y"}', '{"label": "y", "text": "ü"}']
+        (tmp_path / "some.jsonl").write_text("\n".join(lines * 9), encoding="utf-8")
+        data = Text(tmp_path / "some.jsonl")
+        assert set(texts_of(data.train)) == {"a", "ü"}
+        assert data.listed.left_out["some.jsonl, row 3"] == "it has no label"
+
+    @pytest.mark.parametrize("line", ["{", "[1]", "a,b", "[" * 100_000])
+    def test_a_line_that_is_no_object(self, tmp_path: Path, line: str) -> None:
+        good = '{"text": "a", "label": "x"}\n'
+        (tmp_path / "some.jsonl").write_text(f"{good}{line}\n{good}")
+        with pytest.raises(ValueError, match=r"some.jsonl, line 2: "):
+            _ = Text(tmp_path / "some.jsonl").train
 
     def test_tables_of_parts(self, tmp_path: Path) -> None:
         rows = "text\tlabel\na\tx\nb\ty\nc\tx\nd\ty\n"

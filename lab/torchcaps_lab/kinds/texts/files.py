@@ -12,7 +12,15 @@ from torchcaps.whole import seen_from
 from torchcaps_lab.data.files import Listing, is_there, list_folder
 from torchcaps_lab.data.listed import Item, Listed, part_called
 from torchcaps_lab.data.plain_text import decoded, lines_of
-from torchcaps_lab.look import TABLES, Place, delimiter_of, is_number, no_header
+from torchcaps_lab.look import (
+    OBJECTS,
+    TABLES,
+    Place,
+    delimiter_of,
+    is_number,
+    no_header,
+    rows_of_objects,
+)
 
 
 @dataclass(frozen=True)
@@ -68,7 +76,8 @@ def list_texts(
         return _sst(root if root.is_dir() else root.parent, kinds[0])
     if not root.is_dir():
         raise ValueError(
-            f"root {root} must be a folder, or a table of texts: a .csv or .tsv file"
+            f"root {root} must be a folder, or a table of texts: a .csv, .tsv or "
+            ".jsonl file"
         )
     if (root / "train_5500.label").is_file():
         return Listed(
@@ -210,7 +219,7 @@ def texts_of(path: Path, column: str) -> Iterator["NamedText"]:
     """The texts of a table, each with the row that it stands in.
 
     Args:
-        path: the table, a .csv or .tsv file.
+        path: the table, a .csv, .tsv or .jsonl file.
         column: the column of the texts.
     """
     columns, *rows = _cells(path)
@@ -225,6 +234,8 @@ def texts_of(path: Path, column: str) -> Iterator["NamedText"]:
 def _cells(path: Path) -> list[list[str]]:
     """The rows of a table, first the names of its columns, without empty rows."""
     content = decoded(path)
+    if path.suffix.lower() == OBJECTS:
+        return [list(row) for row in rows_of_objects(path, content.split("\n"))]
     delimiter = delimiter_of(path, content.partition("\n")[0])
     limit = csv.field_size_limit(2**31 - 1)  # a text may be longer than csv expects
     rows = []

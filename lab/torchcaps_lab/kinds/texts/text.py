@@ -31,8 +31,9 @@ class Text(ListedData):
     - a folder with a sub-folder of .txt files for each class, or folders ``train`` and
       ``test`` that hold these, as for :class:`~torchcaps_lab.data.ImageFolder`; a file
       is a text;
-    - a table, a .csv or .tsv file with a column of texts and one of labels; or a folder
-      with the tables ``train`` and ``test``, and maybe ``val``;
+    - a table with a column of texts and one of labels, a .csv or .tsv file, or a .jsonl
+      file with a JSON object in each line; or a folder with the tables ``train`` and
+      ``test``, and maybe ``val``;
     - the folders of four collections in their original form: TREC
       (``train_5500.label``, ``TREC_10.label``), MR (``rt-polarity.pos``, ``.neg``),
       SUBJ (``subj.subjective``, ``.objective``), SST (``stsa.binary.train``, ``.dev``,

@@ -304,9 +304,9 @@ class _Row(ListedFile):
 @register_dataset("image_table")
 @settings
 class ImageTable(ListedImages):
-    """Images whose labels stand in a table, a .csv or .tsv file; or in a table in the
-    folder of each split, ``train/metadata.csv``, ``test/metadata.csv``, as Hugging Face
-    has them.
+    """Images whose labels stand in a table, a .csv, .tsv or .jsonl file; or in a table
+    in the folder of each split, ``train/metadata.csv``, ``test/metadata.csv``, as
+    Hugging Face has them.
 
     A column names the images, by their paths below the folder of the table, or by their
     names, with or without suffix. Labels stand in one column, which may hold several of
@@ -357,8 +357,8 @@ class ImageTable(ListedImages):
         has_tables = self.root.is_dir() and tables_of_splits(self.root)
         if not self.root.is_file() and not has_tables:
             raise FileNotFoundError(
-                f"root {self.root} must be a table, a .csv or .tsv file, or a folder "
-                "with one in each of the folders train, validation and "
+                f"root {self.root} must be a table, a .csv, .tsv or .jsonl file, or a "
+                "folder with one in each of the folders train, validation and "
                 f"test{seen_from(self.root)}"
             )
         labels = [self.label] if isinstance(self.label, str) else [*self.label]
