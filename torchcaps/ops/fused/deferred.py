@@ -521,9 +521,9 @@ def _agreeing(
     """The call of all steps of routing by agreement, and its bias, as the kernels read
     them.
     """
-    children, transforms, coordinates, bias = passes.plain(tensors)
-    call = Call(children, transforms, coordinates, None, None, sites, ())
-    return call.readable(), bias
+    children, transforms, coordinates, bias = tensors
+    call = Call(children, transforms, coordinates, None, None, sites, ()).readable()
+    return call, None if bias is None else bias.contiguous()
 
 
 class _Agree(torch.autograd.Function):
@@ -554,8 +554,9 @@ class _Agree(torch.autograd.Function):
 
         def work(tensors: Tensors, upstream: Tensors) -> Tensors:
             steps = passes.plain((sums, alphas, alpha, votes))
+            call, bias = _agreeing(sites, passes.plain(tensors))
             return passes.agreement_backward(
-                *_agreeing(sites, tensors), settings, steps, upstream, wanted
+                call, bias, settings, steps, upstream, wanted
             )
 
         def function(children: Any, *others: Any) -> Tensors:
