@@ -130,6 +130,7 @@ def _saved_studies(
             f"{path} was measured with other settings of the preset {lab.preset}: "
             "move it"
         )
+    shared = {line["row"] for line in result["rows"]} - rows  # figures of no network
     studies = {}
     for seed, facts, curves in zip(
         result["seeds"], result["facts"], result["curves"], strict=True
@@ -147,18 +148,21 @@ def _saved_studies(
                 facts_of_row["made by"] = result["made by"]
             for measure, value in facts_of_row["figures"].items():
                 study.figures[row, measure] = value
+        for row in shared:
+            for measure, value in _figures_of(result, row, place).items():
+                study.figures[row, measure] = value
         studies[seed] = study
     return studies
 
 
 def _figures_of(result: Mapping[str, Any], row: str, place: int) -> dict[str, float]:
-    """The figures of a row, by measure, with the seed at that place of a result whose
-    seeds all have them.
+    """The figures of a row, by measure, with the seed at that place of a result; only
+    those that all its seeds have.
     """
     return {
         line["measure"]: line["ours"][place]
         for line in result["rows"]
-        if line["row"] == row and line["ours"]
+        if line["row"] == row and len(line["ours"]) == len(result["seeds"])
     }
 
 
@@ -181,6 +185,7 @@ def _join(studies: dict[int, Study], new: Mapping[int, Study]) -> None:
         joined.figures |= study.figures
         joined.facts |= study.facts
         joined.curves |= study.curves
+        joined.pictures |= study.pictures
 
 
 def _finished(
@@ -197,17 +202,32 @@ def _finished(
         f"{recipe.name}-{lab.preset}-{short}.png": picture
         for short, picture in pictures.items()
     }
-    result = _result(recipe, studies, lab, files)
+    captions = {file: picture.caption for file, picture in files.items()}
+    captions = {**_saved_captions(recipe, lab, results), **captions}
+    result = _result(recipe, studies, lab, captions)
     if results is not None:
         _write(results, result, files)
     return result
+
+
+def _saved_captions(
+    recipe: Recipe[Any], lab: Lab, results: Path | None
+) -> dict[str, str]:
+    """The captions of the pictures, by file, that the result file of a recipe that
+    grows has already: what networks drew that are gone stays.
+    """
+    path = result_path(results or Path(), recipe.name, lab.preset)
+    if results is None or not recipe.grows or not path.is_file():
+        return {}
+    result = json.loads(path.read_text(encoding="utf-8"))
+    return {picture["file"]: picture["caption"] for picture in result["pictures"]}
 
 
 def _result(
     recipe: Recipe[Any],
     studies: Mapping[int, Study],
     lab: Lab,
-    files: Mapping[str, Picture],
+    captions: Mapping[str, str],
 ) -> dict[str, Any]:
     """The content of the result file, with the seeds so far."""
     command = lab.command
@@ -223,8 +243,7 @@ def _result(
         "trainer": dict(lab.trainer),
         **_measured(recipe, list(studies.values())),
         "pictures": [
-            {"file": file, "caption": picture.caption}
-            for file, picture in files.items()
+            {"file": file, "caption": caption} for file, caption in captions.items()
         ],
         "notes": list(recipe.notes),
         **_circumstances(studies),

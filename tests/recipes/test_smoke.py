@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,7 @@ def test_an_interrupted_run_goes_on_where_it_was(smoke, run_smoke):
     ]
     metrics = [(run / "metrics.csv").read_text() for run in runs]
     (runs[0] / "summary.json").unlink()  # as if killed just before the end
+    (done.folder / "results" / "multimnist-smoke.json").unlink()
     assert run_smoke("multimnist").result["rows"] == done.result["rows"]
     assert [(run / "metrics.csv").read_text() for run in runs] == metrics
 
@@ -370,6 +372,31 @@ def test_a_result_that_was_written_before_its_recipe_grew(tmp_path, monkeypatch)
     (results / "mnist-em-smoke.json").write_text(json.dumps(old))
     with pytest.raises(ValueError, match="other settings of the preset smoke"):
         run([0], "c")
+
+
+def test_what_networks_drew_that_are_gone_stays(smoke, tmp_path):
+    """The picture and the figures of no network are kept as rows and seeds are
+    added.
+    """
+    results, row = tmp_path / "results", "convolutional network"
+    whole = smoke("multimnist")
+    shutil.copytree(whole.folder / "results", results)
+    grown = run_recipe(
+        "multimnist",
+        "smoke",
+        [0, 1],
+        rows=[row],
+        runs=tmp_path / "runs",
+        results=results,
+        trainer=CPU,
+    )
+    (picture,) = grown["pictures"]
+    assert [picture] == whole.result["pictures"]
+    assert (results / picture["file"]).is_file()
+    assert list(grown["facts"][1]) == [row]
+    ours = {(line["row"], line["measure"]): line["ours"] for line in grown["rows"]}
+    overlap = whole.ours[multimnist.PAIRS, multimnist.OVERLAP]
+    assert ours[multimnist.PAIRS, multimnist.OVERLAP] == [overlap, overlap]
 
 
 def test_rows_are_for_recipes_that_grow(tmp_path):
