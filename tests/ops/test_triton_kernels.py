@@ -657,10 +657,11 @@ NAMES = {
     *("mixed_kernel", "mixed_backward_kernel"),
 }
 WARPS = {
-    ("moments_kernel", "matrices"): 16,
     ("scores_kernel", "matrices"): 20,
-    ("scores_kernel", "vectors"): 16,
+    ("scores_kernel", "vectors"): 12,
     ("worths_kernel", "matrices"): 12,
+    ("scores_backward_kernel", "matrices"): 12,
+    ("agreement_backward_kernel", "matrices"): 12,
 }
 """How many warps of 64 a processor runs at once, at least: kernels that are not here
 keep the fields of two steps, or of two rows, in registers, and run 8.

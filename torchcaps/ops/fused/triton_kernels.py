@@ -17,9 +17,11 @@ compiler to that layout:
   are loaded as a matrix ``[d m, b j]`` and reshaped; of a load with four axes, or of
   one with the numbers of a vote beside each other, the compiler would choose another
   layout, and keep it: with Triton 3.6 that spills registers.
-- The number of parents is not specialised: knowing it to be a multiple of 4, the
-  compiler would give each lane 4 neighbouring parents for a wider load, outside the
-  loop, and split the votes over lanes to make up for it.
+- The number of parents is a constant, ``T.J``, so that offsets between the numbers of
+  a field or a transform are parts of instructions. Addresses must not look like
+  multiples of 4 numbers, though: the compiler would give each lane 4 neighbouring
+  parents for a wider load, outside the loop, and split the votes over lanes to make up
+  for it. So each has ``J - T.J`` added: 0, which the compiler cannot know.
 
 Votes are sums of P products in plain multiply-adds, not ``tl.dot``: with P of 4 to 16 a
 tensor core would idle on padding, and TF32 has 3 digits: the logits, and deviations
@@ -52,6 +54,7 @@ class Tile:
         M: pose rows.
         P: child dimension.
         D: parent dimension.
+        J: how many parents there are.
         dtype: what is computed in, ``tl.float32`` or ``tl.float64``.
         m: M, up to a power of two, as are all sizes of a tile.
         d: D.
@@ -71,11 +74,14 @@ class Tile:
         tiny: the least mass to divide by, :func:`torchcaps.numerics.positive`.
         based: the gradient of the mass is what a vote at the mean is worth.
         even: what each parent gets of a child in an even step.
+        ahead: poses and transforms of a child are loaded while the one before it is
+            worked on.
     """
 
     M: int
     P: int
     D: int
+    J: int
     dtype: Any
     m: int
     d: int
@@ -92,6 +98,7 @@ class Tile:
     tiny: float = 1e-19
     based: bool = False
     even: float = 1.0
+    ahead: bool = False
 
 
 @triton.jit
@@ -109,7 +116,7 @@ def _parents(T: tl.constexpr):
 @triton.jit
 def _children(I):
     """The first and the last child of this program."""
-    share = tl.cdiv(I, tl.num_programs(1)).to(tl.int64)
+    share = tl.cdiv(I, tl.num_programs(1))
     first = tl.program_id(1) * share
     return first, tl.minimum(first + share, I)
 
@@ -125,11 +132,11 @@ def _grid_child(sites, i, rows, B, W, I, G):
 
 
 @triton.jit
-def _field_at(B, J, T: tl.constexpr, stored: tl.constexpr):
+def _field_at(B, J, T: tl.constexpr, anew: tl.constexpr = False):
     """Offsets into a field [B, H, J], and what is inside it, [d m, b j].
 
-    Where a field is stored they are added up in another order: of equal sums, the
-    compiler would keep those of the loads in registers over the whole loop.
+    ``anew`` has them added up in another order: of equal sums, the compiler would keep
+    those of the loads before a loop in registers for the stores after it.
     """
     h = tl.arange(0, T.d * T.m)
     d, m = h // T.m, h % T.m
@@ -137,46 +144,53 @@ def _field_at(B, J, T: tl.constexpr, stored: tl.constexpr):
     pair = tl.arange(0, T.b * T.j)
     row = tl.program_id(0).to(tl.int64) * T.b + pair // T.j
     j = tl.program_id(2) * T.j + pair % T.j
-    if stored:
+    if anew:
         at = (row[None, :] * (T.M * T.D) + h) * J + j[None, :]
     else:
-        at = (row * (T.M * T.D) * J + j)[None, :] + h * J
-    inside = ((d < T.D) & (m < T.M))[:, None] & ((row < B) & (j < J))[None, :]
+        at = (row * (T.M * T.D * T.J) + j + (J - T.J))[None, :] + h * T.J
+    inside = ((d < T.D) & (m < T.M))[:, None] & ((row < B) & (j < T.J))[None, :]
     return at, inside
 
 
 @triton.jit
 def _load_field(field, B, J, T: tl.constexpr):
     """The part [d, m, b, j] of a field [B, H, J] of the parents; 0 outside."""
-    at, inside = _field_at(B, J, T, False)
+    at, inside = _field_at(B, J, T)
     return tl.reshape(tl.load(field + at, mask=inside, other=0.0), [T.d, T.m, T.b, T.j])
 
 
 @triton.jit
-def _store_field(field, value, B, J, T: tl.constexpr):
+def _store_field(field, value, B, J, T: tl.constexpr, anew: tl.constexpr = False):
     """Writes the part [d, m, b, j] of a field of this program's children, [splits, B,
     H, J].
     """
-    at, inside = _field_at(B, J, T, True)
-    field += tl.program_id(1).to(tl.int64) * B * J * (T.M * T.D)
+    at, inside = _field_at(B, J, T, anew)
+    field += tl.program_id(1).to(tl.int64) * B * (T.M * T.D * T.J)
     tl.store(field + at, tl.reshape(value, [T.d * T.m, T.b * T.j]), mask=inside)
+
+
+@triton.jit
+def _pair_at(B, J, T: tl.constexpr):
+    """Offsets into numbers for each row and parent, [B, J], and what is inside, [b,
+    j].
+    """
+    rows, parents = _rows(T)[:, None], _parents(T)[None, :]
+    return rows * T.J + parents + (J - T.J), (rows < B) & (parents < T.J)
 
 
 @triton.jit
 def _load_pair(field, B, J, T: tl.constexpr):
     """The part [b, j] of a number for each row and parent, [B, J]; 0 outside."""
-    rows, parents = _rows(T), _parents(T)
-    inside = (rows < B)[:, None] & (parents < J)[None, :]
-    return tl.load(field + rows[:, None] * J + parents[None, :], mask=inside, other=0.0)
+    at, inside = _pair_at(B, J, T)
+    return tl.load(field + at, mask=inside, other=0.0)
 
 
 @triton.jit
 def _store_pair(field, value, B, J, T: tl.constexpr):
     """Writes the part [b, j] of a number of this program's children, [splits, B, J]."""
-    rows, parents = _rows(T), _parents(T)
-    inside = (rows < B)[:, None] & (parents < J)[None, :]
-    field += tl.program_id(1).to(tl.int64) * B * J
-    tl.store(field + rows[:, None] * J + parents[None, :], value, mask=inside)
+    at, inside = _pair_at(B, J, T)
+    field += tl.program_id(1).to(tl.int64) * B * T.J
+    tl.store(field + at, value, mask=inside)
 
 
 @triton.jit
@@ -198,8 +212,9 @@ def _transform_at(i, start, J, T: tl.constexpr):
     p = start + tl.arange(0, T.p)
     d = tl.arange(0, T.d)
     j = _parents(T)
-    at = ((i * T.P + p)[:, None] * T.D + d[None, :])[:, :, None] * J + j[None, None, :]
-    return at, ((p < T.P)[:, None] & (d < T.D)[None, :])[:, :, None] & (j < J)[
+    first = tl.cast(i, tl.int64) * (T.P * T.D * T.J) + (J - T.J)
+    at = (p[:, None] * T.D + d[None, :])[:, :, None] * T.J + (first + j)[None, None, :]
+    return at, ((p < T.P)[:, None] & (d < T.D)[None, :])[:, :, None] & (j < T.J)[
         None, None, :
     ]
 
@@ -208,32 +223,52 @@ def _transform_at(i, start, J, T: tl.constexpr):
 def _coordinate_at(i, T: tl.constexpr):
     """Offsets of the coordinates of child i, and what is inside them, [d, m]."""
     d, m = tl.arange(0, T.d), tl.arange(0, T.m)
-    at = i * (T.M * T.D) + m[None, :] * T.D + d[:, None]
+    at = tl.cast(i, tl.int64) * (T.M * T.D) + m[None, :] * T.D + d[:, None]
     return at, (d < T.D)[:, None] & (m < T.M)[None, :]
 
 
 @triton.jit
-def _product(children, transforms, child, i, start, B, J, T: tl.constexpr):
-    """The part of u W from some numbers of P, [d, m, b, j]: summed in registers."""
+def _factors(children, transforms, child, i, start, B, J, T: tl.constexpr):
+    """The poses of one child a row, [p, m, b], and its transform, [p, d, j], from some
+    number of P on.
+    """
     at, mask = _pose_at(child, _rows(T) < B, start, T)
-    pose = tl.load(children + at, mask=mask, other=0.0).to(T.dtype)
+    pose = tl.load(children + at, mask=mask, other=0.0)
     at, mask = _transform_at(0 if T.shared else i, start, J, T)
-    transform = tl.load(transforms + at, mask=mask, other=0.0).to(T.dtype)
+    return pose, tl.load(transforms + at, mask=mask, other=0.0)
+
+
+@triton.jit
+def _product(pose, transform, T: tl.constexpr):
+    """The part of u W from some numbers of P, [d, m, b, j]: summed in registers."""
+    pose, transform = pose.to(T.dtype), transform.to(T.dtype)
     return tl.sum(pose[:, None, :, :, None] * transform[:, :, None, None, :], 0)
 
 
 @triton.jit
-def _votes(children, transforms, coordinates, child, i, B, J, T: tl.constexpr):
-    """The votes V = u W (+ c) of one child a row, [d, m, b, j]; 0 outside, the rows'
-    coordinates apart.
+def _votes_from(
+    pose, transform, children, transforms, coordinates, child, i, B, J, T: tl.constexpr
+):
+    """The votes V = u W (+ c) of one child a row, [d, m, b, j], whose first factors
+    are loaded; 0 outside, the rows' coordinates apart.
     """
-    votes = _product(children, transforms, child, i, 0, B, J, T)
+    votes = _product(pose, transform, T)
     for start in range(T.p, T.P, T.p):
-        votes += _product(children, transforms, child, i, start, B, J, T)
+        pose, transform = _factors(children, transforms, child, i, start, B, J, T)
+        votes += _product(pose, transform, T)
     if coordinates is not None:
         at, mask = _coordinate_at(i, T)
         votes += tl.load(coordinates + at, mask=mask, other=0.0)[:, :, None, None]
     return votes
+
+
+@triton.jit
+def _votes(children, transforms, coordinates, child, i, B, J, T: tl.constexpr):
+    """The votes of one child a row, [d, m, b, j]."""
+    pose, transform = _factors(children, transforms, child, i, 0, B, J, T)
+    return _votes_from(
+        pose, transform, children, transforms, coordinates, child, i, B, J, T
+    )
 
 
 @triton.jit
@@ -243,7 +278,7 @@ def _inner(x, y):
 
 
 @triton.jit
-def _logits(votes, centre, precision, log_weight, J, T: tl.constexpr):
+def _logits(votes, centre, precision, log_weight, T: tl.constexpr):
     """The similarity of votes and parents, [b, j]; -inf outside the parents."""
     if precision is not None:
         deviation = votes - centre
@@ -252,7 +287,7 @@ def _logits(votes, centre, precision, log_weight, J, T: tl.constexpr):
         logits = _inner(votes, centre)
     else:
         logits = tl.full([T.b, T.j], 0.0, T.dtype)
-    return tl.where((_parents(T) < J)[None, :], logits, float("-inf"))
+    return tl.where((_parents(T) < T.J)[None, :], logits, float("-inf"))
 
 
 @triton.jit
@@ -272,7 +307,7 @@ def _normaliser(logits, T: tl.constexpr):
 
 
 @triton.jit
-def _assignment(logits, best, log_partition, at, child, B, J, T: tl.constexpr):
+def _assignment(logits, best, log_partition, at, child, B, T: tl.constexpr):
     """The assignment probabilities R of one child a row, [b, j].
 
     ``at`` is where a table (B, I) has this child, ``child`` where a table (N, G) has
@@ -285,7 +320,7 @@ def _assignment(logits, best, log_partition, at, child, B, J, T: tl.constexpr):
             choice = tl.argmax(logits, 1)
         else:
             choice = tl.load(best + at, mask=inside, other=0)
-        return ((parents[None, :] == choice[:, None]) & (parents < J)[None, :]).to(
+        return ((parents[None, :] == choice[:, None]) & (parents < T.J)[None, :]).to(
             T.dtype
         )
     elif log_partition is not None:
@@ -400,11 +435,23 @@ def moments_kernel(
     first = tl.full([T.d, T.m, T.b, T.j], 0.0, T.dtype)
     second = tl.full([T.d, T.m, T.b, T.j], 0.0, T.dtype)
     begin, end = _children(I)
+    child = _grid_child(sites, begin, rows, B, W, I, G)
+    pose, transform = _factors(children, transforms, child, begin, 0, B, J, T)
     for i in range(begin, end):
-        child = _grid_child(sites, i, rows, B, W, I, G)
-        votes = _votes(children, transforms, coordinates, child, i, B, J, T)
-        logits = _logits(votes, alpha, beta, gamma, J, T)
-        share = _assignment(logits, best, log_partition, rows * I + i, child, B, J, T)
+        if T.ahead:
+            later = tl.minimum(i + 1, end - 1)
+            next_child = _grid_child(sites, later, rows, B, W, I, G)
+            next_pose, next_transform = _factors(
+                children, transforms, next_child, later, 0, B, J, T
+            )
+        else:
+            child = _grid_child(sites, i, rows, B, W, I, G)
+            pose, transform = _factors(children, transforms, child, i, 0, B, J, T)
+        votes = _votes_from(
+            pose, transform, children, transforms, coordinates, child, i, B, J, T
+        )
+        logits = _logits(votes, alpha, beta, gamma, T)
+        share = _assignment(logits, best, log_partition, rows * I + i, child, B, T)
         if weights is not None:
             share *= tl.load(weights + child, mask=rows < B, other=0.0)[:, None]
         zeroth += share
@@ -416,6 +463,8 @@ def moments_kernel(
             second += share[None, None] * deviation * (votes - first)
         else:
             first += share[None, None] * votes
+        if T.ahead:
+            child, pose, transform = next_child, next_pose, next_transform
     _store_pair(mass, zeroth, B, J, T)
     _store_field(first_moment, first, B, J, T)
     if scatter is not None:
@@ -453,11 +502,12 @@ def scores_kernel(
     for i in range(begin, end):
         child = _grid_child(sites, i, rows, B, W, I, G)
         votes = _votes(children, transforms, coordinates, child, i, B, J, T)
-        logits = _logits(votes, alpha, beta, gamma, J, T)
+        logits = _logits(votes, alpha, beta, gamma, T)
         at = rows * I + i
         if logits_out is not None:
-            mask = inside[:, None] & (parents < J)[None, :]
-            tl.store(logits_out + at[:, None] * J + parents[None, :], logits, mask=mask)
+            mask = inside[:, None] & (parents < T.J)[None, :]
+            place = at[:, None] * T.J + parents[None, :] + (J - T.J)
+            tl.store(logits_out + place, logits, mask=mask)
         if partition_out is not None:
             top, total = _normaliser(logits, T)
             tl.store(partition_out + block + at, top + tl.log(total), mask=inside)
@@ -503,19 +553,21 @@ def _store_similarity(
     :func:`_similarity_backward`.
     """
     if grad_precision is not None:
-        _store_field(grad_centre, first * beta, B, J, T)
-        _store_field(grad_precision, -0.5 * second, B, J, T)
+        _store_field(grad_centre, first * beta, B, J, T, True)
+        _store_field(grad_precision, -0.5 * second, B, J, T, True)
         _store_pair(grad_log_weight, zeroth, B, J, T)
     elif grad_centre is not None:
-        _store_field(grad_centre, first, B, J, T)
+        _store_field(grad_centre, first, B, J, T, True)
 
 
 @triton.jit
 def _staggered(I):
     """The first and the last child of this program, and between them where it starts:
-    neighbours do at different ones, not to queue for their gradients.
+    neighbours do at different ones, not to queue for their gradients. In 32 bits, as
+    gradients leave few registers.
     """
     begin, end = _children(I)
+    begin, end = begin.to(tl.int32), end.to(tl.int32)
     return begin, end, begin + tl.program_id(0) * 7 % tl.maximum(end - begin, 1)
 
 
@@ -658,14 +710,25 @@ def moments_backward_kernel(
     zeroth = tl.full([T.b, T.j], 0.0, T.dtype)
     first = tl.full([T.d, T.m, T.b, T.j], 0.0, T.dtype)
     second = tl.full([T.d, T.m, T.b, T.j], 0.0, T.dtype)
-    begin, end, start = _staggered(I)
-    for step in range(0, end - begin):
-        i = tl.where(start + step < end, start + step, start + step - (end - begin))
+    begin, end, i = _staggered(I)
+    child = _grid_child(sites, i, rows, B, W, I, G)
+    pose, transform = _factors(children, transforms, child, i, 0, B, J, T)
+    for _ in range(0, end - begin):
         at = rows * I + i
-        child = _grid_child(sites, i, rows, B, W, I, G)
-        votes = _votes(children, transforms, coordinates, child, i, B, J, T)
-        logits = _logits(votes, alpha, beta, gamma, J, T)
-        assignment = _assignment(logits, best, log_partition, at, child, B, J, T)
+        later = tl.where(i + 1 < end, i + 1, begin)
+        if T.ahead:
+            next_child = _grid_child(sites, later, rows, B, W, I, G)
+            next_pose, next_transform = _factors(
+                children, transforms, next_child, later, 0, B, J, T
+            )
+        else:
+            child = _grid_child(sites, i, rows, B, W, I, G)
+            pose, transform = _factors(children, transforms, child, i, 0, B, J, T)
+        votes = _votes_from(
+            pose, transform, children, transforms, coordinates, child, i, B, J, T
+        )
+        logits = _logits(votes, alpha, beta, gamma, T)
+        assignment = _assignment(logits, best, log_partition, at, child, B, T)
         worth, slope = _worth(
             votes, base, slope_sum, slope_scatter, final, grad_scatter
         )
@@ -704,6 +767,9 @@ def moments_backward_kernel(
                 J,
                 T,
             )
+        i = later
+        if T.ahead:
+            child, pose, transform = next_child, next_pose, next_transform
     _store_similarity(
         beta,
         zeroth,
@@ -758,17 +824,16 @@ def scores_backward_kernel(
         child = _grid_child(sites, i, rows, B, W, I, G)
         votes = _votes(children, transforms, coordinates, child, i, B, J, T)
         if partition is not None:
-            logits = _logits(votes, alpha, beta, gamma, J, T)
+            logits = _logits(votes, alpha, beta, gamma, T)
             normaliser = tl.load(partition + at, mask=inside, other=0.0)
             flow = (
                 tl.exp(logits - normaliser[:, None])
                 * tl.load(grad + at, mask=inside, other=0.0)[:, None]
             )
         else:
-            mask = inside[:, None] & (parents < J)[None, :]
-            flow = tl.load(
-                grad + at[:, None] * J + parents[None, :], mask=mask, other=0.0
-            )
+            mask = inside[:, None] & (parents < T.J)[None, :]
+            place = at[:, None] * T.J + parents[None, :] + (J - T.J)
+            flow = tl.load(grad + place, mask=mask, other=0.0)
         slope, first, second = _similarity_backward(
             flow, votes, alpha, beta, first, second, T
         )
@@ -838,18 +903,18 @@ def worths_kernel(
         i = tl.where(start + step < end, start + step, start + step - (end - begin))
         child = _grid_child(sites, i, rows, B, W, I, G)
         votes = _votes(children, transforms, coordinates, child, i, B, J, T)
-        logits = _logits(votes, alpha, beta, gamma, J, T)
-        assignment = _assignment(logits, None, log_partition, 0, child, B, J, T)
+        logits = _logits(votes, alpha, beta, gamma, T)
+        assignment = _assignment(logits, None, log_partition, 0, child, B, T)
         worth, _ = _worth(votes, base, slope_sum, slope_scatter, final, grad_scatter)
         _add(worths, child, tl.sum(assignment * worth, 1), rows < B, T.overlap)
 
 
 @triton.jit
-def _agreement_slope(votes, alpha, slope_sum, J, T: tl.constexpr):
+def _agreement_slope(votes, alpha, slope_sum, T: tl.constexpr):
     """The gradient of the votes of one child by one step of routing by agreement, [d,
     m, b, j].
     """
-    logits = _logits(votes, alpha, None, None, J, T)
+    logits = _logits(votes, alpha, None, None, T)
     top, total = _normaliser(logits, T)
     assignment = tl.exp(logits - top[:, None]) / total[:, None]
     flow = assignment * _inner(votes, slope_sum)
@@ -897,9 +962,9 @@ def agreement_backward_kernel(
         slope = constant
         if alpha is not None:
             votes = _votes(children, transforms, coordinates, child, i, B, J, T)
-            slope += _agreement_slope(votes, centre, slope_sum, J, T)
+            slope += _agreement_slope(votes, centre, slope_sum, T)
             if other_alpha is not None:
-                slope += _agreement_slope(votes, other_centre, other_slope, J, T)
+                slope += _agreement_slope(votes, other_centre, other_slope, T)
         _votes_backward(
             slope,
             children,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -50,6 +50,7 @@ class Cut:
         warps: warps of a program, of 32 lanes each.
         numbers: how many numbers of the votes of one child a lane holds.
         product: how many numbers of a transform a lane takes at a time.
+        ahead: whether a child is loaded while the one before it is worked on.
         registers: the most of a lane, if fewer than the compiler would take fit
             without spilling one; None for no limit. A processor has 65,536, and runs
             as many warps as they last for.
@@ -58,33 +59,40 @@ class Cut:
     warps: int
     numbers: int
     product: int = 64
+    ahead: bool = False
     registers: int | None = None
 
 
 TILES = {
     "vectors": {
-        "moments": Cut(8, 32),
+        "moments": Cut(8, 32, product=128, ahead=True),
+        "scatter": Cut(4, 16, product=128),
         "scores": Cut(4, 16),
-        "worths": Cut(4, 16),
-        "backward": Cut(8, 16),
-        "flow": Cut(8, 32),
+        "worths": Cut(4, 16, product=128),
+        "backward": Cut(8, 16, product=128),
+        "scatter backward": Cut(1, 16, product=32),
+        "flow": Cut(8, 32, product=128, ahead=True),
         "passing": Cut(1, 32, product=32),
     },
     "matrices": {
-        "moments": Cut(4, 16, product=4, registers=128),
-        "scores": Cut(4, 16),
-        "worths": Cut(1, 16),
-        "backward": Cut(1, 16, product=4),
-        "flow": Cut(4, 16),
-        "passing": Cut(1, 16, product=8),
+        "moments": Cut(4, 32, product=16, ahead=True),
+        "scatter": Cut(8, 16, product=16, registers=128),
+        "scores": Cut(4, 16, product=16),
+        "worths": Cut(1, 16, product=16),
+        "backward": Cut(1, 16, product=16, ahead=True),
+        "scatter backward": Cut(1, 16, product=16, ahead=True),
+        "flow": Cut(4, 32, product=16, ahead=True),
+        "passing": Cut(1, 16, product=16),
     },
 }
-"""What a program takes, by what a kernel does. Nothing spills registers.
+"""What a program takes, by what a kernel does; ``scatter``: moments with the scatter, and
+gradients of them. Nothing spills registers.
 
-Warps and numbers are as measured on an H100 with DigitCaps and ConvCaps1 (PyTorch 2.11,
-Triton 3.6), but for the worths of matrices: those measured, 4 and 32, spilled. Passing
+As measured on an H200 with DigitCaps and ConvCaps1 (PyTorch 2.11, Triton 3.6), but for
+scores and worths of vectors. Not all that is faster is here: with 64 numbers a lane,
+moments of vectors take 0.83 of the time, and spill where there are weights. Passing
 gradients on takes one warp, which waits for no other, or so many rows that ``tl.dot``
-adds them up: eight rows on four warps take four times as long.
+adds them up.
 """
 MOST_WARPS = 8
 
@@ -136,7 +144,8 @@ def moments(
     call: Call, *, orphan: bool, hard: bool, scatter: bool, tiling: Tiling | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """One E-step and its sums; see :class:`~torchcaps.ops.fused.operators.Kernels`."""
-    launch = Launch(call, tiling, "moments", orphan=orphan, hard=hard)
+    work = "scatter" if scatter else "moments"
+    launch = Launch(call, tiling, work, orphan=orphan, hard=hard)
     return launch.merged(*launch.moments(scatter))
 
 
@@ -155,12 +164,13 @@ def moments_backward(
     """The gradients of every tensor of the call; see
     :class:`~torchcaps.ops.fused.operators.Kernels`.
     """
-    launch = Launch(call, tiling, "backward", orphan=orphan, hard=hard)
+    work = "backward" if grad_scatter is None else "scatter backward"
+    launch = Launch(call, tiling, work, orphan=orphan, hard=hard)
     log_partition, best, tile = launch.competition()
     grads = Gradients(launch)
     grad_partition = grads.log_partition
     if tile.by_row:
-        grad_partition = launch.empty(launch.blocks, launch.B, launch.I)
+        grad_partition = launch.empty(launch.programs.blocks, launch.B, launch.I)
     about: list[Tensor | None] = [None, None, None]
     if grad_scatter is not None:
         fields = mean, rest, grad_scatter
@@ -215,10 +225,107 @@ def scores_backward(
     """The gradients of every tensor of the call; see
     :class:`~torchcaps.ops.fused.operators.Kernels`.
     """
-    launch = Launch(call, tiling, "backward", orphan=orphan)
+    work = "scatter backward" if len(call.similarity) > 1 else "backward"
+    launch = Launch(call, tiling, work, orphan=orphan)
     grads = Gradients(launch)
     _scores_backward(launch, scores if reduced else None, grad, grads)
     return grads.call()
+
+
+@dataclass(frozen=True)
+class Programs:
+    """How the work of a kernel is cut up into programs.
+
+    Args:
+        tile: what a program holds.
+        warps: warps of a program.
+        registers: the most of a lane; None for no limit.
+        rows: the tiles that the rows are cut into.
+        splits: the parts that the children are cut into.
+        blocks: the parts that the parents are cut into.
+    """
+
+    tile: device.Tile
+    warps: int
+    registers: int | None
+    rows: int
+    splits: int
+    blocks: int
+
+
+def power_of_2(size: int) -> int:
+    """The least power of two that is not smaller."""
+    return 1 << (size - 1).bit_length()
+
+
+def tile_count(size: int, tile: int) -> int:
+    """How many tiles cover a size."""
+    return -(-size // tile)
+
+
+@lru_cache(maxsize=4096)
+def cut_up(
+    sizes: tuple[int, int, int, int, int, int],
+    dtype: torch.dtype,
+    work: str,
+    tiling: Tiling,
+    processors: int,
+    *,
+    orphan: bool,
+    hard: bool,
+    shared: bool,
+    windows: bool,
+) -> Programs:
+    """How a call is cut up for a kernel; see :class:`Launch`.
+
+    Args:
+        sizes: B, I, J, M, P and D.
+        dtype: what is computed in.
+        work: of the kernel, a key of :data:`TILES`.
+        tiling: what is asked for.
+        processors: of the GPU.
+        orphan: whether a logit 0 competes with the parents.
+        hard: whether the most similar parent takes all.
+        shared: whether all children have one transform.
+        windows: whether rows are windows, which share children.
+    """
+    B, I, J, M, P, D = sizes
+    cut = TILES["matrices" if M > 1 else "vectors"][work]
+    warps, numbers = cut.warps, tiling.numbers or cut.numbers
+    m, d, j = power_of_2(M), power_of_2(D), power_of_2(J)
+    while 32 * warps * numbers < m * d * j and warps < MOST_WARPS:
+        warps *= 2  # rather than blocks of parents
+    warps = tiling.warps or warps
+    pairs = max(1, 32 * warps * numbers // (m * d))
+    if j > min(pairs, tiling.parents or pairs):
+        j = min(pairs, tiling.parents or BLOCK)
+    b = min(pairs // j, power_of_2(max(B, 1)))
+    rows, blocks = tile_count(B, b), tile_count(J, j)
+    splits = PROGRAMS_PER_PROCESSOR * processors // max(1, rows * blocks)
+    splits = max(1, min(splits, I // FEWEST_CHILDREN))
+    tile = device.Tile(
+        M,
+        P,
+        D,
+        J,
+        DTYPES[dtype],
+        m=m,
+        d=d,
+        p=min(power_of_2(P), max(1, cut.product // d)),
+        b=b,
+        j=j,
+        orphan=orphan,
+        hard=hard,
+        shared=shared,
+        overlap=windows or blocks > 1,
+        slots=SLOTS,
+        dot=m * b >= 16 and dtype == torch.float32,
+        tiny=tiny(dtype),
+        ahead=cut.ahead,
+    )
+    # Numbers of float64 take two registers each
+    registers = cut.registers if dtype == torch.float32 else None
+    return Programs(tile, warps, registers, rows, tiling.splits or splits, blocks)
 
 
 class Launch:
@@ -267,41 +374,19 @@ class Launch:
 
     def _cut(self, work: str) -> None:
         """Cuts the call for a kernel that does this work."""
-        asked, kind = self.tiling, "matrices" if self.M > 1 else "vectors"
-        cut = TILES[kind][work]
-        warps, numbers = cut.warps, asked.numbers or cut.numbers
-        m, d = triton.next_power_of_2(self.M), triton.next_power_of_2(self.D)
-        j = triton.next_power_of_2(self.J)
-        while 32 * warps * numbers < m * d * j and warps < MOST_WARPS:
-            warps *= 2  # rather than blocks of parents
-        self.warps = asked.warps or warps
-        pairs = max(1, 32 * self.warps * numbers // (m * d))
-        if j > min(pairs, asked.parents or pairs):
-            j = min(pairs, asked.parents or BLOCK)
-        b = min(pairs // j, triton.next_power_of_2(max(self.B, 1)))
-        self.blocks = triton.cdiv(self.J, j)
-        self.tile = device.Tile(
-            self.M,
-            self.P,
-            self.D,
-            DTYPES[self.dtype],
-            m=m,
-            d=d,
-            p=min(triton.next_power_of_2(self.P), max(1, cut.product // d)),
-            b=b,
-            j=j,
+        call = self.source
+        self.programs = cut_up(
+            (self.B, self.I, self.J, self.M, self.P, self.D),
+            self.dtype,
+            work,
+            self.tiling,
+            _processors(call.children.device),
             orphan=self.orphan,
             hard=self.hard,
-            shared=self.source.transforms.shape[0] == 1 and self.I > 1,
-            overlap=self.source.sites is not None or self.blocks > 1,
-            slots=SLOTS,
-            dot=m * b >= 16 and self.dtype == torch.float32,
-            tiny=tiny(self.dtype),
+            shared=call.transforms.shape[0] == 1 and self.I > 1,
+            windows=call.sites is not None,
         )
-        # Numbers of float64 take two registers each
-        self.registers = cut.registers if self.dtype == torch.float32 else None
-        self.programs = triton.cdiv(self.B, b)
-        self.splits = asked.splits or self._splits()
+        self.tile = self.programs.tile
 
     def for_work(self, work: str) -> "Launch":
         """The same call, cut for a kernel that does this work."""
@@ -331,20 +416,11 @@ class Launch:
         sizes = (self.B, self.W, self.I, self.G, self.J)
         run(
             kernel,
-            (self.programs, self.splits, self.blocks),
+            (self.programs.rows, self.programs.splits, self.programs.blocks),
             (*arguments, *sizes, tile or self.tile),
             self.source.children.device,
-            self.warps,
-            self.registers,
-        )
-
-    def _splits(self) -> int:
-        wanted = PROGRAMS_PER_PROCESSOR * _processors(self.source.children.device)
-        return max(
-            1,
-            min(
-                wanted // max(1, self.programs * self.blocks), self.I // FEWEST_CHILDREN
-            ),
+            self.programs.warps,
+            self.programs.registers,
         )
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -361,8 +437,8 @@ class Launch:
             scatter: whether it is wanted.
             log_partition: in place of that of the call.
         """
-        mass = self.empty(self.splits, self.B, self.J)
-        first = self.empty(self.splits, self.B, self.H, self.J)
+        mass = self.empty(self.programs.splits, self.B, self.J)
+        first = self.empty(self.programs.splits, self.B, self.H, self.J)
         second = torch.empty_like(first) if scatter else None
         partition, best, tile = self.competition()
         gaussian = self.similarity[1] is not None
@@ -426,16 +502,16 @@ class Launch:
 
     def partition(self) -> Tensor:
         """The normaliser over all parents, (B, I)."""
-        parts = self.empty(self.blocks, self.B, self.I)
+        parts = self.empty(self.programs.blocks, self.B, self.I)
         self._scores(None, parts, None, None)
-        return parts[0] if self.blocks == 1 else parts.logsumexp(0)
+        return parts[0] if self.programs.blocks == 1 else parts.logsumexp(0)
 
     def best(self) -> Tensor:
         """The lowest index of a most similar parent, (B, I)."""
-        top = self.empty(self.blocks, self.B, self.I)
-        best = self.empty(self.blocks, self.B, self.I, dtype=torch.int32)
+        top = self.empty(self.programs.blocks, self.B, self.I)
+        best = self.empty(self.programs.blocks, self.B, self.I, dtype=torch.int32)
         self._scores(None, None, top, best)
-        if self.blocks == 1:
+        if self.programs.blocks == 1:
             return best[0]
         return best.gather(0, top.argmax(0, keepdim=True))[0]
 
@@ -454,10 +530,27 @@ class Launch:
         """
         partition = self.source.log_partition
         if self.tile.hard:
-            return None, self.best() if self.blocks > 1 else None, self.tile
-        if partition is not None or self.blocks == 1:
+            return None, self.best() if self.programs.blocks > 1 else None, self.tile
+        if partition is not None or self.programs.blocks == 1:
             return partition, None, self.tile
         return self.partition(), None, replace(self.tile, by_row=True)
+
+
+@lru_cache(maxsize=4096)
+def block_of(
+    size: int, parents: int, dtype: torch.dtype, options: tuple[tuple[str, Any], ...]
+) -> between.Block:
+    """What a program between the passes holds.
+
+    Args:
+        size: H, the numbers of a vote.
+        parents: pairs of a row and a parent.
+        dtype: what is computed in.
+        options: other options of :class:`torchcaps.ops.fused.triton_parents.Block`.
+    """
+    return between.Block(
+        size, power_of_2(size), parents, DTYPES[dtype], tiny(dtype), **dict(options)
+    )
 
 
 class Parents:
@@ -470,24 +563,21 @@ class Parents:
 
     def __init__(self, launch: Launch, **options: Any) -> None:
         self.launch, self.pairs = launch, launch.B * launch.J
-        h = triton.next_power_of_2(launch.H)
-        self.block = between.Block(
-            launch.H,
-            h,
-            max(1, 256 // h),
-            DTYPES[launch.dtype],
-            tiny(launch.dtype),
-            **options,
-        )
+        self.options = options
 
     def __call__(self, kernel: Any, *arguments: Any) -> None:
         """Runs a kernel over all pairs of a row and a parent."""
-        self._run(kernel, triton.cdiv(self.pairs, self.block.j), arguments, self.block)
+        block = self._block(max(1, 256 // power_of_2(self.launch.H)))
+        self._run(kernel, tile_count(self.pairs, block.j), arguments, block)
 
     def by_row(self, kernel: Any, *arguments: Any) -> None:
         """Runs a kernel of which a program has all parents of a row."""
-        block = replace(self.block, j=triton.next_power_of_2(self.launch.J))
+        block = self._block(power_of_2(self.launch.J))
         self._run(kernel, self.launch.B, arguments, block)
+
+    def _block(self, parents: int) -> between.Block:
+        options = tuple(self.options.items())
+        return block_of(self.launch.H, parents, self.launch.dtype, options)
 
     def _run(
         self, kernel: Any, programs: int, arguments: Sequence[Any], block: between.Block
@@ -566,7 +656,7 @@ class Gradients:
 def empty_fields(launch: Launch) -> list[Tensor]:
     """Memory for the gradients of what the votes are compared with, by split."""
     return [
-        launch.empty(launch.splits, *field.shape)
+        launch.empty(launch.programs.splits, *field.shape)
         for field in launch.similarity
         if field is not None
     ]

@@ -11,7 +11,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from torchcaps.ops.backend import Mixture
@@ -26,6 +25,7 @@ from torchcaps.ops.fused.triton_launch import (
     by_parent,
     empty_fields,
     run,
+    tile_count,
 )
 
 
@@ -233,7 +233,7 @@ def mixture(
         settings: the settings of the steps.
         tiling: the tiling of the passes.
     """
-    launch = Launch(call, tiling, "moments")
+    launch = Launch(call, tiling, "scatter")
     out = Mixed.empty(call, seen, settings.steps)
     options = {
         "standardise": settings.standardise,
@@ -310,7 +310,7 @@ def _combine(
     constants = math.log(launch.J), _CHILDREN, DTYPES[launch.dtype]
     run(
         between.combine_kernel,
-        (triton.cdiv(into.numel(), _CHILDREN),),
+        (tile_count(into.numel(), _CHILDREN),),
         (partition, seen, into, *sizes, *constants),
         seen.device,
     )
@@ -341,7 +341,7 @@ def mixture_backward(
         settings: as there.
         tiling: the tiling of the passes.
     """
-    launch = Launch(call, tiling, "backward")
+    launch = Launch(call, tiling, "scatter backward")
     launch.tile = replace(launch.tile, overlap=True, based=True)  # all steps add
     grads, steps = Gradients(launch.alone()), settings.steps
     worths = mixed.mean.new_zeros((steps, *call.children.shape[:2]))
@@ -439,7 +439,7 @@ def _mixed_pass(
                 call.sites,
                 *compared.similarity,
                 mean,
-                mixed.rests[step],
+                None,
                 *moments,
                 worths,
             )
@@ -454,7 +454,7 @@ def _mixed_pass(
         call.sites,
         *compared.similarity,
         mean,
-        mixed.rests[step],
+        None,
         summed,
         *moments,
         *grads.votes,

@@ -421,7 +421,7 @@ def mixed_backward_kernel(
     grad_log_weight,  # [splits, B, J]
     grad_logit,  # [B, J]
     base,  # out: what a vote at the mean is worth, [B, J]
-    grad_sum,  # [B, H, J]
+    grad_sum,  # [B, H, J], of deviations from the mean as it is stored
     grad_scatter,  # [B, H, J]
     grad_unit_cost,  # [B, J]
     grad_activation_cost,  # [B, J]
@@ -489,7 +489,8 @@ def mixed_backward_kernel(
         moved = _summed(grad_mean, field, whole, count * T.H, splits) * share
     if grad_pose is not None:
         moved += tl.load(grad_pose + outer, mask=whole, other=0.0) * share
-    grad_total -= tl.sum(moved * tl.load(rest + field, mask=whole, other=0.0), 1)
+    rounded = tl.load(rest + field, mask=whole, other=0.0)
+    grad_total -= tl.sum(moved * rounded, 1)
     tl.store(base + pair, grad_total, mask=inside)
-    tl.store(grad_sum + field, moved, mask=whole)
+    tl.store(grad_sum + field, moved - 2.0 * spread * rounded, mask=whole)
     tl.store(grad_scatter + field, spread, mask=whole)
