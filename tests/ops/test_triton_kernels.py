@@ -307,7 +307,7 @@ def test_several_tiles_of_rows(scatter: bool, splits: int, device: str) -> None:
     assert (
         triton_launch.Launch(
             Case(sizes=(7, 3, 1, 2, 4)).call(device), tiling, "moments"
-        ).programs
+        ).programs.rows
         > 1
     )
     check_moments(
