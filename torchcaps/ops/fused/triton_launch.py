@@ -51,6 +51,8 @@ class Cut:
         numbers: how many numbers of the votes of one child a lane holds.
         product: how many numbers of a transform a lane takes at a time.
         ahead: whether a child is loaded while the one before it is worked on.
+        at_once: how many programs a processor runs at once, by the registers that
+            they take.
         registers: the most of a lane, if fewer than the compiler would take fit
             without spilling one; None for no limit. A processor has 65,536, and runs
             as many warps as they last for.
@@ -60,29 +62,30 @@ class Cut:
     numbers: int
     product: int = 64
     ahead: bool = False
+    at_once: int = 1
     registers: int | None = None
 
 
 TILES = {
     "vectors": {
         "moments": Cut(8, 32, product=128, ahead=True),
-        "scatter": Cut(4, 16, product=128),
-        "scores": Cut(4, 16),
-        "worths": Cut(4, 16, product=128),
+        "scatter": Cut(4, 16, product=128, at_once=4),
+        "scores": Cut(4, 16, at_once=3),
+        "worths": Cut(4, 16, product=128, at_once=2),
         "backward": Cut(8, 16, product=128),
-        "scatter backward": Cut(1, 16, product=32),
+        "scatter backward": Cut(1, 16, product=32, at_once=8),
         "flow": Cut(8, 32, product=128, ahead=True),
-        "passing": Cut(1, 32, product=32),
+        "passing": Cut(1, 32, product=32, at_once=8),
     },
     "matrices": {
-        "moments": Cut(4, 32, product=16, ahead=True),
-        "scatter": Cut(8, 16, product=16, registers=128),
-        "scores": Cut(4, 16, product=16),
-        "worths": Cut(1, 16, product=16),
-        "backward": Cut(1, 16, product=16, ahead=True),
-        "scatter backward": Cut(1, 16, product=16, ahead=True),
-        "flow": Cut(4, 32, product=16, ahead=True),
-        "passing": Cut(1, 16, product=16),
+        "moments": Cut(4, 32, product=16, ahead=True, at_once=2),
+        "scatter": Cut(8, 16, product=16, at_once=2, registers=128),
+        "scores": Cut(4, 16, product=16, at_once=5),
+        "worths": Cut(1, 16, product=16, at_once=12),
+        "backward": Cut(1, 16, product=16, ahead=True, at_once=8),
+        "scatter backward": Cut(1, 16, product=16, ahead=True, at_once=8),
+        "flow": Cut(4, 32, product=16, ahead=True, at_once=2),
+        "passing": Cut(1, 16, product=16, at_once=12),
     },
 }
 """What a program takes, by what a kernel does; ``scatter``: moments with the scatter, and
@@ -96,10 +99,9 @@ adds them up.
 """
 MOST_WARPS = 8
 
-PROGRAMS_PER_PROCESSOR = 8  # two or three run at a time; more even out the end
-# Of one program, so that loading the parents and merging the sums stay small beside
-# them
-FEWEST_CHILDREN = 16
+ROUNDS = 8  # of programs on all processors, at most: more parts take more memory
+FEWEST_CHILDREN = 16  # of one program
+BESIDE = 24  # children in whose time a program loads its parents, and sums are merged
 BLOCK = 16  # parents, where they are too many for one tile
 # Partial gradients of a shared transform, to which all programs add for all children
 SLOTS = 64
@@ -301,8 +303,7 @@ def cut_up(
         j = min(pairs, tiling.parents or BLOCK)
     b = min(pairs // j, power_of_2(max(B, 1)))
     rows, blocks = tile_count(B, b), tile_count(J, j)
-    splits = PROGRAMS_PER_PROCESSOR * processors // max(1, rows * blocks)
-    splits = max(1, min(splits, I // FEWEST_CHILDREN))
+    splits = _splits(I, max(1, rows * blocks), cut.at_once * processors)
     tile = device.Tile(
         M,
         P,
@@ -328,6 +329,23 @@ def cut_up(
     return Programs(tile, warps, registers, rows, tiling.splits or splits, blocks)
 
 
+def _splits(children: int, programs: int, at_once: int) -> int:
+    """The number of parts of the children with which the last program ends first.
+
+    Args:
+        children: I.
+        programs: how many there are if the children are not split.
+        at_once: how many run at once.
+    """
+    most = min(children // FEWEST_CHILDREN, ROUNDS * at_once // programs)
+
+    def duration(splits: int) -> int:
+        rounds = tile_count(programs * splits, at_once)
+        return rounds * (tile_count(children, splits) + BESIDE)
+
+    return min(range(1, max(1, most) + 1), key=duration)
+
+
 class Launch:
     """A call in the layout of the kernels, and how it is cut into programs.
 
@@ -341,8 +359,8 @@ class Launch:
     rows. What they compete for is then found first, in a pass of its own: the
     normaliser of each child of each row, (B, I), from one for each block.
 
-    Where there are too few rows to fill the processors of a GPU, the children are split
-    too, and the sums merged.
+    Where the tiles of rows and parents leave processors of a GPU idle, the children are
+    split too, and the sums merged.
     """
 
     def __init__(
