@@ -29,6 +29,42 @@ def test_aims_are_of_cases_that_are_timed() -> None:
     assert {case for case, _ in gpu.AIMS} == names - {"Slots 65536 x 32"}
 
 
+DOCUMENTED = {
+    "DigitCaps, batch 128": "DigitCaps 128",
+    "DigitCaps, batch 2048": "DigitCaps 2048",
+    "EM ConvCaps1, batch 64": "ConvCaps1 64",
+    "MatrixCapsNet 64-8-16, batch 64": "MatrixCapsNet 64-8-16 64",
+    "CapsNet, batch 128, with decoder": "CapsNet 128",
+    "slots, 65,536 children, 32 slots": "Slots 65536 x 32",
+}
+"""What is timed, by its name in docs/speed.md."""
+
+
+@pytest.mark.parametrize("row", DOCUMENTED)
+def test_the_table_is_what_was_measured(row: str) -> None:
+    docs = Path(__file__).parents[1] / "docs"
+    results = json.loads((docs / "results/gpu-h200.json").read_text())["timings"]
+    timings = {
+        timing["way"]: timing for timing in results if timing["case"] == DOCUMENTED[row]
+    }
+    (line,) = [
+        line
+        for line in (docs / "speed.md").read_text().splitlines()
+        if line.startswith(f"| {row} |")
+    ]
+    *_, graph, eager, stored, memory = line.strip("| ").split(" | ")
+    least, most = memory.removesuffix(" MiB").replace(",", "").split(" / ")
+    for way, key, figure in (
+        ("graph", "step", graph),
+        ("eager", "step", eager),
+        ("naive", "step", stored),
+        ("eager", "memory", least),
+        ("naive", "memory", most),
+    ):
+        digits = len(figure.partition(".")[2])
+        assert float(figure) == round(timings[way][key], digits), (way, key)
+
+
 @pytest.mark.parametrize("wrong", [0.0, 0.01, math.nan])
 def test_a_wrong_gradient_is_found(
     wrong: float, monkeypatch: pytest.MonkeyPatch

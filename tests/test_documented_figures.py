@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-import torchcaps as tc
 from docs.where_routing_pays import MARKS
 
 ROOT = Path(__file__).parent.parent
@@ -71,43 +70,6 @@ def trained(*names: str) -> list[float]:
     results = [read(name) for name in names]
     times = [one["training_seconds"] / 60 for one in results]
     return [*(one["parameters"] for one in results), *accuracy(*names), *times]
-
-
-def timed(case: str, backend: str) -> dict[str, Any]:
-    """A training step."""
-    taken = [
-        row
-        for row in read("bench-cpu")["rows"]
-        if (row["case"], row["backend"]) == (case, backend)
-    ]
-    return next(row for row in taken if row["training"])
-
-
-def step(case: str, backend: str) -> tuple[float, float]:
-    """Milliseconds and MiB of a training step."""
-    row = timed(case, backend)
-    return 1000 * row["median_seconds"], row["peak"] / 2**20
-
-
-def limit(case: str) -> float:
-    """The time of ``native`` by that of its arithmetic."""
-    return float(timed(case, "native")["times_limit"]["median"])
-
-
-def both(case: str) -> list[float]:
-    """A row of the table of speed."""
-    (slow, much), (fast, little) = step(case, "naive"), step(case, "native")
-    return [slow, much, fast, little, much / little, limit(case)]
-
-
-def alone(name: str) -> int:
-    """Parameters without the decoder."""
-    network = tc.create_model(name)
-    return sum(
-        p.numel()
-        for key, p in network.named_parameters()
-        if not key.startswith("decoder")
-    )
 
 
 WHOLE = "two-digits-paper"

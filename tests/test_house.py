@@ -26,8 +26,8 @@ from torchcaps_lab.cli.models import KNOWN, described
 from torchcaps_lab.data.base import DATASETS
 from torchcaps_lab.tasks.base import TASKS
 
-LONGEST = 100
-"""Lines of code of a function."""
+LONGEST = 88
+"""Lines of code of a function, without its parameters, which stand one a line."""
 
 
 def run_time_imports(tree: ast.AST) -> Iterator[ast.ImportFrom]:
@@ -255,9 +255,8 @@ def test_no_function_is_longer_than_a_page() -> None:
     for module, path in house.modules().items():
         code = house.code_lines(path)
         for name, node in functions(module):
-            lines = len(
-                code & set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-            )
+            first = node.body[0].lineno
+            lines = len(code & set(range(first, (node.end_lineno or first) + 1)))
             if lines > LONGEST:
                 long[name] = lines
     assert not long, f"longer than {LONGEST} lines of code: {long}"

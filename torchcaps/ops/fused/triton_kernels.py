@@ -239,6 +239,16 @@ def _factors(children, transforms, child, i, start, B, J, T: tl.constexpr):
 
 
 @triton.jit
+def _read(children, transforms, sites, i, B, W, I, G, J, T: tl.constexpr):
+    """Where child i of each row lies among the N x G children, and the first factors of
+    its votes.
+    """
+    child = _grid_child(sites, i, _rows(T), B, W, I, G)
+    pose, transform = _factors(children, transforms, child, i, 0, B, J, T)
+    return child, pose, transform
+
+
+@triton.jit
 def _product(pose, transform, T: tl.constexpr):
     """The part of u W from some numbers of P, [d, m, b, j]: summed in registers."""
     pose, transform = pose.to(T.dtype), transform.to(T.dtype)
@@ -387,6 +397,15 @@ def _votes_backward(
         _add(grad_coordinates, at, tl.sum(tl.sum(slope, 3), 2), mask, True)
 
 
+@triton.jit
+def _sums(T: tl.constexpr):
+    """Sums over the children: of shares, [b, j], of votes times these, and of their
+    squares, [d, m, b, j].
+    """
+    first = tl.full([T.d, T.m, T.b, T.j], 0.0, T.dtype)
+    return tl.full([T.b, T.j], 0.0, T.dtype), first, first
+
+
 @triton.jit(do_not_specialize=SIZES)
 def moments_kernel(
     children,  # [N, G, M, P]
@@ -431,22 +450,16 @@ def moments_kernel(
         shift = _votes(children, transforms, coordinates, child, 0, B, J, T)
         if tl.program_id(1) == 0:
             _store_field(origin, shift, B, J, T)
-    zeroth = tl.full([T.b, T.j], 0.0, T.dtype)
-    first = tl.full([T.d, T.m, T.b, T.j], 0.0, T.dtype)
-    second = tl.full([T.d, T.m, T.b, T.j], 0.0, T.dtype)
+    zeroth, first, second = _sums(T)
     begin, end = _children(I)
-    child = _grid_child(sites, begin, rows, B, W, I, G)
-    pose, transform = _factors(children, transforms, child, begin, 0, B, J, T)
+    child, pose, transform = _read(children, transforms, sites, begin, B, W, I, G, J, T)
     for i in range(begin, end):
-        if T.ahead:
-            later = tl.minimum(i + 1, end - 1)
-            next_child = _grid_child(sites, later, rows, B, W, I, G)
-            next_pose, next_transform = _factors(
-                children, transforms, next_child, later, 0, B, J, T
-            )
-        else:
-            child = _grid_child(sites, i, rows, B, W, I, G)
-            pose, transform = _factors(children, transforms, child, i, 0, B, J, T)
+        read = tl.minimum(i + 1, end - 1) if T.ahead else i
+        next_child, next_pose, next_transform = _read(
+            children, transforms, sites, read, B, W, I, G, J, T
+        )
+        if not T.ahead:
+            child, pose, transform = next_child, next_pose, next_transform
         votes = _votes_from(
             pose, transform, children, transforms, coordinates, child, i, B, J, T
         )
@@ -707,23 +720,17 @@ def moments_backward_kernel(
     base, slope_sum, slope_scatter, final = _upstream(
         mean, rest, grad_mass, grad_sum, grad_scatter, B, J, T
     )
-    zeroth = tl.full([T.b, T.j], 0.0, T.dtype)
-    first = tl.full([T.d, T.m, T.b, T.j], 0.0, T.dtype)
-    second = tl.full([T.d, T.m, T.b, T.j], 0.0, T.dtype)
+    zeroth, first, second = _sums(T)
     begin, end, i = _staggered(I)
-    child = _grid_child(sites, i, rows, B, W, I, G)
-    pose, transform = _factors(children, transforms, child, i, 0, B, J, T)
+    child, pose, transform = _read(children, transforms, sites, i, B, W, I, G, J, T)
     for _ in range(0, end - begin):
         at = rows * I + i
         later = tl.where(i + 1 < end, i + 1, begin)
-        if T.ahead:
-            next_child = _grid_child(sites, later, rows, B, W, I, G)
-            next_pose, next_transform = _factors(
-                children, transforms, next_child, later, 0, B, J, T
-            )
-        else:
-            child = _grid_child(sites, i, rows, B, W, I, G)
-            pose, transform = _factors(children, transforms, child, i, 0, B, J, T)
+        next_child, next_pose, next_transform = _read(
+            children, transforms, sites, later if T.ahead else i, B, W, I, G, J, T
+        )
+        if not T.ahead:
+            child, pose, transform = next_child, next_pose, next_transform
         votes = _votes_from(
             pose, transform, children, transforms, coordinates, child, i, B, J, T
         )
@@ -814,9 +821,7 @@ def scores_backward_kernel(
     alpha = _load_field(centre, B, J, T) if centre is not None else None
     beta = _load_field(precision, B, J, T) if precision is not None else None
     gamma = _load_pair(log_weight, B, J, T) if precision is not None else None
-    zeroth = tl.full([T.b, T.j], 0.0, T.dtype)
-    first = tl.full([T.d, T.m, T.b, T.j], 0.0, T.dtype)
-    second = tl.full([T.d, T.m, T.b, T.j], 0.0, T.dtype)
+    zeroth, first, second = _sums(T)
     begin, end, start = _staggered(I)
     for step in range(0, end - begin):
         i = tl.where(start + step < end, start + step, start + step - (end - begin))
