@@ -780,3 +780,19 @@ def test_a_new_figure_needs_a_result() -> None:
         "3 million",
     ):
         assert complaints(f"{text} {claim}", "README.md"), claim
+
+
+def test_the_table_of_scenes_is_what_was_measured() -> None:
+    """Means and ranges of all seeds, by row."""
+    measured: dict[str, list[list[float]]] = {}
+    for line in read("recipes/scenes-quick")["rows"]:
+        measured.setdefault(line["row"], []).append(line["ours"])
+    lines = (ROOT / "docs/scenes.md").read_text().splitlines()
+    for row, columns in measured.items():
+        (line,) = [line for line in lines if line.startswith(f"| {row} |")]
+        cells = line.strip("| ").split(" | ")[1:]
+        for cell, values in zip(cells, columns, strict=True):
+            figures = re.findall(r"[0-9.]+", cell)
+            expected = mean(values), min(values), max(values)
+            for figure, value in zip(figures, expected, strict=True):
+                assert is_rounded(figure, value), (row, cell)

@@ -44,9 +44,9 @@ def test_overlaid_digits_stand_in_the_middle(tmp_path: Path) -> None:
     trained = get_recipe(recipe).network(lab, row)
     test = digits_for(trained)
     plain = create_dataset("digits").test.inputs
-    assert torch.equal(test.inputs[:, :, 2:10, 2:10], plain)
+    assert torch.equal(test.inputs[:, :, 4:12, 4:12], plain)
     assert test.inputs.sum() == plain.sum()
-    assert test.image_shape == trained.network.image_shape == (1, 12, 12)
+    assert test.image_shape == trained.network.image_shape == (1, 16, 16)
 
 
 def test_pairs_are_of_different_classes() -> None:
