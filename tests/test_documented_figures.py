@@ -171,7 +171,19 @@ HEADS = tuple(
         "capsules at all places, dynamic, 3 steps (one seed)",
     )
 )
-"""Rows of tables in docs/recipes.md, and of ``two-digits`` and ``top-two-fashion``."""
+OVERLAPPING = (
+    ("CapsNet, 3 steps, 30 epochs", "CapsNet, 3 steps"),
+    *(
+        (name, name)
+        for name in (
+            "capsules at all places, K-Means, 3 steps",
+            "capsules at all places, K-Means with evidence",
+        )
+    ),
+)
+"""Rows of tables in docs/recipes.md, and of ``two-digits``, ``top-two-fashion`` and
+``multimnist``.
+"""
 SCALAR = "scalar capsules, 1 step"
 ARTICLE = "MatrixCapsNet, as in the article"
 BEST = ("variational_bayes", "dynamic", "self_attention", "kmeans", "sparse_attention")
@@ -232,6 +244,14 @@ def pairs(row: str) -> list[float]:
         *ours("top-two-fashion", "single images", row),
         *ours("top-two-fashion", "two, side by side", row),
         *ours("top-two-fashion", "two, one above the other", row),
+    ]
+
+
+def overlapping(row: str) -> list[float]:
+    """Parameters, and pairs not both found, of a row of ``multimnist``."""
+    return [
+        *parameters("multimnist", row),
+        *ours("multimnist", "exact-pair test error", row),
     ]
 
 
@@ -606,6 +626,10 @@ SAID: dict[str, list[tuple[str, list[float]]]] = {
         *(
             (f"| {name} | {{}} % | {{}} % | {{}} % |", pairs(row))
             for name, row in HEADS
+        ),
+        *(
+            (f"| {name} | {{}} | {{}} % |", overlapping(row))
+            for name, row in OVERLAPPING
         ),
         (
             "{} steps of {} images, with the settings of the article that explains EM "
