@@ -173,6 +173,7 @@ HEADS = tuple(
 )
 OVERLAPPING = (
     ("CapsNet, 3 steps, 30 epochs", "CapsNet, 3 steps"),
+    ("class maps, a plain head", "class maps"),
     *(
         (name, name)
         for name in (
