@@ -185,6 +185,7 @@ OVERLAPPING = (
 """Rows of tables in docs/recipes.md, and of ``two-digits``, ``top-two-fashion`` and
 ``multimnist``.
 """
+PHOTO_PAIRS = "top-two-cifar10"
 SCALAR = "scalar capsules, 1 step"
 ARTICLE = "MatrixCapsNet, as in the article"
 BEST = ("variational_bayes", "dynamic", "self_attention", "kmeans", "sparse_attention")
@@ -239,12 +240,12 @@ def found(*of: str) -> list[float]:
     return ours(WHOLE, ABOVE, *of)
 
 
-def pairs(row: str) -> list[float]:
-    """Single images, and two in one, of a row of ``top-two-fashion``."""
+def pairs(row: str, recipe: str = "top-two-fashion") -> list[float]:
+    """Single images, and two in one, of a row."""
     return [
-        *ours("top-two-fashion", "single images", row),
-        *ours("top-two-fashion", "two, side by side", row),
-        *ours("top-two-fashion", "two, one above the other", row),
+        *ours(recipe, "single images", row),
+        *ours(recipe, "two, side by side", row),
+        *ours(recipe, "two, one above the other", row),
     ]
 
 
@@ -631,6 +632,19 @@ SAID: dict[str, list[tuple[str, list[float]]]] = {
         *(
             (f"| {name} | {{}} | {{}} % |", overlapping(row))
             for name, row in OVERLAPPING
+        ),
+        *(
+            (f"| photos: {row} | {{}} % | {{}} % | {{}} % |", pairs(row, PHOTO_PAIRS))
+            for row in dict.fromkeys(row for row, _ in rows(PHOTO_PAIRS))
+        ),
+        (
+            "Published are {} % side by side for capsules and {} % for a network",
+            published(
+                PHOTO_PAIRS,
+                "two, side by side",
+                "pooled capsules, shared transforms, K-Means",
+                "mean of the features, two dense layers",
+            ),
         ),
         (
             "{} steps of {} images, with the settings of the article that explains EM "

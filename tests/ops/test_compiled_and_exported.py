@@ -110,9 +110,11 @@ def test_routings_to_slots_compile_in_one_piece(name: str) -> None:
 
 
 def check_compiled(model: nn.Module, *inputs: Tensor) -> None:
+    torch.manual_seed(1)  # of the slots that networks draw in a training
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(
         *inputs
     ).activation
+    torch.manual_seed(1)
     expected = model(*inputs).activation
     torch.testing.assert_close(compiled, expected, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(
