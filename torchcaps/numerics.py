@@ -466,6 +466,7 @@ def standardised(
     terms: Tensor,
     floor: float = 0.0,
     before: Rounding | None = None,
+    temperature: float = 1.0,
 ) -> tuple[Tensor, Rounding]:
     r"""Standardises costs over the parents, as far as they differ by more than
     rounding.
@@ -490,6 +491,7 @@ def standardised(
         floor: f.
         before: the rounding of the step before, of which q and e are; None in the first
             step.
+        temperature: the inverse one with which z enters the logits.
 
     Returns:
         z, of mean 0 and of deviation 1 or less; and its rounding.
@@ -508,8 +510,8 @@ def standardised(
         share = before.amount / before.deviation
         logit = before.temperature * (before.amount / before.divisor)
         amount = amount + torch.minimum(share * spread, logit * size)
-    divisor = torch.maximum(deviation, amount / _RESOLVED)
-    return centred / divisor, Rounding(amount, spread, divisor.detach())
+    divisor = deviation.clamp(min=amount / _RESOLVED)
+    return centred / divisor, Rounding(amount, spread, divisor.detach(), temperature)
 
 
 class CostSettings(Protocol):
@@ -603,7 +605,8 @@ class Costs(NamedTuple):
             # Not |cost|, whose terms may cancel.
             logarithm = log_determinant.detach().abs()
             terms = torch.add(self.terms, logarithm, alpha=abs(half)) * mass.detach()
-            cost, rounding = standardised(cost, terms, self.floor, before)
-            rounding = rounding._replace(temperature=abs(temperature))
+            cost, rounding = standardised(
+                cost, terms, self.floor, before, abs(temperature)
+            )
         activation = temperature * self.activation
         return torch.sub(activation, cost, alpha=temperature), rounding
