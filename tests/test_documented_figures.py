@@ -179,6 +179,7 @@ OVERLAPPING = (
         for name in (
             "capsules at all places, K-Means, 3 steps",
             "capsules at all places, K-Means with evidence",
+            "capsules at all places, dynamic, 3 steps",
         )
     ),
 )
