@@ -436,25 +436,22 @@ class Rounding(NamedTuple):
     """An estimate of what the rounding of float32 is in standardised costs.
 
     Args:
-        amount: the amount of the costs as they were, (B, 1).
-        deviation: the deviation of these costs, (B, 1).
-        divisor: that they were divided by, (B, 1).
-        temperature: the inverse one, with which they enter the logits of the
-            activations.
+        share: the rounding of the costs as they were, as a share of their deviation,
+            (B, 1).
+        logit: the rounding of the logits of the activations, which these costs enter,
+            (B, 1).
     """
 
-    amount: Tensor
-    deviation: Tensor
-    divisor: Tensor
-    temperature: float = 1.0
+    share: Tensor
+    logit: Tensor
 
 
-_EPSILON = torch.finfo(torch.float32).eps
+EPSILON = torch.finfo(torch.float32).eps
 """In every dtype: with another bound in float64 the same weights would be another
 network.
 """
 
-_RESOLVED = 5e-5
+RESOLVED = 5e-5
 """What rounding may be of standardised costs. Activations of networks are then off by
 less than 1e-4, and costs that differ by a four-hundredth of their terms, as where
 something was learned, are as they were.
@@ -505,13 +502,12 @@ def standardised(
     deviation = square.sqrt()
     spread = deviation.detach()
     size = terms.mean(-1, keepdim=True)
-    amount = _EPSILON * size
+    amount = EPSILON * size
     if before is not None:
-        share = before.amount / before.deviation
-        logit = before.temperature * (before.amount / before.divisor)
-        amount = amount + torch.minimum(share * spread, logit * size)
-    divisor = deviation.clamp(min=amount / _RESOLVED)
-    return centred / divisor, Rounding(amount, spread, divisor.detach(), temperature)
+        amount = amount + torch.minimum(before.share * spread, before.logit * size)
+    divisor = deviation.clamp(min=amount / RESOLVED)
+    logit = temperature * (amount / divisor.detach())
+    return centred / divisor, Rounding(amount / spread, logit)
 
 
 class CostSettings(Protocol):
@@ -571,9 +567,12 @@ class Costs(NamedTuple):
         beta_a: Tensor,
         size: int,
         settings: CostSettings,
+        mass_factor: float = 1.0,
     ) -> "Costs":
-        """Compute the costs of parents with poses of ``size`` numbers: H."""
-        scale = settings.cost_scale
+        """Compute the costs of parents with poses of ``size`` numbers: H. Their masses
+        count ``mass_factor`` times.
+        """
+        scale = settings.cost_scale * mass_factor
         terms = None
         if settings.standardise:
             # A variance is off by a share of it, so its logarithm by a share of 1.

@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import torchcaps as tc
-from torchcaps.ops import Gaussian, InnerProduct, Votes
+from torchcaps.numerics import Costs
+from torchcaps.ops import Gaussian, Gaussians, InnerProduct, Moments, Votes
 from torchcaps.ops.fused import deferred
 from torchcaps.ops.fused import library as kernel_library
 from torchcaps.ops.fused import passes as kernels
@@ -469,15 +470,19 @@ def test_another_number_of_threads_in_the_middle() -> None:
         torch.testing.assert_close(actual, value, rtol=1e-9, atol=1e-11)
 
 
+def fitted(votes: Votes, moments: Moments) -> Gaussians:
+    """Gaussians of parents that cost nothing."""
+    zeros = torch.zeros_like(moments.mass[0])
+    return votes.m_step(moments, Costs(zeros, zeros), 1.0, 0.1).gaussians
+
+
 def agreed(votes: Votes, weights: Tensor) -> Tensor:
     """All steps at once, and Gaussians at once."""
     actual = votes.agree(tc.ops.Agreement(3))
     assert actual is not None
     return (
         actual[0].square().sum()
-        + votes.gaussians(
-            votes.moments(weights=weights, scatter=True), 0.1
-        ).precision.sum()
+        + fitted(votes, votes.moments(weights=weights, scatter=True)).precision.sum()
     )
 
 
@@ -524,7 +529,7 @@ def scores(votes: Votes) -> Tensor:
 
 
 def variances(votes: Votes) -> Tensor:
-    return votes.gaussians(votes.moments(scatter=True), 0.1).variance
+    return fitted(votes, votes.moments(scatter=True)).variance
 
 
 def poses(votes: Votes) -> Tensor:

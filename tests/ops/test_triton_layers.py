@@ -184,13 +184,15 @@ def test_mixture(sizes: Sizes, options: dict[str, Any], dtype: torch.dtype) -> N
     costs = torch.linspace(-0.1, 0.2, 2 * sizes.J, dtype=dtype, device=DEVICE)
     costs = costs.view(2, -1)
     I = call.sites.shape[1] if call.sites is not None else sizes.I
+    scale = settings.cost_scale
+    if settings.mass_scale is not None:
+        scale = scale * settings.mass_scale * sizes.J / I
     mixture = Mixture(
         temperatures,
         sharpness,
         settings.variance_floor,
-        settings.cost_scale,
+        scale,
         settings.activation_scale,
-        1.0 if settings.mass_scale is None else settings.mass_scale * sizes.J / I,
         settings.standardise,
         settings.cost_floor,
     )

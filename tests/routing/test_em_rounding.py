@@ -102,7 +102,7 @@ def test_rounding_is_at_most_its_share() -> None:
         cost = 2000 * (1 + spread * unit)
         standard, rounding = standardised(cost, cost.abs())
         deviation.append(float(standard.std(correction=0)))
-        assert float(rounding.amount / rounding.divisor) <= 5.001e-5
+        assert float(rounding.logit) <= 5.001e-5
         assert (standard.argsort() == unit.argsort()).all()
     assert deviation == sorted(deviation)
     assert deviation[-1] == pytest.approx(1)

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchcaps.ops import BACKENDS, Agreement, Gaussians, Moments, Rule, VoteSource
+from torchcaps.numerics import Costs, Rounding
+from torchcaps.ops import BACKENDS, Agreement, Moments, Rule, VoteSource
 from torchcaps.ops.agreement import step_by_step
+from torchcaps.ops.backend import EMState
 from torchcaps.ops.chunked import ChunkedVotes
 from torchcaps.ops.naive import NaiveVotes
 from torchcaps.testing import check_backend
@@ -72,8 +74,15 @@ class Still(NaiveVotes):
 
 
 class Low(NaiveVotes):
-    def gaussians(self, moments: Moments, floor: float) -> Gaussians:
-        return super().gaussians(moments, floor * 1.01)
+    def m_step(
+        self,
+        moments: Moments,
+        costs: Costs,
+        temperature: float,
+        floor: float,
+        before: Rounding | None = None,
+    ) -> EMState:
+        return super().m_step(moments, costs, temperature, floor * 1.01, before)
 
 
 class Hasty(NaiveVotes):
@@ -144,7 +153,7 @@ def test_what_is_broken_is_told(broken: type[VoteSource], words: str) -> None:
 @pytest.mark.parametrize(
     ("broken", "words"),
     [
-        (Low, r"Low fails for the Gaussians of moments.*variance is off"),
+        (Low, r"Low fails for the M-step.*variance is off"),
         (
             with_moments(
                 lambda votes, found, _: found._replace(

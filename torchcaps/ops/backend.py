@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from torchcaps.numerics import quotient
+from torchcaps.numerics import Costs, Rounding, quotient
 from torchcaps.ops.fields import Fields, axes
 from torchcaps.ops.similarity import Gaussian, Similarity
 
@@ -191,6 +191,35 @@ class Gaussians(NamedTuple):
         )
 
 
+class EMState(NamedTuple):
+    """The parents after an M-step.
+
+    Args:
+        gaussians: whose variances include the floor.
+        logit: the logit of the activation, (B, J).
+        rounding: the rounding of the costs, where they are standardised.
+    """
+
+    gaussians: Gaussians
+    logit: Tensor
+    rounding: Rounding | None = None
+
+
+def m_step(
+    moments: Moments,
+    costs: Costs,
+    temperature: float,
+    floor: float,
+    before: Rounding | None = None,
+) -> EMState:
+    """The M-step of EM routing in plain PyTorch, see :meth:`VoteSource.m_step`."""
+    gaussians = Gaussians.of(mean_of(moments), variance_of(moments) + floor)
+    logit, rounding = costs.logits(
+        moments.mass, gaussians.log_determinant, temperature, before
+    )
+    return EMState(gaussians, logit, rounding)
+
+
 class Agreement(NamedTuple):
     """The settings of :func:`~torchcaps.routing.dynamic_routing`, all steps of which a
     backend may make at once.
@@ -227,7 +256,6 @@ class Mixture(NamedTuple):
         floor: added to the variances.
         cost_scale: factor of the cost.
         activation_scale: factor of ``beta_a``.
-        mass_factor: the factor of the masses in the cost.
         standardise: whether costs are standardised over the parents.
         cost_floor: under their deviation, as a share of their mean size.
 
@@ -241,7 +269,6 @@ class Mixture(NamedTuple):
     floor: float = 5e-4
     cost_scale: float = 1.0
     activation_scale: float = 1.0
-    mass_factor: float = 1.0
     standardise: bool = False
     cost_floor: float = 0.0
 
@@ -325,18 +352,29 @@ class VoteSource(ABC):
             scatter: whether the second moment is wanted too.
         """
 
-    def gaussians(self, moments: Moments, floor: float) -> Gaussians:
-        r"""Return the most likely Gaussians of moments with a scatter: :math:`\mu_j =
-        S_j / N_j, \sigma_j^2 = Q_j / N_j + f`.
+    def m_step(
+        self,
+        moments: Moments,
+        costs: Costs,
+        temperature: float,
+        floor: float,
+        before: Rounding | None = None,
+    ) -> EMState:
+        r"""Return the parents of moments with a scatter: the most likely Gaussians,
+        :math:`\mu_j = S_j / N_j, \sigma_j^2 = Q_j / N_j + f`, and the logits of the
+        activations.
 
         Args:
             moments: as :meth:`moments` gave them.
+            costs: what the costs of the parents are.
+            temperature: the inverse one, of the logits.
             floor: f.
+            before: the rounding of the step before; None in the first one.
 
         Raises:
             ValueError: if the moments hold no scatter.
         """
-        return Gaussians.of(mean_of(moments), variance_of(moments) + floor)
+        return m_step(moments, costs, temperature, floor, before)
 
     def agree(
         self, agreement: Agreement, bias: Tensor | None

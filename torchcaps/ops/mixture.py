@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from torchcaps.numerics import Costs, Rounding
-from torchcaps.ops.backend import Gaussians, Mixture, Moments, mean_of, variance_of
+from torchcaps.ops.backend import Mixture, Moments, m_step
 from torchcaps.ops.similarity import Gaussian
 
 
@@ -30,14 +30,14 @@ def step_by_step(
     costs: Costs | None = None
     for step, temperature in enumerate(mixture.temperatures):
         sums = moments(similarity)
-        variance = variance_of(sums) + mixture.floor
-        mean, _, precision, log_determinant = Gaussians.of(mean_of(sums), variance)
         if costs is None:
-            costs = Costs.of(beta_u, beta_a, mean.shape[-1], mixture)
-        mass = sums.mass * mixture.mass_factor
-        logit, rounding = costs.logits(mass, log_determinant, temperature, rounding)
+            costs = Costs.of(beta_u, beta_a, sums.sum.shape[-1], mixture)
+        gaussians, logit, rounding = m_step(
+            sums, costs, temperature, mixture.floor, rounding
+        )
         if step < mixture.steps - 1:
+            mean, _, precision, log_determinant = gaussians
             sharpness = mixture.sharpness[step]
             log_weight = logsigmoid(logit) - 0.5 * sharpness * log_determinant
             similarity = Gaussian(mean, sharpness * precision, log_weight)
-    return mean, logit, similarity
+    return gaussians.mean, logit, similarity

@@ -15,11 +15,17 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 from typing_extensions import Self
 
-from torchcaps.numerics import check_size, compute_dtype, full_precision
+from torchcaps.numerics import (
+    Costs,
+    Rounding,
+    check_size,
+    compute_dtype,
+    full_precision,
+)
 from torchcaps.ops.backend import (
     SOFTMAX,
     Agreement,
-    Gaussians,
+    EMState,
     Mixture,
     Moments,
     Rule,
@@ -520,13 +526,25 @@ class Votes:
             seen = normaliser.seen(self.children.device)
             return source.mixture(mixture, weights, costs, seen)
 
-    def gaussians(self, moments: Moments, floor: float) -> Gaussians:
-        r"""Return the Gaussians of the M-step: :math:`\mu_j = S_j / N_j` and
-        :math:`\sigma_j^2 = Q_j / N_j + \text{floor}`.
+    def m_step(
+        self,
+        moments: Moments,
+        costs: Costs,
+        temperature: float,
+        floor: float,
+        before: Rounding | None = None,
+    ) -> EMState:
+        r"""Return the parents after the M-step of EM routing: Gaussians, :math:`\mu_j =
+        S_j / N_j` and :math:`\sigma_j^2 = Q_j / N_j + \text{floor}`, and the logits of
+        the activations.
 
         Args:
             moments: the moments of these votes, with the scatter.
+            costs: what the costs of the parents are, and with them the logits.
+            temperature: the inverse one, of the logits.
             floor: added to the variances.
+            before: the rounding of the step before, for standardised costs; None in the
+                first one.
 
         Raises:
             ValueError: if the moments hold no scatter, or the floor is no finite number
@@ -536,7 +554,8 @@ class Votes:
             raise ValueError(
                 f"floor must be a finite number of at least 0, got {floor!r}"
             )
-        return self.source_on(self.plan.choice.backend).gaussians(moments, floor)
+        source = self.source_on(self.plan.choice.backend)
+        return source.m_step(moments, costs, temperature, floor, before)
 
     def total(self) -> Tensor:
         """Return the sum of the votes of all children for each parent, unweighted, (B,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +19,12 @@ from torchcaps.numerics import (
     FloorOrNone,
     NotNegative,
     Positive,
-    Rounding,
     Share,
     check_choice,
     positive,
 )
 from torchcaps.ops import Gaussian, Gaussians, Moments, Votes
-from torchcaps.ops.backend import Mixture, mean_of, variance_of
+from torchcaps.ops.backend import EMState, Mixture, mean_of, variance_of
 from torchcaps.routing.base import (
     GRADIENTS,
     Gradient,
@@ -42,20 +41,6 @@ Schedule = Literal["released", "linear", "constant"]
 SCHEDULES = list(get_args(Schedule))
 Sharpness = float | Tensor | Sequence[float | Tensor]
 Learned = Literal["layer", "parent"]
-
-
-class EMState(NamedTuple):
-    """The parents after an M-step.
-
-    Args:
-        gaussians: whose variances include the floor.
-        logit: the logit of the activation, (B, J).
-        rounding: the rounding of the costs, where they are standardised.
-    """
-
-    gaussians: Gaussians
-    logit: Tensor
-    rounding: Rounding | None = None
 
 
 @dataclass(frozen=True)
@@ -175,7 +160,8 @@ def em_m_step(
         unit: the unit of variances, (B, 1, 1), for ``relative_floor``; None counts them
             as they are.
     """
-    costs = Costs.of(beta_u, beta_a, votes.shape[3], settings)
+    factor = _mass_factor(votes, settings)
+    costs = Costs.of(beta_u, beta_a, votes.shape[3], settings, factor)
     return _m_step(votes, moments, costs, inverse_temperature, settings, previous, unit)
 
 
@@ -189,22 +175,28 @@ def _m_step(
     unit: Tensor | None,
 ) -> EMState:
     """:func:`em_m_step` with costs that are the same in all steps."""
-    if unit is None and not settings.mean_smoothing:
-        gaussians = votes.gaussians(moments, settings.variance_floor)
-    else:
-        gaussians = _smoothed(moments, settings, previous, unit)
+    gaussians = _smoothed(moments, settings, previous, unit)
     parents, size = gaussians.mean.shape[1:]
     mass = moments.mass
     log_determinant = gaussians.log_determinant
     if unit is not None:
         log_determinant = log_determinant - size * unit.log().squeeze(-1)
-    if settings.mass_scale is not None:
+    if settings.mass_scale is not None and votes.mask is not None:
         mass = (
             mass * (settings.mass_scale * parents) / votes.count
         )  # in this order: the quotient would be float32
     before = None if previous is None else previous.rounding
     logit, rounding = costs.logits(mass, log_determinant, inverse_temperature, before)
     return EMState(gaussians, logit, rounding)
+
+
+def _mass_factor(votes: Votes, settings: "EMSettings | EMRouting") -> float:
+    """The factor of all masses in the cost; 1 with a mask, where each row has its own,
+    see :func:`_m_step`.
+    """
+    if settings.mass_scale is None or votes.mask is not None or not votes.shape[1]:
+        return 1.0
+    return settings.mass_scale * votes.parents / votes.shape[1]
 
 
 def _smoothed(
@@ -264,16 +256,12 @@ def _at_once(
         return None
     if any(isinstance(number, Tensor) for number in sharpness):
         return None
-    factor = 1.0
-    if settings.mass_scale is not None and votes.shape[1]:
-        factor = settings.mass_scale * votes.parents / votes.shape[1]
     mixture = Mixture(
         tuple(map(float, temperatures)),
         tuple(map(float, sharpness)),
         settings.variance_floor,
-        settings.cost_scale,
+        settings.cost_scale * _mass_factor(votes, settings),
         settings.activation_scale,
-        factor,
         settings.standardise,
         settings.cost_floor,
     )
@@ -363,7 +351,11 @@ def em_routing(
         )
         if fitted is not None:
             return fitted
-    costs = Costs.of(beta_u, beta_a, votes.shape[3], settings)
+    scaled = settings.mass_scale is not None
+    factor = _mass_factor(votes, settings) if scaled else 1.0
+    costs = Costs.of(beta_u, beta_a, votes.shape[3], settings, factor)
+    smoothed = bool(settings.mean_smoothing or settings.relative_floor)
+    as_in_procedure = not smoothed and (not scaled or votes.mask is None)
     similarity: Gaussian | None = None
     state: EMState | None = None
     unit: Tensor | None = None
@@ -382,9 +374,14 @@ def em_routing(
                 unit = votes_variance(
                     moments, 1 if votes.sites is None else len(votes.sites)
                 )
-            state = _m_step(
-                votes, moments, costs, inverse_temperature, settings, state, unit
-            )
+            if as_in_procedure:
+                before = None if state is None else state.rounding
+                floor = settings.variance_floor
+                state = votes.m_step(moments, costs, inverse_temperature, floor, before)
+            else:
+                state = _m_step(
+                    votes, moments, costs, inverse_temperature, settings, state, unit
+                )
     assert state is not None
     return Routed(
         state.gaussians.mean, state.logit.sigmoid(), votes, similarity, state.logit

@@ -8,6 +8,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from torchcaps.numerics import Costs
 from torchcaps.ops import (
     Agreement,
     AssignmentMap,
@@ -20,6 +21,7 @@ from torchcaps.ops import (
     axes,
 )
 from torchcaps.ops.agreement import step_by_step
+from torchcaps.ops.backend import Mixture
 from torchcaps.ops.naive import NaiveVotes
 from torchcaps.ops.votes import in_windows
 from torchcaps.testing.compare import TOLERANCE, assert_same, with_gradients
@@ -178,6 +180,10 @@ RULES: dict[str, Callable[[Tensors], Rule]] = {
 }
 
 
+MIXTURES = (
+    Mixture((0.7,), (), floor=0.1),
+    Mixture((0.5, 1.0), (1.0,), standardise=True, cost_floor=0.1),
+)
 AGREEMENTS = (Agreement(3), Agreement(2, "half", accumulate=False, orphan=True))
 
 
@@ -249,40 +255,50 @@ def check_backend(
             "empty string"
         )
     _check_edges(backend, dtype, torch.device(device))
-    _check_gaussians(backend, dtype, torch.device(device), allowed)
+    _check_m_step(backend, dtype, torch.device(device), allowed)
     _check_agreement(backend, dtype, torch.device(device), allowed)
     return compared
 
 
-def _check_gaussians(
+def _check_m_step(
     backend: type[VoteSource],
     dtype: torch.dtype,
     device: torch.device,
     allowed: float,
 ) -> None:
-    """Asserts that the Gaussians of the first moments agree with those of ``naive``."""
-    for problem in PROBLEMS:
+    """Asserts that the M-steps of the first moments agree with those of ``naive``."""
+    for problem, mixture in product(PROBLEMS, MIXTURES):
         tensors = problem.tensors(dtype, device)
         reference = problem.tensors(torch.float64, torch.device("cpu"))
         try:
             assert_same(
                 _with_gradients(
-                    _gaussians(_source(backend, problem, tensors)), tensors
+                    _parents(_source(backend, problem, tensors), mixture), tensors
                 ),
                 _with_gradients(
-                    _gaussians(_source(NaiveVotes, problem, reference)), reference
+                    _parents(_source(NaiveVotes, problem, reference), mixture),
+                    reference,
                 ),
                 allowed,
             )
         except AssertionError as error:
             raise AssertionError(
-                f"{backend.__name__} fails for the Gaussians of moments, {problem}: "
+                f"{backend.__name__} fails for the M-step, {mixture}, {problem}: "
                 f"{error}"
             ) from None
 
 
-def _gaussians(votes: VoteSource) -> dict[str, Tensor]:
-    return votes.gaussians(votes.moments(None, None, Rule(), True), 0.1)._asdict()
+def _parents(votes: VoteSource, mixture: Mixture) -> dict[str, Tensor]:
+    """The parents after M-steps that all have the first moments."""
+    moments = votes.moments(None, None, Rule(), True)
+    *_, parents, size = moments.sum.shape
+    beta = torch.linspace(0.5, 1, parents).to(moments.sum)
+    costs = Costs.of(beta, -beta, size, mixture)
+    rounding = None
+    for temperature in mixture.temperatures:
+        state = votes.m_step(moments, costs, temperature, mixture.floor, rounding)
+        rounding = state.rounding
+    return {**state.gaussians._asdict(), "logit": state.logit}
 
 
 def _check_agreement(

@@ -30,7 +30,7 @@ _AGREE = (
 _MIX = (
     f"{_VOTES}, Tensor? weights, Tensor? sites, Tensor? seen, Tensor beta_u, Tensor "
     "beta_a, float[] temperatures, float[] sharpness, float floor, float scale, float "
-    "activation_scale, float mass_factor, bool standardise, float cost_floor"
+    "activation_scale, bool standardise, float cost_floor"
 )
 
 
@@ -217,7 +217,7 @@ def _mix_backward(*arguments: Any) -> list[Tensor]:
     return [tensor for tensor in gradients if tensor is not None]
 
 
-_MIXING = 16
+_MIXING = _MIX.count(",") + 1
 """The arguments of the operator ``mix``."""
 
 

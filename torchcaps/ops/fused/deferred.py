@@ -30,9 +30,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import positive, several, transformed
+from torchcaps.numerics import Costs, Rounding, positive, several, transformed
 from torchcaps.ops.agreement import step_by_step
-from torchcaps.ops.backend import Agreement, Gaussians, Moments, Rule
+from torchcaps.ops.backend import (
+    Agreement,
+    EMState,
+    Gaussians,
+    Moments,
+    Rule,
+    m_step,
+)
 from torchcaps.ops.derivatives import Tensors, gradients
 from torchcaps.ops.fused import passes
 from torchcaps.ops.fused.call import Call, FusedVotes, listed, misfit, sizes_of
@@ -277,29 +284,48 @@ class NativeVotes(FusedVotes):
         ledger.scored = _Scored(name, call.similarity, _versions(call), logits, token)
         return scores
 
-    def gaussians(self, moments: Moments, floor: float) -> Gaussians:
-        """Compute the Gaussians in one pass over the moments.
+    def m_step(
+        self,
+        moments: Moments,
+        costs: Costs,
+        temperature: float,
+        floor: float,
+        before: Rounding | None = None,
+    ) -> EMState:
+        """Compute the Gaussians and the logits in one pass over the moments.
 
         Raises:
             ValueError: if the moments hold no scatter, or do not fit each other.
         """
         mass, total, scatter = moments
-        computed_natively = total.dtype in (torch.float32, torch.float64)
-        if scatter is None or not total.numel() or not computed_natively:
-            return super().gaussians(moments, floor)
-        differentiated = _eager(moments)
-        if differentiated is None:
-            return super().gaussians(moments, floor)
+        child, activation, scale, terms, cost_floor = costs
+        of_parents = total.shape[1:2]
+        if (
+            scatter is None
+            or not total.numel()
+            or total.dtype not in (torch.float32, torch.float64)
+            or not child.shape == activation.shape == of_parents
+            or isinstance(temperature, Tensor)
+            or _eager((*moments, child, activation)) is None
+        ):
+            return super().m_step(moments, costs, temperature, floor, before)
         for name, parameter, shape in (
             ("mass", mass, total.shape[:2]),
             ("scatter", scatter, total.shape),
         ):
             if parameter.shape != shape or parameter.dtype != total.dtype:
                 raise misfit(name, parameter, shape, total)
-        fields = mass.contiguous(), total.contiguous(), scatter.contiguous()
-        if differentiated:
-            return Gaussians(*_Fitted.apply(*fields, floor))
-        return passes.gaussians(*fields, floor)
+        settings = passes.MStepSettings(floor, scale / 2, cost_floor, temperature)
+        results = _Fitted.apply(
+            settings,
+            *moments,
+            child.to(total.dtype),
+            activation.to(total.dtype),
+            None if terms is None else terms.to(total.dtype),
+            *(before or (None, None)),
+        )
+        rounding = None if terms is None else Rounding(*results[5:])
+        return EMState(Gaussians(*results[:4]), results[4], rounding)
 
     def agree(
         self, agreement: Agreement, bias: Tensor | None
@@ -483,36 +509,59 @@ class _Scores(torch.autograd.Function):
 
 
 class _Fitted(torch.autograd.Function):
-    """Mean, variance, precision and the logarithm of the determinant of Gaussians."""
+    """Gaussians, the logits of the activations, and with standardised costs what
+    rounding is of them.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any,
-        mass: Tensor,
-        total: Tensor,
-        scatter: Tensor,
-        floor: float,
-    ) -> Gaussians:
-        fitted = passes.gaussians(mass, total, scatter, floor)
-        ctx.floor = floor
+        ctx: Any, settings: passes.MStepSettings, *tensors: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        step = passes.MStep(*passes.plain(tensors))
+        results = passes.m_step(step, settings)
+        mean, _, precision, log_determinant = results[:4]
+        ctx.settings = settings
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(mass, total, scatter, fitted.mean, fitted.precision)
-        return fitted
+        ctx.mark_non_differentiable(*results[5:])
+        ctx.save_for_backward(*tensors, mean, precision, log_determinant)
+        return (*results,)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> Any:
-        *moments, mean, precision = passes.plain(ctx.saved_tensors)
-        if not (torch.is_grad_enabled() or several(upstream)):
-            return *passes.gaussians_backward(moments, mean, precision, upstream), None
+        settings = ctx.settings
+        saved = passes.plain(ctx.saved_tensors)
+        fields, constants, fitted = saved[:5], saved[5:8], saved[8:]
+        of_results = upstream[:5]
 
-        def work(moments: Sequence[Any], upstream: Tensors) -> Tensors:
-            return passes.gaussians_backward(moments, mean, precision, upstream)
+        def work(fields: Sequence[Any], upstream: Tensors) -> Tensors:
+            step = passes.MStep(*fields, *constants)
+            return passes.m_step_backward(step, settings, fitted, upstream)
 
-        def formula(*fields: Tensor) -> Gaussians:
-            moments = Moments(*fields)
-            return Gaussians.of(moments.mean, moments.variance + ctx.floor)
+        def formula(
+            mass: Tensor,
+            total: Tensor,
+            scatter: Tensor,
+            child: Tensor,
+            activation: Tensor,
+        ) -> tuple[Tensor, ...]:
+            terms, *before = constants
+            scale, floor = settings.half * 2, settings.cost_floor
+            rounding = None if before[0] is None else Rounding(*before)
+            state = m_step(
+                Moments(mass, total, scatter),
+                Costs(child, activation, scale, terms, floor),
+                settings.temperature,
+                settings.floor,
+                rounding,
+            )
+            return *state.gaussians, state.logit
 
-        return *gradients(work, formula, moments, upstream), None
+        if torch.is_grad_enabled() or several(of_results):
+            slopes = gradients(work, formula, fields, of_results)
+        else:
+            step = passes.MStep(*saved[:8])
+            slopes = passes.m_step_backward(step, settings, fitted, of_results)
+        return None, *slopes, None, None, None
 
 
 def _agreeing(

@@ -70,7 +70,7 @@ def _loaded(path: Path) -> Any:
         ctypes.c_int64,
         ctypes.c_int64,
     )
-    loaded.torchcaps_gaussians.argtypes = (
+    loaded.torchcaps_m_step.argtypes = (
         ctypes.c_char_p,
         ctypes.c_int64,
         ctypes.c_int64,
@@ -81,7 +81,7 @@ def _loaded(path: Path) -> Any:
         loaded.torchcaps_vector_bytes,
     ):
         function.restype = ctypes.c_int64
-    loaded.torchcaps_gaussians.restype = None
+    loaded.torchcaps_m_step.restype = None
     loaded.torchcaps_vector_bytes.argtypes = ()
     loaded.vector_bytes = loaded.torchcaps_vector_bytes()
     return loaded

@@ -6,7 +6,7 @@
 #include <new>
 
 #include "kernels/agreement.hpp"
-#include "kernels/gaussians.hpp"
+#include "kernels/m_step.hpp"
 
 namespace {
 
@@ -42,8 +42,8 @@ extern "C" int64_t torchcaps_agree(const TorchcapsCall* call, const TorchcapsAgr
   });
 }
 
-extern "C" void torchcaps_gaussians(const TorchcapsGaussians* gaussians, int64_t back, int64_t is_double) {
-  is_double ? Gaussians<double>{*gaussians}.run(back) : Gaussians<float>{*gaussians}.run(back);
+extern "C" void torchcaps_m_step(const TorchcapsMStep* step, int64_t back, int64_t is_double) {
+  is_double ? MStep<double>{*step}.run(back) : MStep<float>{*step}.run(back);
 }
 
 extern "C" int64_t torchcaps_vector_bytes() { return kVectorBytes; }

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.ops.backend import Agreement, Gaussians, Moments
+from torchcaps.numerics import EPSILON, RESOLVED
+from torchcaps.ops.backend import Agreement, Gaussians
 from torchcaps.ops.derivatives import Tensors
 from torchcaps.ops.fused.call import Call, listed, sizes_of
 from torchcaps.ops.fused.library import library
@@ -88,33 +89,40 @@ AGREEMENT = Record(
     *("grad_alpha", "grad_pose", "grad_sums", "grad_bias", "coefficients", "room"),
     reals=("constant",),
 )
-GAUSSIANS = Record(
-    *(
-        "rows",
-        "H",
-        "threads",
-        "floor",
-        "mass",
-        "sum",
-        "scatter",
-        "mean",
-        "variance",
-        "precision",
-        "log_determinant",
-    ),
-    *(
-        "grad_mean",
-        "grad_variance",
-        "grad_precision",
-        "grad_log_determinant",
-        "grad_mass",
-        "grad_sum",
-        "grad_scatter",
-    ),
-    reals=("floor",),
+M_STEP = Record(
+    *("rows", "parents", "H", "threads"),
+    *("floor", "half", "cost_floor", "temperature", "epsilon", "resolved"),
+    *("mass", "sum", "scatter", "child", "activation", "terms"),
+    *("share_before", "logit_before"),
+    *("mean", "variance", "precision", "log_determinant", "logit"),
+    *("share_after", "logit_after"),
+    *("grad_mean", "grad_variance", "grad_precision", "grad_log_determinant"),
+    *("grad_logit", "grad_mass", "grad_sum", "grad_scatter"),
+    *("grad_child", "grad_activation"),
+    reals=("floor", "half", "cost_floor", "temperature", "epsilon", "resolved"),
 )
 
 _GRADIENTS = tuple(f"grad_{name}" for name in INPUTS)
+
+
+class MStepSettings(NamedTuple):
+    """The numbers of an M-step.
+
+    Args:
+        floor: added to the variances.
+        half: half the scale of the costs.
+        cost_floor: the floor of standardised costs.
+        temperature: the inverse one, of the logits.
+        epsilon: the rounding of one number.
+        resolved: what rounding may be of standardised costs.
+    """
+
+    floor: float
+    half: float
+    cost_floor: float
+    temperature: float
+    epsilon: float = EPSILON
+    resolved: float = RESOLVED
 
 
 class Term(NamedTuple):
@@ -606,53 +614,86 @@ def agreement_backward(
     return gradients
 
 
-def gaussians(
-    mass: Tensor,
-    total: Tensor,
-    scatter: Tensor,
-    floor: float,
-) -> Gaussians:
-    """The Gaussians of moments, tensors in one piece, with this floor of the variances:
-    one pass over what all parents have.
-    """
-    mean, variance, precision = map(torch.empty_like, (total, total, total))
-    fitted = Gaussians(mean, variance, precision, torch.empty_like(mass))
-    sizes = mass.numel(), total.shape[-1], torch.get_num_threads()
-    inputs = zip(Moments._fields, (mass, total, scatter), strict=True)
-    outputs = zip(Gaussians._fields, fitted, strict=True)
-    record = GAUSSIANS.pack(sizes, inputs, outputs, (("floor", floor),))
-    library().torchcaps_gaussians(record, False, mass.dtype == torch.float64)
-    return fitted
-
-
-def gaussians_backward(
-    moments: Sequence[Tensor],
-    mean: Tensor,
-    precision: Tensor,
-    upstream: Tensors,
-) -> Gradients:
-    """The gradients of mass, sum and scatter.
+class MStep(NamedTuple):
+    """The tensors of an M-step, each in one piece.
 
     Args:
-        moments: mass, sum and scatter.
-        mean: the mean of the Gaussians.
-        precision: likewise.
-        upstream: the gradients of mean, variance, precision and the logarithm of the
-            determinant; None for 0.
+        mass: (B, J).
+        sum: (B, J, H).
+        scatter: (B, J, H).
+        child: of the costs, (J,).
+        activation: likewise.
+        terms: of standardised costs, (J,), or None.
+        share_before: the rounding of the step before, (B, 1), or None.
+        logit_before: likewise.
     """
-    fields: dict[str, Any] = {"mean": mean, "precision": precision}
-    for name, gradient in zip(Gaussians._fields, plain(upstream), strict=True):
-        fields[f"grad_{name}"] = gradient
+
+    mass: Tensor
+    sum: Tensor
+    scatter: Tensor
+    child: Tensor
+    activation: Tensor
+    terms: Tensor | None
+    share_before: Tensor | None
+    logit_before: Tensor | None
+
+
+_ROUNDING = "share_after", "logit_after"
+_INPUTS = tuple(f"grad_{name}" for name in MStep._fields[:5])
+_UPSTREAM = tuple(f"grad_{name}" for name in (*Gaussians._fields, "logit"))
+
+
+def m_step(step: MStep, settings: MStepSettings) -> list[Tensor]:
+    """The Gaussians of the parents, field by field, and their logits; with standardised
+    costs the two fields of their rounding too: one pass over what all parents have.
+    """
+    mass, total, *_ = step
+    names = [*Gaussians._fields, "logit"]
+    results = [*map(torch.empty_like, (total, total, total, mass, mass))]
+    if step.terms is not None:
+        names += _ROUNDING
+        results += [mass.new_empty(len(mass), 1) for _ in _ROUNDING]
+    sizes = *total.shape, torch.get_num_threads(), *settings
+    record = M_STEP.pack(
+        sizes, zip(MStep._fields, step, strict=True), zip(names, results, strict=True)
+    )
+    library().torchcaps_m_step(record, False, mass.dtype == torch.float64)
+    return results
+
+
+def m_step_backward(
+    step: MStep,
+    settings: MStepSettings,
+    fitted: Sequence[Tensor],
+    upstream: Tensors,
+) -> Gradients:
+    """The gradients of mass, sum, scatter, child and activation.
+
+    Args:
+        step: the tensors of the step.
+        settings: its numbers.
+        fitted: mean, precision and the logarithm of the determinant.
+        upstream: the gradients of mean, variance, precision, the logarithm of the
+            determinant, and the logit; None for 0.
+    """
+    mass, total, *_ = step
+    mean, precision, log_determinant = fitted
+    fields: dict[str, Any] = {
+        "mean": mean,
+        "precision": precision,
+        "log_determinant": log_determinant,
+    }
+    for name, gradient in zip(_UPSTREAM, plain(upstream), strict=True):
+        fields[name] = gradient
     gradients: Gradients = []
-    for name, tensor in zip(Moments._fields, moments, strict=True):
+    for name, tensor in zip(_INPUTS, (mass, total, total, mass, mass), strict=True):
         gradients.append(torch.empty_like(tensor))
-        fields[f"grad_{name}"] = gradients[-1]
-    mass, total, _ = moments
-    sizes = mass.numel(), total.shape[-1], torch.get_num_threads()
-    inputs = zip(Moments._fields, moments, strict=True)
-    record = GAUSSIANS.pack(sizes, inputs, fields.items())
-    library().torchcaps_gaussians(record, True, mass.dtype == torch.float64)
-    return gradients
+        fields[name] = gradients[-1]
+    sizes = *total.shape, torch.get_num_threads(), *settings
+    inputs = zip(MStep._fields, step, strict=True)
+    record = M_STEP.pack(sizes, inputs, fields.items())
+    library().torchcaps_m_step(record, True, mass.dtype == torch.float64)
+    return [*gradients[:3], gradients[3].sum(0), gradients[4].sum(0)]
 
 
 def moments_backward(

@@ -276,12 +276,10 @@ def mixture(
 
 @lru_cache(maxsize=64)
 def numbers_of(settings: Mixture, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The numbers of each M-step, (steps, 7), on the device: read there, they have the
+    """The numbers of each M-step, (steps, 6), on the device: read there, they have the
     digits of float64, where an argument of a kernel has those of float32.
     """
-    floor = settings.floor
-    scale = settings.cost_scale
-    common = floor, scale, settings.activation_scale, settings.mass_factor
+    common = settings.floor, settings.cost_scale, settings.activation_scale
     sharpness = (*settings.sharpness, 1.0)
     rows = [
         (settings.temperatures[step], *common, settings.cost_floor, sharpness[step])

@@ -362,8 +362,7 @@ def mixed_kernel(
     """The M-step of EM routing: :func:`torchcaps.routing.em.em_m_step`."""
     temperature, floor = tl.load(numbers), tl.load(numbers + 1)
     scale, activation_scale = tl.load(numbers + 2), tl.load(numbers + 3)
-    mass_factor, cost_floor = tl.load(numbers + 4), tl.load(numbers + 5)
-    sharpness = tl.load(numbers + 6)
+    cost_floor, sharpness = tl.load(numbers + 4), tl.load(numbers + 5)
     row, j, inside, pair, field, outer, whole = _row_at(J, T)
     total, common, within = _merged(
         mass,
@@ -387,9 +386,8 @@ def mixed_kernel(
     variance = tl.where(there, within / _positive(total, T)[:, None], 0.0) + floor
     tl.store(precision + field, sharpness / variance, mask=whole)
     log_determinant = tl.sum(tl.where(whole, tl.log(variance), 0.0), 1)
-    counted = total * mass_factor
     beta = tl.load(unit_cost + j, mask=inside, other=0.0)
-    cost, terms = _cost(log_determinant, counted, beta, scale, T)
+    cost, terms = _cost(log_determinant, total, beta, scale, T)
     if T.standardise:
         cost, terms = tl.where(inside, cost, 0.0), tl.where(inside, terms, 0.0)
         centred, deviation, _ = _deviation(cost, inside, J, cost_floor, T)
@@ -434,8 +432,7 @@ def mixed_backward_kernel(
     """The gradients of the moments, and of the costs."""
     temperature, floor = tl.load(numbers), tl.load(numbers + 1)
     scale, activation_scale = tl.load(numbers + 2), tl.load(numbers + 3)
-    mass_factor, cost_floor = tl.load(numbers + 4), tl.load(numbers + 5)
-    sharpness = tl.load(numbers + 6)
+    cost_floor, sharpness = tl.load(numbers + 4), tl.load(numbers + 5)
     row, j, inside, pair, field, outer, whole = _row_at(J, T)
     count = B.to(tl.int64) * J
     total = tl.load(mass + pair, mask=inside, other=0.0)
@@ -444,7 +441,6 @@ def mixed_backward_kernel(
     log_determinant = -tl.sum(tl.log(exact), 1)
     found = tl.load(logit + pair, mask=inside, other=0.0)
     beta = tl.load(unit_cost + j, mask=inside, other=0.0)
-    counted = total * mass_factor
 
     flow = tl.full([T.j], 0.0, T.dtype)
     slope = tl.full([T.j], 0.0, T.dtype)  # of the logarithm of the determinant
@@ -459,7 +455,7 @@ def mixed_backward_kernel(
     )
     flow = -temperature * flow
     if T.standardise:
-        cost, terms = _cost(log_determinant, counted, beta, scale, T)
+        cost, terms = _cost(log_determinant, total, beta, scale, T)
         cost, terms = tl.where(inside, cost, 0.0), tl.where(inside, terms, 0.0)
         centred, deviation, size = _deviation(cost, inside, J, cost_floor, T)
         rounding = _rounding(terms, deviation, before, row, J)
@@ -472,9 +468,9 @@ def mixed_backward_kernel(
             sign = tl.where(cost > 0.0, 1.0, tl.where(cost < 0.0, -1.0, 0.0))
             flow -= through * (cost_floor * cost_floor) * size * sign
     half = scale / 2
-    tl.store(grad_unit_cost + pair, flow * counted * (scale * T.H), mask=inside)
-    slope += flow * counted * half
-    grad_total = flow * (scale * T.H * beta + half * log_determinant) * mass_factor
+    tl.store(grad_unit_cost + pair, flow * total * (scale * T.H), mask=inside)
+    slope += flow * total * half
+    grad_total = flow * (scale * T.H * beta + half * log_determinant)
 
     there = (total > T.tiny)[:, None]
     share = tl.where(there, 1.0 / _positive(total, T)[:, None], 0.0)
