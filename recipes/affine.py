@@ -2,7 +2,7 @@
 (Sabour et al. 2017).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, ClassVar, NamedTuple
@@ -122,6 +122,7 @@ class AffineRobustness(Recipe[AffineSettings]):
     """
 
     name: ClassVar = "affine"
+    grows: ClassVar = True
     twins: ClassVar = {row: CAPSULES for row in ROWS if row != CAPSULES}
     lines: ClassVar = tuple(chain.from_iterable(map(_lines, ROWS)))
     settings: ClassVar = AffineSettings
@@ -179,29 +180,35 @@ class AffineRobustness(Recipe[AffineSettings]):
         }
 
     def finish(self, study: Study, given: Tested) -> None:
-        """Curves of each factor, and the digits."""
+        """The digits of both tests."""
         clean = Padded(data_of(study.settings.data), study.settings.pad).test
         moved = replace(
             given.test, inputs=apply_affine(given.test.inputs, given.affine)
         )
+        study.pictures["digits"] = _digits(clean, moved, self.captions["digits"])
+
+    def pictures(self, studies: Sequence[Study]) -> Mapping[str, Picture]:
+        """The digits, and the curves of each factor, for all rows so far."""
+        first = studies[0]
+        rows = [row for row in ROWS if row in first.facts]
         figure = factor_curves(
-            factors(study.settings.pad), study.curves, ROWS, "affine test"
+            factors(first.settings.pad), first.curves, rows, "affine test"
         )
         caption = self.captions["curves"].format(
-            images=study.curves["images"], ends=_ends(study.facts)
+            images=first.curves["images"],
+            ends=_ends({row: first.facts[row] for row in rows}),
         )
-        study.pictures["curves"] = Picture(figure, caption)
-        study.pictures["digits"] = _digits(clean, moved, self.captions["digits"])
+        return {"curves": Picture(figure, caption), **first.pictures}
 
 
 def _ends(facts: Mapping[str, Mapping[str, Any]]) -> str:
     """How far the trainings went."""
     return "; ".join(
-        f"{row} ended at {100 * facts[row]['validation_accuracy']:.2f} % of the "
+        f"{row} ended at {100 * of_row['validation_accuracy']:.2f} % of the "
         "validation images after "
-        f"{facts[row]['epochs']} epochs"
-        + ("" if facts[row]["reached"] else ", short of the accuracy to stop at")
-        for row in ROWS
+        f"{of_row['epochs']} epochs"
+        + ("" if of_row["reached"] else ", short of the accuracy to stop at")
+        for row, of_row in facts.items()
     )
 
 

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import yaml
 
 from recipes.kit.charts import bars_across
-from recipes.kit.lab import PRESETS, Job, Lab, PresetName, Trained, run_name
+from recipes.kit.lab import (
+    PRESETS,
+    Job,
+    Lab,
+    PresetName,
+    Trained,
+    accuracy_to_match,
+    run_name,
+)
 from recipes.kit.options import TrainingOptions
 
 if TYPE_CHECKING:
@@ -195,8 +203,8 @@ class Recipe(Generic[Settings]):
             that come with scikit-learn).
         notes: for readers of the table, such as how the settings differ from the
             published ones: by default those in ``recipes/notes.md``.
-        twins: for some rows, an earlier row; training stops at its final validation
-            accuracy.
+        twins: for some rows, another row, measured before; training stops at its final
+            validation accuracy.
         borrowed: for rows that use a network of another recipe, with the same preset:
             that recipe, and its row.
         grows: whether rows are measured one by one, each for itself: the result is
@@ -305,6 +313,9 @@ class Recipe(Generic[Settings]):
     def run(self, lab: Lab, settings: Settings) -> Study:
         """Trains and measures the network of each row, with the settings of one preset
         and the seed of the lab.
+
+        Raises:
+            ValueError: if the twin of a row was not measured yet.
         """
         study = Study(lab, settings)
         shared = self.begin(study)
@@ -350,7 +361,14 @@ class Recipe(Generic[Settings]):
         """
         limits = [getattr(study.settings, "stop_at", None)]
         if row in self.twins:
-            limits.append(study.trained[self.twins[row]].accuracy_to_match)
+            twin = self.twins[row]
+            facts = {**study.lab.facts, **study.facts}
+            if twin not in facts:
+                raise ValueError(
+                    f"rows must have {twin!r} before {row!r}, whose training ends at "
+                    "its accuracy"
+                )
+            limits.append(accuracy_to_match(facts[twin]["validation_accuracy"]))
         return min((limit for limit in limits if limit is not None), default=None)
 
 

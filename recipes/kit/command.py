@@ -104,7 +104,8 @@ def run_recipe(
         saved = studies.get(lab.seed)
         if growing and saved is not None and part.rows[0] in saved.facts:
             continue
-        study = recipe.run(lab, part)
+        facts = {} if saved is None else saved.facts
+        study = recipe.run(replace(lab, facts=facts), part)
         for row in part.rows if growing else ():
             study.facts[row]["made by"] = made_by()
         # another process may have added to the file meanwhile
@@ -184,7 +185,10 @@ def _join(studies: dict[int, Study], new: Mapping[int, Study]) -> None:
         joined = studies.setdefault(seed, study)
         joined.figures |= study.figures
         joined.facts |= study.facts
-        joined.curves |= study.curves
+        for name, curves in study.curves.items():
+            if isinstance(curves, Mapping):  # of several rows
+                curves = {**joined.curves.get(name, {}), **curves}
+            joined.curves[name] = curves
         joined.pictures |= study.pictures
 
 

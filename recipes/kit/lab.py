@@ -96,13 +96,6 @@ class Trained:
         return float(self.summary["last_epoch"]["val_accuracy"])
 
     @property
-    def accuracy_to_match(self) -> float:
-        """Where the training of a twin stops: the validation accuracy, rounded down to
-        3 decimals, at least 0.001.
-        """
-        return max(math.floor(1000 * self.validation_accuracy) / 1000, 0.001)
-
-    @property
     def test_accuracy(self) -> float:
         """On the test images of its own data, in percent."""
         return 100 * self.summary["test_accuracy"]
@@ -134,6 +127,7 @@ class Lab:
         command: the command line, for the summaries.
         show: the function that shows a line of text.
         trained: the networks trained so far.
+        facts: what the result says of rows that were measured before, with this seed.
 
     Raises:
         ValueError: if the trainer is set to several devices.
@@ -153,6 +147,7 @@ class Lab:
     command: str = ""
     show: Callable[[str], None] = lambda line: None
     trained: list[Trained] = field(default_factory=list)
+    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.trainer.get("devices", 1) not in (1, "1", "auto"):
@@ -243,6 +238,13 @@ def check_same(folder: RunFolder, wanted: Mapping[str, Any]) -> None:
             f"{folder.path} holds a run with another {', '.join(names)}: choose "
             "another folder with --runs, or move it"
         )
+
+
+def accuracy_to_match(accuracy: float) -> float:
+    """Where the training of a twin stops: the validation accuracy of the other network,
+    rounded down to 3 decimals, at least 0.001.
+    """
+    return max(math.floor(1000 * accuracy) / 1000, 0.001)
 
 
 def facts_of_network(network: nn.Module, seconds: float) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from recipes import (
 from recipes.__main__ import main as recipes_main
 from recipes.__main__ import repeatable
 from recipes.kit import command, results
+from recipes.kit.lab import accuracy_to_match
 from recipes.kit.options import TrainingOptions
 from torchcaps_lab.cli import main
 
@@ -134,13 +135,13 @@ class TestRegistry:
     ],
 )
 def test_the_accuracy_to_match_is_rounded_down(accuracy, to_match):
-    trained = Trained(
-        torch.nn.Identity(), {"last_epoch": {"val_accuracy": accuracy}}, Path("x")
-    )
-    assert trained.validation_accuracy == accuracy
-    assert trained.accuracy_to_match == to_match
+    assert accuracy_to_match(accuracy) == to_match
+
+
+def test_the_accuracy_of_a_training_without_validation():
+    trained = Trained(torch.nn.Identity(), {"last_epoch": {}}, Path("x"))
     with pytest.raises(ValueError, match="without validation"):
-        _ = Trained(trained.network, {"last_epoch": {}}, Path("x")).validation_accuracy
+        _ = trained.validation_accuracy
 
 
 class TestLab:

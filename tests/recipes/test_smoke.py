@@ -399,6 +399,30 @@ def test_what_networks_drew_that_are_gone_stays(smoke, tmp_path):
     assert ours[multimnist.PAIRS, multimnist.OVERLAP] == [overlap, overlap]
 
 
+def test_a_twin_that_comes_later_stops_at_what_the_result_says(smoke, tmp_path):
+    whole, row = smoke("affine"), "CNN"
+    arguments = {"rows": [row], "runs": tmp_path / "runs", "trainer": CPU}
+    with pytest.raises(ValueError, match="rows must have 'CapsNet' before 'CNN'"):
+        run_recipe("affine", "smoke", **arguments)
+    results = tmp_path / "results"
+    shutil.copytree(whole.folder / "results", results)
+    path = results / "affine-smoke.json"
+    result = json.loads(path.read_text())
+    del result["facts"][0][row]
+    result["rows"] = [line for line in result["rows"] if line["row"] != row]
+    for factor in affine.factors(4):
+        del result["curves"][0][factor][row]
+    path.write_text(json.dumps(result))
+    grown = run_recipe("affine", "smoke", **arguments, results=results)
+    assert grown["curves"] == whole.result["curves"]
+    assert grown["rows"] == whole.result["rows"]
+    facts, expected = (
+        {name: each["facts"][0][row][name] for name in ("stop_at", "epochs", "reached")}
+        for each in (grown, whole.result)
+    )
+    assert facts == expected
+
+
 def test_rows_are_for_recipes_that_grow(tmp_path):
     with pytest.raises(ValueError, match="left out: scenes measures all its rows"):
         run_recipe("scenes", "smoke", rows=["capsules"], runs=tmp_path)
