@@ -229,7 +229,9 @@ def cells_of(path: Path, rows: int = _ROWS) -> Cells | None:
 
 
 def _rows_of(path: Path, rows: int, encoding: str) -> list[tuple[str, ...]]:
-    """The header and the first rows of a table; none if it is no table."""
+    """The header and the first rows of a table, up to a fault; none if it is no
+    table.
+    """
     read: list[tuple[str, ...]] = []
     with path.open(encoding=encoding, newline="") as file:
         delimiter = delimiter_of(path, file.readline())
@@ -248,7 +250,7 @@ def _rows_of(path: Path, rows: int, encoding: str) -> list[tuple[str, ...]]:
         except UnicodeDecodeError:
             raise
         except (csv.Error, ValueError):
-            return []
+            return read  # whoever reads the whole table reports the fault
     return read
 
 

@@ -198,7 +198,7 @@ def test_a_row_with_more_cells_than_columns(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("series,label,height\n1,up,2\n1,up,3,,\n")
     assert next(table(tmp_path / "t.csv", Columns())).values.shape == (1, 2)
     (tmp_path / "t.csv").write_text("series,label,height\n1,up,2\n1,up,3,4\n")
-    with pytest.raises(ValueError, match=r"t\.csv:3 has more cells than the 3 columns"):
+    with pytest.raises(ValueError, match=r"t\.csv:3 has 4 cells for the 3 columns"):
         list(table(tmp_path / "t.csv", Columns()))
 
 

@@ -159,7 +159,7 @@ class TestForms:
         rows = 'text{0}label\n"a{0}x\nb{0}y\nsay "c"{0}x\nd{0}y\n'
         write(tmp_path, {"all.csv": rows.format(","), "all.tsv": rows.format("\t")})
         with pytest.raises(
-            ValueError, match=r"all\.csv, row 1: .*double its own quotes"
+            ValueError, match=r"all\.csv, after line 1: .*double its own quotes"
         ):
             Text(str(tmp_path / "all.csv"))
         data = Text(str(tmp_path / "all.tsv"), validation=0.0, test=0.0)

@@ -1,10 +1,9 @@
 """Readers of series in .ts, .arff and .csv files, and of sounds."""
 
-import csv
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO, StringIO
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,9 +13,9 @@ from torch import Tensor
 from torchcaps.whole import LARGEST_TABLE, check_file, seen_from
 from torchcaps_lab.data.files import Listing, list_folder
 from torchcaps_lab.data.listed import Item, Listed, part_called
-from torchcaps_lab.data.plain_text import decoded
+from torchcaps_lab.data.tables import Table
 from torchcaps_lab.kinds.series.sound import Sound
-from torchcaps_lab.look import is_junk
+from torchcaps_lab.look import is_junk, is_number
 
 TABLES = (".ts", ".arff", ".csv")
 """Suffixes of files with many series; of several with one name the first of these is
@@ -379,66 +378,79 @@ def _long_table(
     """Name, label, group and values of each series of a table with a row for each
     moment.
     """
-    rows: dict[str, list[list[float]]] = {}
-    first_rows: dict[str, tuple[str, str]] = {}
-    needed = [
-        column
-        for column in (
-            columns.series,
-            columns.label if labelled else None,
-            columns.group,
-        )
-        if column
-    ]
-    reader = csv.DictReader(StringIO(decoded(path), newline=""))
-    try:
-        header = list(reader.fieldnames or ())
-        if not {*header} >= {*needed}:
-            advice = "the options series, label and group name others"
-            raise ValueError(
-                f"{path} must have the columns {', '.join(needed)}, got "
-                f"{header!r:.400}: {advice}"
-            )
-        channels = [name for name in header if name not in columns]
-        for row in reader:
-            place = f"{path}:{reader.line_num}"
-            if any(row.get(None) or ()):  # DictReader keeps them under None
-                raise ValueError(
-                    f"{place} has more cells than the {len(header)} columns"
-                )
-            name = row[columns.series]
-            rows.setdefault(name, []).append(_numbers(row, channels, place))
-            facts = (
-                row.get(columns.label) or "",
-                (row.get(columns.group) or "") if columns.group else "",
-            )
-            if first_rows.setdefault(name, facts) != facts:
-                raise ValueError(
-                    f"{place}: series {name} is {first_rows[name]} before and {facts} here"
-                )
-    except csv.Error as error:
-        raise ValueError(f"{path}, after line {reader.line_num}: {error}") from error
-    for name, moments in rows.items():
-        yield name, *first_rows[name], torch.tensor(moments, dtype=torch.float32).T
-
-
-def _numbers(
-    row: Mapping[str, str], channels: Sequence[str], place: str
-) -> list[float]:
-    try:
-        return [float(row[name] or "") for name in channels]
-    except (TypeError, ValueError):
-        wrong = {name: row[name] for name in channels if not _is_number(row[name])}
+    read = Table(path)
+    wanted = (columns.series, columns.label if labelled else None, columns.group)
+    needed = [column for column in wanted if column]
+    if not {*read.columns} >= {*needed}:
+        advice = "the options series, label and group name others"
         raise ValueError(
-            f"{place}: every channel must be a number, got {wrong!r:.400}"
-        ) from None
+            f"{path} must have the columns {', '.join(needed)}, got "
+            f"{[*read.columns]!r:.400}: {advice}"
+        )
+    channels = [name for name in read.columns if name not in columns]
+    numbers = _Numbers(channels, decimal_comma=read.delimiter != ",")
+    moments: dict[str, list[list[float]]] = {}
+    first_rows: dict[str, tuple[str, str]] = {}
+    for row in read.rows():
+        place = f"{path}:{row.line}"
+        if read.misfit(row, needed):
+            raise ValueError(
+                f"{place} has {len(row.cells)} cells for the {len(read.columns)} columns"
+            )
+        values = read.values(row)
+        name = values[columns.series]
+        moments.setdefault(name, []).append(numbers.of(values, place))
+        group = values.get(columns.group, "") if columns.group else ""
+        facts = (values.get(columns.label, ""), group)
+        if first_rows.setdefault(name, facts) != facts:
+            raise ValueError(
+                f"{place}: series {name} is {first_rows[name]} before and {facts} here"
+            )
+    for name, rows in moments.items():
+        yield name, *first_rows[name], torch.tensor(rows, dtype=torch.float32).T
 
 
-def _is_number(text: str | None) -> bool:
-    try:
-        return text is not None and bool(float(text) or True)
-    except ValueError:
-        return False
+class _Numbers:
+    """Reads the channels of the rows of a table.
+
+    Args:
+        channels: their columns.
+        decimal_comma: whether numbers may have a comma in place of the point, as in the
+            tables with semicolons that programs write in many countries.
+    """
+
+    def __init__(self, channels: Sequence[str], decimal_comma: bool) -> None:
+        self._channels = channels
+        self._signs = ".," if decimal_comma else "."
+        self._first: dict[str, str] = {}
+
+    def of(self, row: Mapping[str, str], place: str) -> list[float]:
+        """The numbers of a row; a `ValueError` that names its place if one is none, or
+        if some numbers of the table have a comma and others a point.
+        """
+        cells = [row[name] for name in self._channels]
+        for cell in cells:
+            for sign in self._signs:
+                if sign in cell:
+                    self._first.setdefault(sign, f"{cell} at {place}")
+        if len(self._first) > 1:
+            raise ValueError(
+                "numbers must have either a point or a comma, got "
+                + " and ".join(self._first.values())
+            )
+        point = "," if "," in self._first else "."
+        written = [cell.replace(point, ".") for cell in cells]
+        try:
+            return [float(cell) for cell in written]
+        except ValueError:
+            wrong = {
+                name: row[name]
+                for name, cell in zip(self._channels, written, strict=True)
+                if not is_number(cell)
+            }
+            raise ValueError(
+                f"{place}: every channel must be a number, got {wrong!r:.400}"
+            ) from None
 
 
 def _checked(values: Tensor, title: str) -> Tensor:

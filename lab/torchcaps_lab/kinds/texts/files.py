@@ -1,10 +1,9 @@
 """Readers of texts in folders, tables and lines, and of four published collections."""
 
-import csv
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from io import BytesIO, StringIO
+from io import BytesIO
 from itertools import chain
 from pathlib import Path
 
@@ -12,15 +11,8 @@ from torchcaps.whole import seen_from
 from torchcaps_lab.data.files import Listing, is_there, list_folder
 from torchcaps_lab.data.listed import Item, Listed, part_called
 from torchcaps_lab.data.plain_text import decoded, lines_of
-from torchcaps_lab.look import (
-    OBJECTS,
-    TABLES,
-    Place,
-    delimiter_of,
-    is_number,
-    no_header,
-    rows_of_objects,
-)
+from torchcaps_lab.data.tables import ANY_LENGTH, Table
+from torchcaps_lab.look import TABLES, Place, is_number, no_header
 
 
 @dataclass(frozen=True)
@@ -181,32 +173,35 @@ def _table(
     path: Path, left_out: dict[str, str], columns: tuple[str, str]
 ) -> list[TextItem]:
     """The rows of a table; adds to ``left_out`` why some are left out."""
-    header, *rows = _cells(path) or [[]]
+    table = Table(path, ANY_LENGTH)
+    header = [*table.columns]
     for argument, column in zip(("text", "label"), columns, strict=True):
         if column not in header:
             raise ValueError(
                 f"{argument} must be a column of {path}, got {column!r}; there are "
                 f"{header}: --data.{argument} names it"
             )
+    rows = [*table.rows()]
     text, label = map(header.index, columns)
-    labels = {row[label].strip() for row in rows if len(row) > label and row != header}
+    labels = {
+        row.cells[label].strip()
+        for row in rows
+        if len(row.cells) > label and row.cells != table.columns
+    }
     if header[label].strip() in labels and _is_example(header[text], header[label]):
         raise no_header(path, header, ("text", "label"))
     items = []
     for number, row in enumerate(rows, 1):
         name = f"{path.name}, row {number}"
-        if row == header:
+        misfit = table.misfit(row, columns)
+        if row.cells == table.columns:
             left_out[name] = "it repeats the names of the columns"
-        elif len(row) <= max(text, label) or any(
-            row[len(header) :]
-        ):  # empty cells at the end do not matter
-            left_out[name] = (
-                f"it has not as many cells as there are columns, {len(header)}"
-            )
-        elif not row[label].strip():
+        elif misfit:
+            left_out[name] = misfit
+        elif not row.cells[label].strip():
             left_out[name] = "it has no label"
         else:
-            items.append(TextItem(name, row[label].strip(), row[text]))
+            items.append(TextItem(name, row.cells[label].strip(), row.cells[text]))
     return items
 
 
@@ -222,46 +217,13 @@ def texts_of(path: Path, column: str) -> Iterator["NamedText"]:
         path: the table, a .csv, .tsv or .jsonl file.
         column: the column of the texts.
     """
-    columns, *rows = _cells(path)
-    place = columns.index(column)
-    for number, row in enumerate(rows, 1):
-        if len(row) > place:
-            text = NamedText(row[place])
+    table = Table(path, ANY_LENGTH)
+    place = table.columns.index(column)
+    for number, row in enumerate(table.rows(), 1):
+        if len(row.cells) > place:
+            text = NamedText(row.cells[place])
             text.place = f"{path.name}, row {number}: "
             yield text
-
-
-def _cells(path: Path) -> list[list[str]]:
-    """The rows of a table, first the names of its columns, without empty rows."""
-    content = decoded(path)
-    if path.suffix.lower() == OBJECTS:
-        return [list(row) for row in rows_of_objects(path, content.split("\n"))]
-    delimiter = delimiter_of(path, content.partition("\n")[0])
-    limit = csv.field_size_limit(2**31 - 1)  # a text may be longer than csv expects
-    rows = []
-    try:
-        for row in csv.reader(
-            StringIO(content, newline=""), delimiter=delimiter, strict=True
-        ):
-            rows.append(row)
-    except csv.Error as error:
-        if path.suffix.lower() == ".csv":
-            hint = (
-                "put a text with a comma or a quote between quotes, and double its "
-                "own quotes"
-            )
-            raise ValueError(f"{path}, row {len(rows)}: {error}; {hint}") from error
-        # Many such tables do not use quoting: quotes are part of the texts.
-        rows = list(
-            csv.reader(
-                StringIO(content, newline=""),
-                delimiter=delimiter,
-                quoting=csv.QUOTE_NONE,
-            )
-        )
-    finally:
-        csv.field_size_limit(limit)
-    return [row for row in rows if row]
 
 
 class NamedText(str):

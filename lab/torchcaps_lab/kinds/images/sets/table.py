@@ -1,7 +1,7 @@
 """Images whose labels stand in a table: one label each, or several."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from torchcaps_lab.data.base import register_dataset
 from torchcaps_lab.data.files import ListedFile
 from torchcaps_lab.data.listed import Item, Listed, part_called
 from torchcaps_lab.data.manifest import Entry
+from torchcaps_lab.data.tables import Table
 from torchcaps_lab.kinds.images.decoding.picture import image_suffixes
 from torchcaps_lab.kinds.images.sets.listed import ListedImages
 from torchcaps_lab.look import TABLES, Cells, Place, cells_of, no_header
@@ -254,11 +255,11 @@ def _is_split(cells: Cells, column: str) -> bool:
     return None not in parts and "train" in parts
 
 
-def _is_example(form: TableForm, cells: Cells) -> bool:
+def _is_example(form: TableForm, rows: Iterable[Mapping[str, str]]) -> bool:
     """Whether the names of two columns are an image and its label."""
     label = form.labels[0]
     has_suffix = Path(form.file).suffix.lower() in image_suffixes()
-    return has_suffix or label.strip() in cells.column(label)
+    return has_suffix or label.strip() in {row[label].strip() for row in rows}
 
 
 def _label_columns(cells: Cells, columns: Sequence[str]) -> tuple[str, ...]:
@@ -397,8 +398,7 @@ class ImageTable(ListedImages):
         left_out = dict[str, str]()
         parts: dict[str, list[Item]] = {}
         for whole, table in form.tables.items():
-            cells = self._cells(table)
-            for part, item in self._rows(cells, table, left_out):
+            for part, item in self._rows(self._table(table), left_out):
                 parts.setdefault(part or whole, []).append(item)
         if not parts:
             raise ValueError(
@@ -410,33 +410,44 @@ class ImageTable(ListedImages):
             parts["all"] = parts.pop("train")
         return Listed(parts=parts, left_out=left_out)
 
-    def _cells(self, table: Path) -> Cells:
+    def _table(self, path: Path) -> Table:
         """A table, which has all columns that are needed."""
-        form = self._form
-        cells = cells_of(table, ALL_ROWS) or Cells((), ())
-        for column in (form.file, *form.labels, *filter(None, [form.split])):
-            if column not in cells.columns:
+        table = Table(path)
+        for column in self._needed:
+            if column not in table.columns:
                 raise ValueError(
-                    f"{table} has no column {column!r}, there are {list(cells.columns)}"
+                    f"{path} has no column {column!r}, there are {[*table.columns]}"
                 )
-        return cells
+        return table
+
+    @property
+    def _needed(self) -> tuple[str, ...]:
+        """The columns whose cells are read."""
+        form = self._form
+        return (form.file, *form.labels, *filter(None, [form.split]))
 
     def _rows(
-        self, cells: Cells, table: Path, left_out: dict[str, str]
+        self, table: Table, left_out: dict[str, str]
     ) -> Iterator[tuple[str, Item]]:
         """The split, empty where no column says it, and the image of each row; adds why
         rows are left out.
         """
         form = self._form
-        images = ImagesByName(table.parent)
-        if images.get(form.file) is not None and _is_example(form, cells):
-            raise no_header(table, cells.columns, ("file_name", "label"))
+        images = ImagesByName(table.path.parent)
+        title = table.path.relative_to(form.folder).as_posix()
+        rows: dict[str, dict[str, str]] = {}
+        for number, row in enumerate(table.rows(), 1):
+            misfit = table.misfit(row, self._needed)
+            if misfit:
+                left_out[f"{title}, row {number}"] = misfit
+            else:
+                rows[f"{title}, row {number}"] = table.values(row)
+        if images.get(form.file) is not None and _is_example(form, rows.values()):
+            raise no_header(table.path, table.columns, ("file_name", "label"))
         seen: set[str] = set()
-        paths = images.of_rows(cells.column(form.file))
-        for number, (row, path) in enumerate(zip(cells.rows, paths, strict=True), 1):
-            values = dict(zip(cells.columns, row, strict=True))
+        paths = images.of_rows([values[form.file] for values in rows.values()])
+        for (place, values), path in zip(rows.items(), paths, strict=True):
             category = self._category(values)
-            place = f"{table.relative_to(form.folder).as_posix()}, row {number}"
             part = "" if form.split is None else part_called(values[form.split])
             if path is None:
                 left_out[place] = "its image is not there"
