@@ -34,8 +34,9 @@ TupleType = TypeVar("TupleType", bound=type[tuple])
 
 def exportable(cls: TupleType) -> TupleType:
     """Class decorator: lets ``torch.export.save`` write programs that take or return
-    such a named tuple.
+    such a named tuple, and ``torch.load`` read one without ``weights_only=False``.
     """
+    torch.serialization.add_safe_globals([cls])
     _pytree._register_namedtuple(cls, serialized_type_name=f"torchcaps.{cls.__name__}")
     return cls
 

@@ -11,7 +11,7 @@ from numbers import Integral
 from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from torchcaps.spec import Size as Size
@@ -136,6 +136,19 @@ def real_dtype(name: str, tensor: Tensor) -> torch.dtype:
     if tensor.is_complex():
         raise ValueError(f"{name} must be real, got {tensor.dtype}")
     return torch.get_default_dtype()
+
+
+def dtype_of(module: nn.Module, otherwise: torch.dtype) -> torch.dtype:
+    """The dtype of the first parameter of a module, or another for one without any.
+
+    The replicas of ``torch.nn.DataParallel`` have no parameters, but tensors in their
+    place.
+    """
+    for part in module.modules():
+        replicated = getattr(part, "_former_parameters", {})
+        for parameter in (*part.parameters(recurse=False), *replicated.values()):
+            return parameter.dtype
+    return otherwise
 
 
 def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:

@@ -3,6 +3,7 @@ themselves.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torchcaps.capsules import CapsuleLayer, Capsules, from_pair
 from torchcaps.layers.initial import FirstBatchLinear
 from torchcaps.layers.pose import present
-from torchcaps.numerics import check_size, given
+from torchcaps.numerics import check_size, dtype_of, given
 from torchcaps.ops import Votes
 from torchcaps.routing import LayerShape, Routed, Routing, SlotAttentionRouting
 from torchcaps.routing.base import as_capsules, routing_of
@@ -54,7 +55,7 @@ class PositionCode(SuggestsNames, nn.Module):
             raise ValueError(
                 f"maps must be (B, {self.channels}, H, W), got {tuple(maps.shape)}"
             )
-        places = positions(maps.shape[2], maps.shape[3]).to(self.linear.weight)
+        places = positions(maps.shape[2], maps.shape[3], self.linear.weight)
         return maps + self.linear(places).movedim(-1, 0)
 
     def extra_repr(self) -> str:
@@ -62,13 +63,14 @@ class PositionCode(SuggestsNames, nn.Module):
         return f"{self.channels}"
 
 
-def positions(rows: int, columns: int) -> Tensor:
+def positions(rows: int, columns: int, like: Tensor) -> Tensor:
     """The coordinates y, x, 1 - y and 1 - x of each place of a grid, (H, W, 4), from 0
-    to 1.
+    to 1, in the dtype and on the device of another tensor.
     """
-    y = torch.linspace(0, 1, rows)[:, None].expand(rows, columns)
-    x = torch.linspace(0, 1, columns)[None].expand(rows, columns)
-    return torch.stack([y, x, 1 - y, 1 - x], -1)
+    options: dict[str, Any] = {"dtype": torch.float32, "device": like.device}
+    y = torch.linspace(0, 1, rows, **options)[:, None].expand(rows, columns)
+    x = torch.linspace(0, 1, columns, **options)[None].expand(rows, columns)
+    return torch.stack([y, x, 1 - y, 1 - x], -1).to(like.dtype)
 
 
 class Slots(CapsuleLayer):
@@ -197,8 +199,7 @@ class Slots(CapsuleLayer):
         """Of the features and the weights together."""
         features = from_pair(features)
         pose = features.pose if isinstance(features, Capsules) else features
-        weight = next(self.routing.parameters())
-        return torch.promote_types(pose.dtype, weight.dtype)
+        return torch.promote_types(pose.dtype, dtype_of(self.routing, pose.dtype))
 
     def extra_repr(self) -> str:
         """The number of slots and the size of their poses."""

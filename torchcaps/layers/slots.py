@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules
+from torchcaps.capsules import Capsules, exportable
 from torchcaps.layers.linear import CapsLinear
 from torchcaps.numerics import check_finite, check_size
 from torchcaps.ops import InnerProduct, Votes
@@ -15,6 +15,7 @@ from torchcaps.spec import SuggestsNames
 from torchcaps.squashing import SquashKind, length, squash
 
 
+@exportable
 class SlotAnswer(NamedTuple):
     """The slots and the intent of sentences.
 

@@ -23,7 +23,7 @@ from torchcaps.layers import (
 from torchcaps.layers.decoder import DecoderInput, ToldDecoder, chosen_classes
 from torchcaps.models.differences import outlined, take_differences
 from torchcaps.models.network import KEPT_FOR_CLASSES, Network
-from torchcaps.numerics import check_series, check_size
+from torchcaps.numerics import at_hand, check_series, check_size, dtype_of
 from torchcaps.routing import Routed, Routing
 
 
@@ -231,7 +231,7 @@ class ImageClassifier(ClassifierNetwork):
             shown,
             IN_RANGE,
         )
-        dtype = next(self.parameters(), images).dtype
+        dtype = dtype_of(self, images.dtype)
         if images.dtype == torch.float64 and dtype != torch.float64:
             # Autocast leaves it, too.
             raise ValueError(
@@ -269,20 +269,15 @@ def check_batch(
         raise ValueError(f"{name} must be {shape}, got shape {tuple(batch.shape)}")
     if not batch.is_floating_point():
         raise ValueError(f"{name} must be {numbers}, got {batch.dtype}")
-    # Elsewhere the check would stall the device or break a compiled graph: there the
-    # loss tells.
-    if (
-        batch.device.type == "cpu"
-        and not torch.compiler.is_compiling()
-        and not all_finite(batch)
-    ):
+    if at_hand(batch) and not all_finite(batch):  # elsewhere the loss tells
         raise ValueError(f"{name} hold NaN or infinite values")
 
 
 def in_precision_of(network: nn.Module, inputs: Tensor) -> Tensor:
     """Images in the dtype of the network's parameters; numbers of words as they are."""
-    dtype = next((parameter.dtype for parameter in network.parameters()), inputs.dtype)
-    return inputs.to(dtype) if inputs.is_floating_point() else inputs
+    if not inputs.is_floating_point():
+        return inputs
+    return inputs.to(dtype_of(network, inputs.dtype))
 
 
 def all_finite(images: Tensor) -> bool:

@@ -19,7 +19,15 @@ from torchcaps.layers import (
 from torchcaps.models.base import CapsuleClassifier, check_extent
 from torchcaps.models.initial import cut_normal, glorot, he_deviation, zero_bias
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import AnySizes, Finite, NotNegative, Size, Sizes, ThreeSizes
+from torchcaps.numerics import (
+    AnySizes,
+    Finite,
+    NotNegative,
+    Size,
+    Sizes,
+    ThreeSizes,
+    transformed,
+)
 from torchcaps.routing import Routing, SelfAttentionRouting
 from torchcaps.spec import SuggestsNames, settings
 
@@ -193,9 +201,7 @@ class EfficientCapsNet(CapsuleClassifier):
         ):
             layers += [
                 nn.Conv2d(before, width, kernel, stride),
-                nn.LeakyReLU(self.slope, inplace=True)
-                if self.slope
-                else nn.ReLU(inplace=True),
+                nn.LeakyReLU(self.slope) if self.slope else nn.ReLU(),
                 nn.BatchNorm2d(width, 1e-3, 0.01)
                 if self.norm == "batch"
                 else InstanceNorm(width),
@@ -259,6 +265,8 @@ class InstanceNorm(nn.GroupNorm):
         # torch's kernel for groups of one channel is ten times slower on channels-last
         # maps than two copies.
         normal = super().forward(features.contiguous())
+        if transformed():  # a mapped tensor does not know its order in memory
+            return normal
         last = features.is_contiguous(memory_format=torch.channels_last)
         return normal.contiguous(memory_format=torch.channels_last) if last else normal
 

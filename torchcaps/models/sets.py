@@ -13,7 +13,7 @@ from torchcaps.capsules import Capsules, Prediction
 from torchcaps.layers import ClassCaps, PrimaryCaps1d
 from torchcaps.models.base import all_finite, routing_of
 from torchcaps.models.network import Network
-from torchcaps.numerics import ProperShare, Size, Sizes
+from torchcaps.numerics import ProperShare, Size, Sizes, at_hand
 from torchcaps.routing import EuclideanKMeansRouting, Routed, Routing
 from torchcaps.spec import settings
 
@@ -127,7 +127,7 @@ class SetClassifier(Network):
                 f"there must be bool (B, N) = {(B, N)}, got {there.dtype} "
                 f"{tuple(there.shape)}"
             )
-        if not there.any(1).all():
+        if at_hand(there) and not there.any(1).all():
             raise ValueError(
                 "there must leave an element in each set, got an empty set"
             )
@@ -145,7 +145,9 @@ class SetClassifier(Network):
             ("elements", elements.masked_fill(~there[..., None], 0.0)),
             ("edges", edges),
         ):
-            if values is not None and not all_finite(values):
+            if values is None or not at_hand(values):
+                continue
+            if not all_finite(values):
                 raise ValueError(f"{name} hold NaN or infinite values")
         return there
 

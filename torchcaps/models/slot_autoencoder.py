@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from torchcaps.capsules import Capsules, Prediction
+from torchcaps.capsules import Capsules, Prediction, exportable
 from torchcaps.layers import CapsLinear, PositionCode, Slots
 from torchcaps.models.base import ImageClassifier, routing_of
 from torchcaps.models.registry import register_model
@@ -34,6 +34,7 @@ _LARGEST_MAP = 40
 """Larger images are halved once more before slots see them."""
 
 
+@exportable
 class Drawing(NamedTuple):
     """What each slot draws.
 

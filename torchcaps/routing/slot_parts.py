@@ -60,7 +60,7 @@ class SlotStart(SuggestsNames, nn.Module):
         nn.init.xavier_uniform_(self.mean)
         nn.init.xavier_uniform_(self.log_deviation)
         self.noise: Tensor
-        self.register_buffer("noise", _noise(slots, size))
+        self.register_buffer("noise", _noise(slots, size).to(self.mean))
 
     def forward(
         self,
@@ -98,8 +98,10 @@ class SlotStart(SuggestsNames, nn.Module):
 
 def _noise(slots: int, size: int) -> Tensor:
     """Normal numbers (J, H), always the same; those of fewer slots are the first."""
-    generator = torch.Generator().manual_seed(_SEED)
-    return torch.randn(slots, size, generator=generator)
+    generator = torch.Generator("cpu").manual_seed(_SEED)
+    return torch.randn(
+        slots, size, generator=generator, dtype=torch.float32, device="cpu"
+    )
 
 
 class SlotUpdate(SuggestsNames, nn.Module):
