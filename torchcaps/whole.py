@@ -6,6 +6,7 @@ import json
 import os
 import re
 import stat
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -267,7 +268,8 @@ def named_below(
 
     The name must stay below the folder as it is written. Links that lie in the folder
     are followed: who keeps the folder made them, which need not hold for the file with
-    the name.
+    the name. Another system may have written the name: with backslashes, or with
+    letters like ``ä`` composed of one character where the disk has two.
 
     Args:
         root: the folder.
@@ -290,14 +292,23 @@ def named_below(
             f"{source} names {name!r}, which leads out of {root}: names must be "
             "relative to that folder"
         )
-    path = root / name
-    if not path.exists():
+    path = _as_on_disk(root, name)
+    if path is None:
         raise FileNotFoundError(
-            f"the {what} {path} does not exist, which {source} names"
+            f"the {what} {root / name} does not exist, which {source} names"
         )
     if not path.is_file():
         raise ValueError(f"{source} names {name!r}: {path} is not a regular file")
     return path
+
+
+def _as_on_disk(root: Path, name: str) -> Path | None:
+    """The path of a name below a folder, in the first spelling that exists."""
+    spellings = [name, name.replace("\\", "/")]
+    for form in ("NFC", "NFD"):
+        spellings.append(unicodedata.normalize(form, spellings[1]))
+    paths = (root / spelling for spelling in spellings)
+    return next((path for path in paths if path.exists()), None)
 
 
 def _sync(path: Path) -> None:

@@ -2,10 +2,51 @@
 annotations.
 """
 
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Mapping, Sequence
 
 from torchcaps.spec import meant
 from torchcaps_lab.data.manifest import some
+
+
+def composed(name: str) -> str:
+    """A name with each letter as one character (NFC): some systems write ``ä`` as two,
+    which look the same.
+
+    Args:
+        name: the name of a class or a file.
+
+    Example:
+        >>> from torchcaps_lab.data.classes import composed
+        >>> len("a\N{COMBINING DIAERESIS}"), len(composed("a\N{COMBINING DIAERESIS}"))
+        (2, 1)
+    """
+    return unicodedata.normalize("NFC", name)
+
+
+def called_like(names: Sequence[str], classes: Sequence[str]) -> list[str]:
+    """The class that each name is the same as, for people; the name if none is.
+
+    Args:
+        names: the names, in any order.
+        classes: the names of the classes.
+    """
+    labels = _labels(classes)
+    places = [_label_of(name, labels) for name in names]
+    return [
+        name if place is None else classes[place]
+        for name, place in zip(names, places, strict=True)
+    ]
+
+
+def _labels(classes: Sequence[str]) -> Mapping[str, int]:
+    """The label of each class, by its name and by its composed name."""
+    by_composed = {composed(name): label for label, name in enumerate(classes)}
+    return by_composed | {name: label for label, name in enumerate(classes)}
+
+
+def _label_of(name: str, labels: Mapping[str, int]) -> int | None:
+    return labels.get(name, labels.get(composed(name)))
 
 
 def places_of(names: Sequence[str], classes: Sequence[str], where: str) -> list[int]:
@@ -27,12 +68,13 @@ def places_of(names: Sequence[str], classes: Sequence[str], where: str) -> list[
         >>> places_of(("dog", "cat"), ("bird", "cat", "dog"), "the test images")
         [2, 1]
     """
-    label_of = {name: label for label, name in enumerate(classes)}
-    extra = [name for name in names if name not in label_of]
+    labels = _labels(classes)
+    places = [_label_of(name, labels) for name in names]
+    extra = [name for name, place in zip(names, places, strict=True) if place is None]
     if extra:
         near = meant(extra[0], classes) if len(extra) == 1 else ""
         verb = "is" if len(extra) == 1 else "are"
         raise ValueError(
             f"{where}: {some(extra)} {verb} none of the classes {some(classes)}{near}"
         )
-    return [label_of[name] for name in names]
+    return [place for place in places if place is not None]

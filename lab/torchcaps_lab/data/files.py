@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from torchcaps.whole import seen_from
 from torchcaps_lab.data.base import find_data_dir
-from torchcaps_lab.data.classes import places_of
+from torchcaps_lab.data.classes import called_like, places_of
 from torchcaps_lab.data.listed import (
     PART_NAMES,
     Item,
@@ -98,15 +98,16 @@ class Listing(Listed):
             )
         if learned:
             self._note_inner_folders(folder, inside)
-        self.classes += tuple(name for name in classes if name not in self.classes)
+        categories = called_like(classes, self.classes)
+        self.classes += tuple(name for name in categories if name not in self.classes)
         files = self.parts.setdefault(part, [])
-        for path, paths in inside.items():
+        for category, (path, paths) in zip(categories, inside.items(), strict=True):
             if learned and not paths:
                 self.empty.append(path)
                 self.refused.append(
                     f"class folder {path} holds no {self.what}{self._reasons(path)}"
                 )
-            files += [ListedFile(self._name(file), path.name, file) for file in paths]
+            files += [ListedFile(self._name(file), category, file) for file in paths]
         if not learned and not files:
             self.refused.append(
                 f"{folder} holds no {self.what} in folders of "

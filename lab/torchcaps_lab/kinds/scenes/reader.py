@@ -1,12 +1,15 @@
 """Reads images with boxes around things, in the forms that people have them in."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from html import unescape
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchcaps.models import ClassifierNetwork
+from torchcaps.whole import named_below, parsed_json
 from torchcaps_lab.data.listed import part_called
 from torchcaps_lab.data.reader import register_reader
 from torchcaps_lab.kinds.images.decoding.picture import image_suffixes
@@ -138,11 +141,11 @@ def _part(path: Path) -> str | None:
 
 def _images_of(path: Path, place: Place) -> Path | None:
     """The folder below which the images of a file of COCO lie."""
-    named = re.search(r'"file_name"\s*:\s*"([^"]+)"', _beginning(path))
+    named = re.search(r'"file_name"\s*:\s*("(?:[^"\\]|\\.)+")', _beginning(path))
     if named is None:
         return None
     folders = {path.parent, place.path, *(image.parent for image in place.files)}
-    holding = [folder for folder in sorted(folders) if (folder / named[1]).is_file()]
+    holding = _holding(parsed_json(named[1], str), folders)
     part = _part(path)
     for folder in holding:
         if part is not None and part_of(folder, part):
@@ -160,13 +163,22 @@ def _of_voc(place: Place) -> Form | None:
     files = place.with_suffix(".xml")
     if not files or not _holds(files[0], "<annotation", "<bndbox"):
         return None
-    named = re.search(r"<filename>\s*([^<\s]+)\s*</filename>", _beginning(files[0]))
+    named = re.search(r"<filename>([^<]+)</filename>", _beginning(files[0]))
     if named is None:
         return None
-    near = {image.parent for image in place.files if image.name == named[1]}
-    folders = near | {files[0].parent}
-    images = sorted(folder for folder in folders if (folder / named[1]).is_file())
+    folders = {files[0].parent, *(image.parent for image in place.files)}
+    images = _holding(unescape(named[1]).strip(), folders)
     return Form("Pascal VOC", images[0], files[0].parent) if images else None
+
+
+def _holding(name: str, folders: Iterable[Path]) -> list[Path]:
+    """The folders below which there is a file of that name."""
+    holding = []
+    for folder in sorted(folders):
+        with suppress(ValueError, FileNotFoundError):
+            named_below(folder, name, "annotations", "image")
+            holding.append(folder)
+    return holding
 
 
 def _of_labels(place: Place) -> Form | None:

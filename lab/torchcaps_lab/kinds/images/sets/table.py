@@ -12,6 +12,7 @@ from torch import Tensor
 from torchcaps.spec import argument, settings
 from torchcaps.whole import seen_from
 from torchcaps_lab.data.base import register_dataset
+from torchcaps_lab.data.classes import composed
 from torchcaps_lab.data.files import ListedFile
 from torchcaps_lab.data.listed import Item, Listed, part_called
 from torchcaps_lab.data.manifest import Entry
@@ -149,10 +150,10 @@ class ImagesByName:
                 for name in names | {path.name, path.stem}:
                     # A name that two images share means neither of them.
                     self._paths[name] = None if name in self._paths else path
-        self._lower_case: dict[str, Path | None] = {}
+        self._alike: dict[str, Path | None] = {}
         for name, image in self._paths.items():
-            shared = self._lower_case.get(name.lower(), image) != image
-            self._lower_case[name.lower()] = None if shared else image
+            shared = self._alike.get(_plain(name), image) != image
+            self._alike[_plain(name)] = None if shared else image
 
     def get(self, name: str) -> Path | None:
         """The image that a cell of a table names; None if there is none, or several."""
@@ -175,8 +176,13 @@ class ImagesByName:
         return [exact[name] for name in names]
 
     def _exact(self, name: str) -> Path | None:
-        """The image of that name, in upper or lower case if there is no other."""
-        return self._paths.get(name) or self._lower_case.get(name.lower())
+        """The image of that name, or of one alike if there is no other."""
+        return self._paths.get(name) or self._alike.get(_plain(name))
+
+
+def _plain(name: str) -> str:
+    """A name by which those are alike that other systems do not tell apart."""
+    return composed(name).lower()
 
 
 def _slashes(name: str) -> str:
