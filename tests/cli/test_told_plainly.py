@@ -439,6 +439,24 @@ def test_a_resumed_run_whose_images_have_moved(
     )
 
 
+def test_a_run_is_tested_on_images_that_have_moved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error asked for the name of a class that it did not name."""
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    for number in range(20):
+        folder = moved / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), 12 * number).save(folder / f"{number}.png")
+    network = create_model("capsnet_digits", classes=2)
+    network.save_pretrained(run / "model", classes=["a", "b"])
+    options = ("--data", "ImageFolder", "--data.root", "gone", "--run", str(run))
+    RunFolder(run).config.write_text(as_yaml(typed(*options).plain()), encoding="utf-8")
+    error = told_by(capsys, "evaluate", str(run))
+    assert error.endswith("name their new place with --data FOLDER\n")
+    assert main(["evaluate", str(run), "--data", str(moved)]) == 0
+
+
 def test_all_texts_of_a_table_are_tested_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

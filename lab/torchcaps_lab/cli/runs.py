@@ -162,8 +162,7 @@ def open_run(
             images: Examples = getattr(data, split)
         except FileNotFoundError as error:
             raise FileNotFoundError(
-                f"{error}; name their new place with --data and a class, and "
-                "--data.root"
+                f"{error}; if the data have moved, name their new place with --data FOLDER"
             ) from error
     else:
         classifier = open_classifier(run)

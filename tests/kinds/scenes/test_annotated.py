@@ -302,3 +302,24 @@ def test_scenes_are_called_as_the_folder_of_images_and_annotations(
         test=0,
     )
     assert within.called == "images"
+
+
+@pytest.mark.parametrize("kind", ["coco", "voc"])
+def test_images_without_any_box_teach_nothing(tmp_path: Path, kind: str) -> None:
+    notes = write(tmp_path, kind, {"a": [], "b": []})
+    with pytest.raises(ValueError, match="have no box in any of 2 images to train on"):
+        AnnotatedImages(tmp_path, annotations=notes, classes=CLASSES)
+
+
+def test_files_of_boxes_that_lie_elsewhere(tmp_path: Path) -> None:
+    """All images were taken for empty ones, and a network learned to find nothing."""
+    for part in ("images", "annos"):
+        (tmp_path / part).mkdir()
+    Image.new("L", (8, 8)).save(tmp_path / "images" / "a.png")
+    (tmp_path / "annos" / "a.txt").write_text("0 0.5 0.5 0.2 0.2\n")
+    yaml = tmp_path / "data.yaml"
+    yaml.write_text("train: images\nnames: [cat, dog]\n")
+    with pytest.raises(ValueError, match=r"such as .*labels/a\.txt"):
+        AnnotatedImages(tmp_path, annotations=yaml)
+    (tmp_path / "annos").rename(tmp_path / "labels")
+    assert AnnotatedImages(tmp_path, annotations=yaml, test=0.0).classes == CLASSES

@@ -536,7 +536,7 @@ def _mask(pair: _Pair, size: tuple[int, int], turn: int) -> Mask:
     ):
         raise ValueError(
             f"{pair.mask} must have grey values or indexed colours of 8 bit, got mode "
-            f"{mode}"
+            f"{mode}: save each class as one grey value"
         )
     stored = values.shape[::-1]
     if stored != size[::-1] or size[0] == size[1]:

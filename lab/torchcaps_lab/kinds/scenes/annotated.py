@@ -43,7 +43,7 @@ from torchcaps_lab.kinds.images.decoding.picture import (
 from torchcaps_lab.kinds.images.sets.listed import Side
 from torchcaps_lab.kinds.scenes.coco import Coco, Noted
 from torchcaps_lab.kinds.scenes.stated import frame_of, stated_size
-from torchcaps_lab.kinds.scenes.yolo import YAML, of_yaml, yolo_boxes
+from torchcaps_lab.kinds.scenes.yolo import YAML, labels_beside, of_yaml, yolo_boxes
 
 _OUTSIDE = 1.0  # pixels by which a box may leave its image, as rounding does
 
@@ -250,6 +250,7 @@ class AnnotatedImages(DataSet):
             classes, train, test = of_yaml(annotations, root, self.names)
         else:
             classes, train = _annotations(annotations, root, self.names)
+        _check_boxes(train, annotations)
         if self.test_annotations is not None:
             test_root = root if self.test_root is None else Path(self.test_root)
             _, test = _annotations(
@@ -434,6 +435,19 @@ def _annotations(
             f"annotations {path} name no {'classes' if noted else 'images'}"
         )
     return classes, noted
+
+
+def _check_boxes(train: Sequence[Noted], annotations: Path) -> None:
+    """Raise a `ValueError` if no image to train on has a box; names where they were
+    looked for.
+    """
+    if not any(image.labels for image in train):
+        yaml = annotations.suffix.lower() in YAML
+        files = f" in files such as {labels_beside(train[0].file)}" if yaml else ""
+        raise ValueError(
+            f"annotations {annotations} have no box in any of {len(train)} images to "
+            f"train on{files}"
+        )
 
 
 def _voc(
