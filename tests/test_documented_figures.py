@@ -175,6 +175,10 @@ WITH_AND_WITHOUT = (
     "capsules at all places, K-Means, 3 steps",
     "capsules at all places, K-Means with evidence",
 )
+DECODING, ONE_TRANSFORM = (
+    "CNN that squashes and decodes",
+    "CapsNet, one transform, no routing",
+)
 OVERLAPPING = (
     ("CapsNet, 3 steps, 30 epochs", "CapsNet, 3 steps"),
     ("class maps, a plain head", "class maps"),
@@ -255,6 +259,14 @@ def overlapping(row: str) -> list[float]:
     return [
         *parameters("multimnist", row),
         *ours("multimnist", "exact-pair test error", row),
+    ]
+
+
+def under_transforms(row: str) -> list[float]:
+    """Accuracies of ``affine``, with and without transforms."""
+    return [
+        *ours("affine", "affine test accuracy", row),
+        *ours("affine", "clean test accuracy (placed at random)", row),
     ]
 
 
@@ -559,6 +571,21 @@ SAID: dict[str, list[tuple[str, list[float]]]] = {
                 *parameters("affine", *PAIR),
                 more("affine", "affine test accuracy", "CNN", "CapsNet"),
             ],
+        ),
+        (
+            "as a CapsNet does keeps {} % under transforms, of {} % without",
+            under_transforms(DECODING),
+        ),
+        (
+            "no routing keeps {} %, of {} % ({} % published, on affNIST)",
+            [
+                *under_transforms(ONE_TRANSFORM),
+                *published("affine", "affine test accuracy", ONE_TRANSFORM),
+            ],
+        ),
+        (
+            "and {} epochs did not bring them",
+            [result("affine")["facts"][0][DECODING]["epochs"]],
         ),
         ("images**, {} against {} parameters.", parameters("adversarial", CAPS, CNN)),
         (
