@@ -3,8 +3,8 @@ arguments.
 """
 
 import math
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import reduce
 from numbers import Integral
@@ -171,6 +171,34 @@ def transformed() -> bool:
         forward_ad._current_level >= 0
         or torch._C._functorch.maybe_current_level() is not None
     )
+
+
+def as_constants() -> AbstractContextManager[Any]:
+    """A context in which results are constants: no gradient flows through them, and in
+    forward mode no tangent.
+
+    ``torch.no_grad`` alone lets the tangents of ``torch.func.jvp`` through.
+    """
+    return _differentiated(False)
+
+
+def as_variables() -> AbstractContextManager[Any]:
+    """A context in which gradients and tangents flow, even within
+    :func:`as_constants`.
+    """
+    return _differentiated(True)
+
+
+def _differentiated(mode: bool) -> AbstractContextManager[Any]:
+    if torch.compiler.is_compiling() or not transformed():
+        return torch.enable_grad() if mode else torch.no_grad()
+    return _differentiated_in_both_modes(mode)
+
+
+@contextmanager
+def _differentiated_in_both_modes(mode: bool) -> Iterator[None]:
+    with torch.set_grad_enabled(mode), forward_ad._set_fwd_grad_enabled(mode):
+        yield
 
 
 _is_batched = torch._C._functorch.is_batchedtensor

@@ -714,3 +714,64 @@ def test_assignment_is_that_of_the_votes_or_none(backend: str, changed: str) -> 
             match="children or transforms were changed in place since they voted",
         ):
             _ = routed.assignment
+
+
+PARTLY_CONSTANT = {
+    "dynamic": {"gradient": "last"},
+    "em": {"gradient": "last"},
+    "euclidean": {"gradient": "last"},
+    "kmeans": {"gradient": "last"},
+    "slot_mixture": {"gradient": "last"},
+    "slots": {"gradient": "last"},
+}
+"""Routings with gradients that are not all derivatives."""
+STRAIGHT = {"assignment": "straight_through"}
+
+
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning"
+)  # torch's own, of the way that it loads formulas
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in list_routings() if name != "hard_kmeans"),
+        *PARTLY_CONSTANT.items(),
+        ("kmeans", STRAIGHT),
+        ("euclidean", STRAIGHT),
+    ],
+)
+def test_forward_mode_has_the_gradients_of_reverse_mode(
+    name: str, options: dict[str, Any]
+) -> None:
+    """What is a constant for one is a constant for the other: <v, J u> = <J^T v, u>."""
+    torch.manual_seed(0)
+    routing = create_routing(name, **options)
+    layer = CapsLinear(5, J, (M, P), (M, D), routing=routing).double().eval()
+    primals = {
+        "pose": torch.randn(2, 5, M, P, dtype=torch.float64),
+        "activation": torch.rand(2, 5, dtype=torch.float64),
+        **{
+            key: weight.detach() + torch.randn_like(weight) / 4
+            for key, weight in layer.named_parameters()
+        },
+    }
+
+    def parents(tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        weights = {key: tensors[key] for key, _ in layer.named_parameters()}
+        children = Capsules(tensors["pose"], tensors["activation"])
+        return tuple(torch.func.functional_call(layer, weights, (children,)))
+
+    tangents = {key: torch.randn_like(tensor) for key, tensor in primals.items()}
+    result, forward = torch.func.jvp(parents, (primals,), (tangents,))
+    cotangents = tuple(torch.randn_like(field) for field in result)
+    (gradients,) = torch.func.vjp(parents, primals)[1](cotangents)
+    along = sum((v * u).sum() for v, u in zip(cotangents, forward, strict=True))
+    against = sum((gradients[key] * tangents[key]).sum() for key in primals)
+    torch.testing.assert_close(along, against, rtol=1e-8, atol=1e-10)
+
+
+def test_hard_kmeans_has_no_tangents() -> None:
+    layer = CapsLinear(5, 3, 4, 4, routing="hard_kmeans").eval()
+    poses = torch.randn(2, 5, 4)
+    tangent = torch.func.jvp(lambda x: layer(x).pose, (poses,), (poses.cos(),))[1]
+    assert not tangent.any()

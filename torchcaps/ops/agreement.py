@@ -4,9 +4,9 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 
-import torch
 from torch import Tensor
 
+from torchcaps.numerics import as_constants
 from torchcaps.ops.backend import Agreement
 from torchcaps.ops.similarity import InnerProduct
 from torchcaps.squashing import squash
@@ -46,9 +46,7 @@ def step_by_step(
     pose: Tensor | None = None
     for step in range(agreement.steps):
         with (
-            torch.no_grad()
-            if constant and step < agreement.steps - 1
-            else nullcontext()
+            as_constants() if constant and step < agreement.steps - 1 else nullcontext()
         ):
             if pose is not None:
                 alpha = next_alpha(pose, alpha, agreement.accumulate)

@@ -18,6 +18,7 @@ from typing_extensions import Self
 from torchcaps.numerics import (
     Costs,
     Rounding,
+    as_variables,
     check_size,
     compute_dtype,
     full_precision,
@@ -215,7 +216,7 @@ class Votes:
         else:
             # With gradients even if the first call is without: the source is kept for
             # later ones.
-            with full_precision(children), torch.enable_grad():
+            with full_precision(children), as_variables():
                 children = children.to(self.dtype)
                 transforms = transforms.to(self.dtype)
                 if kind.indexed:

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from torchcaps.capsules import Capsules
 from torchcaps.numerics import (
+    as_constants,
     check_floor,
     check_series,
     check_share,
@@ -417,7 +418,7 @@ def gradient_context(
     Training Iterative Refinement Algorithms with Implicit Differentiation".
     """
     frozen = gradient == "last" and step < steps - 1
-    return torch.no_grad() if frozen else nullcontext()
+    return as_constants() if frozen else nullcontext()
 
 
 def check_parents(

@@ -4,7 +4,6 @@ mixture.
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -32,6 +31,7 @@ from torchcaps.routing.base import (
     Routed,
     Steps,
     check_parents,
+    gradient_context,
     register_routing,
 )
 from torchcaps.routing.evidence import AgreementRouting
@@ -360,11 +360,7 @@ def em_routing(
     state: EMState | None = None
     unit: Tensor | None = None
     for step, inverse_temperature in enumerate(inverse_temperatures):
-        with (
-            torch.no_grad()
-            if gradient == "last" and step < steps - 1
-            else nullcontext()
-        ):
+        with gradient_context(gradient, step, steps):
             if state is None:
                 similarity = None
             else:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from torchcaps.numerics import Finite, check_choice, negligible
+from torchcaps.numerics import Finite, as_constants, check_choice, negligible
 from torchcaps.ops import Distance, Gaussian, InnerProduct, Moments, Similarity, Votes
 from torchcaps.ops.agreement import Squashed
 from torchcaps.ops.backend import mean_of
@@ -80,7 +80,7 @@ def _straight_through(
     "Estimating or propagating gradients through stochastic neurons for conditional
     computation", section 4.
     """
-    with torch.no_grad():
+    with as_constants():
         hard = centre_of(votes.restricted(hard=True).moments(similarity, weights))
     if not torch.is_grad_enabled():
         return hard
@@ -363,7 +363,6 @@ class HardKMeansRouting(Routing):
     metric: Metric = "euclidean"
     squash: SquashKind = "half"
 
-    @torch.no_grad()
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Route the votes.
 
@@ -376,6 +375,10 @@ class HardKMeansRouting(Routing):
                 "model, or train with "
                 "'kmeans' or 'euclidean' and switch the routing afterwards"
             )
+        with as_constants():
+            return self._clustered(votes, activation)
+
+    def _clustered(self, votes: Votes, activation: Tensor | None) -> Routed:
         steps = check_steps(self.steps)
         weights = None
         centre_of = _sum

@@ -7,7 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchcaps.numerics import Finite, compute_dtype, positive, transformed
+from torchcaps.numerics import (
+    Finite,
+    as_constants,
+    compute_dtype,
+    positive,
+    transformed,
+)
 from torchcaps.ops import Votes
 from torchcaps.routing.base import (
     LayerShape,
@@ -76,7 +82,7 @@ class SpectralRouting(Routing):
         gram = votes.gram(present)
         largest, direction = _top_pair(gram) if transformed() else _TopPair.apply(gram)
         total = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
-        with torch.no_grad():
+        with as_constants():
             weighted_sum = votes.moments(weights=activation).sum
             side = (weighted_sum * direction).sum(-1, keepdim=True)
             sign = torch.where(side < 0, -1.0, 1.0) * (total > 0)[..., None]
