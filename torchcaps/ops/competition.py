@@ -96,7 +96,8 @@ class Normaliser:
         """Return whether it is a softmax over the parents of the votes, with an orphan
         or without.
         """
-        return type(self) is Normaliser and self._bare
+        # Asked in each call, and nearly always of this one.
+        return self is OVER_PARENTS or (type(self) is Normaliser and self._bare)
 
     @property
     def _bare(self) -> bool:

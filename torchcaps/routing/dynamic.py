@@ -82,10 +82,10 @@ def dynamic_routing(
     votes = competing(votes, softmax, orphan=orphan)
     if orphan:
         votes = votes.restricted(orphan=True)
-    squashed = None if isinstance(squash_kind, str) else squash_kind
-    agreement = Agreement(
-        steps, squash_kind if isinstance(squash_kind, str) else "none", accumulate
-    )
+    squashed = None
+    if not isinstance(squash_kind, str):
+        squashed, squash_kind = squash_kind, "none"
+    agreement = Agreement(steps, squash_kind, accumulate)
     alpha = None if initial is None else _alpha_after(initial, accumulate)
     at_once = (
         weights is None and alpha is None and gradient == "all" and squashed is None
