@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 from PIL import Image
 
-from torchcaps_lab.data import ImageTable, Series, Text
+from torchcaps_lab.data import ImageFolder, ImageTable, Series, Text
 from torchcaps_lab.data.base import DataSet
 from torchcaps_lab.kinds.images.sets.table import table_of_images
 from torchcaps_lab.look import Place
@@ -142,3 +142,23 @@ def test_a_row_without_its_series_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "all.csv").write_text("height,series,label\n1,s,a\n2\n")
     with pytest.raises(ValueError, match=r"all\.csv:3 has 1 cells for the 3 columns"):
         Series(tmp_path / "all.csv")
+
+
+@every_kind
+def test_a_name_of_two_columns_is_an_error(tmp_path: Path, kind: Kind) -> None:
+    """The last of them counted, or the first: another label than was meant."""
+    rows = [f"{line},b" for line in lines(kind)]
+    rows[0] = f"{kind.header},label"
+    with pytest.raises(ValueError, match=r"all\.csv has 2 columns 'label'"):
+        kind.read(written(tmp_path, "\n".join(rows)))
+
+
+def test_a_table_that_names_no_columns_is_left_out_for_that(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        for number in range(4):
+            image = Image.new("L", (6, 6), 50 * number + ord(name) % 2)
+            image.save(tmp_path / name / f"{number}.png")
+    (tmp_path / "labels.csv").write_text("# exported\nfile,label\na/1.png,a\n")
+    notes = "\n".join(ImageFolder(tmp_path).notes())
+    assert "its first line does not name a column of files" in notes

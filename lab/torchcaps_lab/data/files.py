@@ -20,7 +20,15 @@ from torchcaps_lab.data.listed import (
     validation_is_test,
 )
 from torchcaps_lab.data.manifest import some
-from torchcaps_lab.look import counted, is_junk, is_written
+from torchcaps_lab.look import TABLES, counted, is_junk, is_written
+
+_LOOSE = "it lies in no class folder"
+"""Why a file beside the class folders is left out."""
+
+_NO_TABLE = (
+    ", and its first line does not name a column of files and a column of their classes"
+)
+"""What else holds for a table beside them, which could hold the labels."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +214,8 @@ class Listing(Listed):
     def _leave_out_loose(self, folder: Path) -> None:
         for path in self._entries(folder):
             if is_there(path.is_file):
-                self._leave_out(path, "it lies in no class folder")
+                table = path.suffix.lower() in TABLES
+                self._leave_out(path, _LOOSE + (_NO_TABLE if table else ""))
 
     def _leave_out(self, path: Path, why: str) -> None:
         self.left_out[self._name(path)] = why

@@ -68,6 +68,19 @@ class Table:
         next(rows, None)
         return rows
 
+    def check_once(self, columns: Iterable[str]) -> None:
+        """Raise a `ValueError` if several columns have one of these names.
+
+        Args:
+            columns: names of columns that are read.
+        """
+        for name in columns:
+            times = self.columns.count(name)
+            if times > 1:
+                raise ValueError(
+                    f"{self.path} has {times} columns {name!r}: each needs its own name"
+                )
+
     def misfit(self, row: Row, needed: Iterable[str]) -> str:
         """Why a row cannot be used, for people; empty if it can. Empty cells at its end
         do not matter, and neither do missing ones of columns that are not needed.

@@ -387,6 +387,7 @@ def _long_table(
             f"{path} must have the columns {', '.join(needed)}, got "
             f"{[*read.columns]!r:.400}: {advice}"
         )
+    read.check_once(read.columns)
     channels = [name for name in read.columns if name not in columns]
     numbers = _Numbers(channels, decimal_comma=read.delimiter != ",")
     moments: dict[str, list[list[float]]] = {}

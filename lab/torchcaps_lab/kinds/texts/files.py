@@ -181,6 +181,7 @@ def _table(
                 f"{argument} must be a column of {path}, got {column!r}; there are "
                 f"{header}: --data.{argument} names it"
             )
+    table.check_once(columns)
     rows = [*table.rows()]
     text, label = map(header.index, columns)
     labels = {

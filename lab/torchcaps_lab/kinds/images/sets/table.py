@@ -424,6 +424,7 @@ class ImageTable(ListedImages):
                 raise ValueError(
                     f"{path} has no column {column!r}, there are {[*table.columns]}"
                 )
+        table.check_once(self._needed)
         return table
 
     @property
