@@ -34,6 +34,8 @@ EVERY = pytest.mark.parametrize(
         for name in list_models()
     ],
 )
+OTHER_KINDS = sorted({*list_models()} - {*list_models(takes="images")})
+"""Networks of series, texts and pixels."""
 SLOWLY_MAPPED = pytest.mark.filterwarnings("ignore:There is a performance drop because")
 """torch maps a GRU cell and the gradient of ``unfold`` example by example."""
 
@@ -93,6 +95,21 @@ def test_an_ensemble_in_one_call(name: str) -> None:
     each = [tensors(member(examples)) for member in members]
     for answer, expected in zip(together, zip(*each, strict=True), strict=True):
         torch.testing.assert_close(answer, torch.stack(expected), rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["scene_capsnet", "scene_cnn", *OTHER_KINDS])
+def test_networks_of_other_kinds_export_with_any_batch(name: str) -> None:
+    """tests/ops/test_compiled_and_exported.py has those of images."""
+    network = small(name)
+    program = torch.export.export(
+        network,
+        (examples_of(network, 3),),
+        dynamic_shapes=({0: torch.export.Dim("batch")},),
+    ).module()
+    more = examples_of(network, 5)
+    answers = zip(tensors(program(more)), tensors(network(more)), strict=True)
+    for answer, expected in answers:
+        torch.testing.assert_close(answer, expected)
 
 
 def replica_of(module: nn.Module) -> nn.Module:

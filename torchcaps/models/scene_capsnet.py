@@ -485,7 +485,7 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
             for extent in maps.shape[2:]
         )
         centres = (
-            torch.cartesian_prod(rows, columns).flip(1).expand(len(maps), -1, -1)
+            torch.cartesian_prod(rows, columns).flip(1).expand(maps.shape[0], -1, -1)
         )  # [B, I, 2]
         if self.sides is None:
             return Places(children, maps, None, centres)
