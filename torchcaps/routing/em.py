@@ -4,6 +4,7 @@ mixture.
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -19,6 +20,7 @@ from torchcaps.numerics import (
     NotNegative,
     Positive,
     Share,
+    as_constants,
     check_choice,
     positive,
 )
@@ -31,7 +33,6 @@ from torchcaps.routing.base import (
     Routed,
     Steps,
     check_parents,
-    gradient_context,
     register_routing,
 )
 from torchcaps.routing.evidence import AgreementRouting
@@ -360,7 +361,8 @@ def em_routing(
     state: EMState | None = None
     unit: Tensor | None = None
     for step, inverse_temperature in enumerate(inverse_temperatures):
-        with gradient_context(gradient, step, steps):
+        frozen = gradient == "last" and step < steps - 1
+        with as_constants() if frozen else nullcontext():
             if state is None:
                 similarity = None
             else:
