@@ -159,8 +159,12 @@ def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
     if kind == "meta" or not torch.is_autocast_enabled(
         kind
     ):  # only if on: torch.export cannot save the switch
-        return nullcontext()
+        return _UNCHANGED
     return torch.autocast(device_type=kind, enabled=False)
+
+
+_UNCHANGED = nullcontext()
+"""One for all calls: to make one takes as long as to use it."""
 
 
 def transformed() -> bool:

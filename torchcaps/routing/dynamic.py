@@ -19,7 +19,7 @@ from torchcaps.routing.base import (
     register_routing,
 )
 from torchcaps.routing.evidence import AgreementRouting
-from torchcaps.routing.means import Softmax, check_softmax, competing
+from torchcaps.routing.means import Softmax, check_softmax, under_softmax
 from torchcaps.spec import settings
 from torchcaps.squashing import SquashInRouting, length
 
@@ -79,7 +79,8 @@ def dynamic_routing(
     """
     check_steps(steps)
     check_choice("gradient", gradient, GRADIENTS)
-    votes = competing(votes, softmax, orphan=orphan)
+    if softmax != "parents":
+        votes = under_softmax(votes, softmax, orphan=orphan)
     if orphan:
         votes = votes.restricted(orphan=True)
     squashed = None

@@ -25,7 +25,12 @@ from torchcaps.routing.base import (
     register_routing,
 )
 from torchcaps.routing.evidence import AgreementRouting
-from torchcaps.routing.means import Softmax, check_softmax, competing, weights_for_means
+from torchcaps.routing.means import (
+    Softmax,
+    check_softmax,
+    under_softmax,
+    weights_for_means,
+)
 from torchcaps.spec import settings
 from torchcaps.squashing import SquashInRouting, SquashKind, length, squash
 
@@ -149,7 +154,8 @@ def inner_product_kmeans_routing(
     check_steps(steps)
     check_choice("assignment", assignment, get_args(Assignment))
     check_choice("gradient", gradient, GRADIENTS)
-    votes = competing(votes, softmax, straight_through=assignment != "soft")
+    if softmax != "parents":
+        votes = under_softmax(votes, softmax, straight_through=assignment != "soft")
     if initial is not None and assignment != "soft":
         raise ValueError(f"initial must be None with assignment {assignment!r}")
     if initial is None:

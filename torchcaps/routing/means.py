@@ -41,14 +41,13 @@ Softmax = Literal["parents", "children"]
 SOFTMAXES = get_args(Softmax)
 
 
-def competing(votes: Votes, softmax: Softmax, **settings: bool) -> Votes:
-    r"""The votes with a softmax over the parents, or over the children: :math:`\sum_i
-    R_{ij} = 1`.
+def under_softmax(votes: Votes, softmax: Softmax, **settings: bool) -> Votes:
+    r"""The votes with a softmax over another axis than that of the parents: over the
+    children, :math:`\sum_i R_{ij} = 1`.
 
     Args:
         votes: the votes of I children for J parents.
-        softmax: over ``"parents"``, as the votes come; or over ``"children"``, see
-            :class:`~torchcaps.ops.OverChildren`.
+        softmax: over ``"children"``, see :class:`~torchcaps.ops.OverChildren`.
         settings: those that only make sense where parents compete, and whether they
             are chosen.
 
@@ -56,14 +55,12 @@ def competing(votes: Votes, softmax: Softmax, **settings: bool) -> Votes:
         ValueError: if there is no such softmax, or one of these settings is chosen
             beside ``"children"``.
     """
-    if softmax == "parents":
-        return votes
     check_softmax(softmax, **settings)
     return votes.over_children()
 
 
 def check_softmax(softmax: Softmax, **settings: bool) -> None:
-    """Checks what the softmax is over; raises as :func:`competing`."""
+    """Checks what the softmax is over; raises as :func:`under_softmax`."""
     check_choice("softmax", softmax, SOFTMAXES)
     chosen = [name for name, value in settings.items() if value]
     if softmax == "children" and chosen:
