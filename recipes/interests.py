@@ -190,7 +190,7 @@ class NextFilm(TextClassifier):
         if target is not None and self.training and self.sharpness is not None:
             users = label_aware(users, self.items[target], self.sharpness)[:, None]
         scores = (users @ self.items.T).amax(1) + self.bias
-        words = len(images), RESERVED + self.vocabulary
+        words = images.shape[0], RESERVED + self.vocabulary
         seen = torch.zeros(words, dtype=torch.bool, device=images.device)
         seen = seen.scatter(1, images, True)[:, RESERVED:]
         scores = scores.masked_fill(seen, -math.inf)
