@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import torchcaps as tc
 from tests.runs import status
+from torchcaps.models import ClassifierNetwork
+from torchcaps.routing import Routing
 from torchcaps_lab.data import Digits
 from torchcaps_lab.training import Running, Schedule, Subject, memory
 from torchcaps_lab.training.options import OptimizerFactory, TrainerOptions
@@ -52,18 +55,46 @@ def test_weights_gradients_and_state_are_those_of_a_training() -> None:
 @pytest.mark.parametrize(
     "model", ["capsnet_digits", "capsnet_small_cnn", "deepcaps", "capsnet_on_backbone"]
 )
-def test_activations_are_no_more_than_a_step_keeps(model: str) -> None:
-    """Of networks without routing exactly what it keeps, twice as much for twice the
-    batch.
+def test_activations_are_those_that_a_step_keeps(model: str) -> None:
+    """Outside of capsule layers, which keep more where vectors are longer.
+
+    The capsule layers of DeepCaps are outside, too, where they form votes: on a CPU,
+    einsum copies some that it does not copy on ``meta``.
     """
     subject = Subject(data=Digits(size=16 if model != "deepcaps" else 32), model=model)
     network = subject.network(0).train()
-    batch = 4
+    counted = {}
+    for batch in (4, 8):
+        really = kept_outside_of_capsule_layers(network, batch)
+        counted[batch] = need(subject, batch_size=batch).activations
+        if model == "deepcaps":
+            assert 0.9 * really < counted[batch] <= really
+        else:
+            assert counted[batch] == really
+    halves = need(subject, batch_size=4, precision="bf16-mixed").activations
+    assert halves == counted[4] // 2
+
+
+def kept_outside_of_capsule_layers(network: ClassifierNetwork, batch: int) -> int:
+    """The bytes that the forward pass keeps for the backward pass on a CPU."""
     weights = {weight.untyped_storage()._cdata for weight in network.parameters()}
     storages: dict[int, torch.UntypedStorage] = {}
+    running: list[nn.Module] = []
+    hooks = []
+    # The network itself names the routing of its last layer.
+    for module in list(network.modules())[1:]:
+        if isinstance(getattr(module, "routing", None), Routing):
+            hooks += [
+                module.register_forward_pre_hook(
+                    lambda layer, _: running.append(layer)
+                ),
+                module.register_forward_hook(lambda *_: running.pop() and None),
+            ]
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
+        storage = tensor.untyped_storage()
+        if not running and storage._cdata not in weights:
+            storages[storage._cdata] = storage
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
@@ -71,21 +102,9 @@ def test_activations_are_no_more_than_a_step_keeps(model: str) -> None:
             torch.zeros(batch, *network.image_shape),
             torch.zeros(batch, dtype=torch.int64),
         )
-    really = sum(
-        storage.nbytes() for key, storage in storages.items() if key not in weights
-    )
-    counted = need(subject, batch_size=batch).activations
-    assert counted > really / 20
-    assert (
-        counted == pytest.approx(really, rel=0.05)
-        if model.endswith("cnn")
-        else counted <= really
-    )
-    assert need(subject, batch_size=2 * batch).activations == 2 * counted
-    assert (
-        need(subject, batch_size=batch, precision="bf16-mixed").activations
-        == counted // 2
-    )
+    for hook in hooks:
+        hook.remove()
+    return sum(storage.nbytes() for storage in storages.values())
 
 
 def test_what_does_not_fit_is_refused_before_it_is_made(

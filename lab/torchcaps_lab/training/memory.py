@@ -21,8 +21,10 @@ SMALLER_SIDES = (128, 96, 64, 48, 32)
 SMALLER_MODELS = ("capsnet_on_backbone", "capsnet_small", "capsnet_digits")
 """Networks that are tried, the largest first."""
 
-_SAMPLES = 2
-"""Examples whose activations are counted: batch normalisation refuses a single one."""
+_SAMPLES = (2, 4)
+"""Numbers of examples whose activations are counted: batch normalisation refuses a
+single one.
+"""
 
 
 class Need(NamedTuple):
@@ -135,11 +137,8 @@ def needed(
     if name:
         largest = f"{name} {tuple(tensors[name].shape)} alone has {_size(tensors[name].nbytes)}"
     weights = sum(tensor.nbytes for tensor in tensors.values())
-    activations = (
-        _activations(network)
-        * batch_size
-        // _SAMPLES
-        // (2 if "16" in str(precision) else 1)
+    activations = _activations(network, batch_size) // (
+        2 if "16" in str(precision) else 1
     )
     return Need(
         weights,
@@ -249,8 +248,19 @@ def _first(choices: Any, fits: Callable[[Any], bool]) -> list[Any]:
     ]
 
 
-def _activations(network: ClassifierNetwork) -> int:
-    """Bytes that are kept for the backward pass of two examples, outside of capsule
+def _activations(network: ClassifierNetwork, batch_size: int) -> int:
+    """Bytes that are kept for the backward pass of a batch, outside of capsule layers.
+
+    They are ``once + batch_size * each``: batch normalisation keeps its statistics once.
+    """
+    few, many = _SAMPLES
+    kept_of_few = _kept(network, few)
+    kept_of_others = _kept(network, many) - kept_of_few
+    return kept_of_few + kept_of_others * (batch_size - few) // (many - few)
+
+
+def _kept(network: ClassifierNetwork, samples: int) -> int:
+    """Bytes that are kept for the backward pass of some examples, outside of capsule
     layers.
 
     What these keep depends on the backend, which depends on the device. 0 for a network
@@ -268,10 +278,10 @@ def _activations(network: ClassifierNetwork) -> int:
 
     shape: tuple[int, ...] | None = getattr(network, "image_shape", None)
     if shape is None:
-        images = network.examples(_SAMPLES)
+        images = network.examples(samples)
     else:
-        images = torch.zeros(_SAMPLES, *shape, device="meta")
-    target = torch.zeros(_SAMPLES, dtype=torch.int64, device="meta")
+        images = torch.zeros(samples, *shape, device="meta")
+    target = torch.zeros(samples, dtype=torch.int64, device="meta")
     try:
         with (
             _watched(network, inside),
