@@ -76,15 +76,18 @@ def test_so_it_does_beside_other_options() -> None:
 
 @every
 @pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
-@pytest.mark.parametrize(("rows", "kinds"), [(1, 1), (M, I), (M, 3)])
+@pytest.mark.parametrize(
+    ("rows", "kinds", "gradient"),
+    [(1, 1, "all"), (M, I, "all"), (M, 3, "all"), (M, 3, "last")],
+)
 def test_it_is_a_prior_inside_the_softmax(
-    name: str, backend: str, rows: int, kinds: int
+    name: str, backend: str, rows: int, kinds: int, gradient: str
 ) -> None:
     """Results and gradients are those of stored votes under a normaliser with the prior
     e_ij, formed by einsum.
     """
     shape = LayerShape(I, J, (rows, P), (rows, D), types=kinds)
-    routing = bound(name, shape)
+    routing = bound(name, shape, gradient=gradient)
     weight, bias = routing.get_submodule("local_evidence").parameters()
     inputs = [
         random(B, I, rows, P),
@@ -96,7 +99,7 @@ def test_it_is_a_prior_inside_the_softmax(
 
     each = weight.repeat(I // kinds, 1, 1), bias.repeat(I // kinds, 1)
     prior = torch.einsum("bip,ijp->bij", inputs[0].flatten(2), each[0]) + each[1]
-    plain = bound(name, shape, evidence=False)
+    plain = bound(name, shape, evidence=False, gradient=gradient)
     expected = plain(
         Votes(*inputs, normaliser=Normaliser(prior=prior), backend="naive"), activation
     )

@@ -95,7 +95,9 @@ class EvidentVotes(Votes):
         self.weight = weight
         self.bias = bias
         self.gaussian = gaussian
-        self._extended: dict[int, Votes] = {}
+        # Made before the first step: a step may be one without gradients, and the next
+        # one need them.
+        self._extended = self._extend(self._copies)
 
     def _check(self, weight: Tensor, bias: Tensor) -> None:
         _, I, J, _ = self.shape
@@ -267,11 +269,15 @@ class EvidentVotes(Votes):
         same = not isinstance(sharpness, Tensor) and sharpness == 1.0
         return self.normaliser if same else replace(self.normaliser, sharpness=1.0)
 
+    @property
+    def _copies(self) -> int:
+        """How many copies of the evidence its own routing compares."""
+        return 2 if self.gaussian else 1
+
     def _votes(self, copies: int) -> Votes:
         """The votes with so many copies of the evidence beside their poses."""
-        if copies not in self._extended:
-            self._extended[copies] = self._extend(copies)
-        return self._extended[copies].under(self._normaliser())
+        votes = self._extended if copies == self._copies else self._extend(copies)
+        return votes.under(self._normaliser())
 
     def _extend(self, copies: int) -> Votes:
         N, G, M, _ = self.children.shape

@@ -163,7 +163,7 @@ class Votes:
         self.mask = mask
         self.dtype = compute_dtype(self.children, transforms)
         self._plan: Plan | None = None
-        self._sources: dict[str, VoteSource] = {}
+        self._sources: dict[tuple[str, bool], VoteSource] = {}
         self._versions: tuple[int, int] | None = None
         compiling = torch.compiler.is_compiling()  # which knows no inference tensors
         if not (compiling or self.children.is_inference() or transforms.is_inference()):
@@ -202,29 +202,37 @@ class Votes:
 
     def source_on(self, backend: str) -> VoteSource:
         """Return the votes on one of :data:`BACKENDS`, made once."""
-        source = self._sources.get(backend)
+        # What is made in inference mode, which compilers do not know, can never have
+        # gradients.
+        compiling = torch.compiler.is_compiling()
+        key = backend, not compiling and torch.is_inference_mode_enabled()
+        source = self._sources.get(key)
         if source is not None:
             return source
         kind = BACKENDS[backend]
         children = self.children
         transforms = self.transforms
         coordinates = self.coordinates
+        dtype = self.dtype
+        fits = children.dtype == transforms.dtype == dtype
         if coordinates is not None:
-            coordinates = coordinates.to(self.dtype)
-        if kind.indexed and children.dtype == transforms.dtype == self.dtype:
+            fits = fits and coordinates.dtype == dtype
+        if kind.indexed and fits:
             source = kind(children, transforms, coordinates, self.sites)
         else:
             # With gradients even if the first call is without: the source is kept for
             # later ones.
             with full_precision(children), as_variables():
-                children = children.to(self.dtype)
-                transforms = transforms.to(self.dtype)
+                children = children.to(dtype)
+                transforms = transforms.to(dtype)
+                if coordinates is not None:
+                    coordinates = coordinates.to(dtype)
                 if kind.indexed:
                     source = kind(children, transforms, coordinates, self.sites)
                 else:
                     children = in_windows(children, self.sites)
                     source = kind(children, transforms, coordinates)
-        self._sources[backend] = source
+        self._sources[key] = source
         return source
 
     def choose(self, similarity: Similarity | None = None) -> Choice:
