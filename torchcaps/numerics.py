@@ -85,6 +85,21 @@ def quotient(part: Tensor, divisor: Tensor) -> Tensor:
     return part / torch.threshold(divisor, _SMALLEST_DIVISOR[divisor.dtype], math.inf)
 
 
+def resolution(size: Tensor, roundings: float = 64) -> Tensor:
+    """The least difference that means something between numbers of this size, without
+    gradient: 64 units of rounding.
+
+    Sums over thousands of terms and their inner products, which should be equal, differ
+    by 2 to 20. Where a difference is divided by itself, compare it with this and not
+    with 0: else rounding comes out as numbers of the size of 1.
+
+    Args:
+        size: the size of the numbers, or of the terms that they were added up from.
+        roundings: how many units of rounding; 4 where nothing was added up.
+    """
+    return roundings * torch.finfo(size.dtype).eps * size.detach().abs()
+
+
 _SMALLEST_DIVISOR = {
     dtype: torch.finfo(dtype).tiny ** 0.5
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -14,6 +14,7 @@ from torchcaps.routing import (
     MaxMinRouting,
     MeanRouting,
 )
+from torchcaps.squashing import squash
 
 
 def book(
@@ -66,6 +67,20 @@ class TestMap:
         (gradient,) = torch.autograd.grad(assignment.sum(), logits)
         assert not gradient.any()
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_rounding_gives_all_to_all(self, dtype: torch.dtype) -> None:
+        logits = torch.full((B, I, J), 2.0, dtype=dtype)
+        noise = torch.randint(-4, 5, (B, I, J)) * torch.finfo(dtype).eps
+        assert (MaxMin(0.1).assignment(logits + 2 * noise) == 1).all()
+
+    def test_no_jump_between_rounding_and_the_equation(self) -> None:
+        spread = torch.linspace(0, 1e-4, 2001)
+        logits = torch.stack([1 + spread, torch.ones(2001)], -1)[:, None]
+        least = MaxMin().assignment(logits)[:, 0, 1]
+        assert (least.diff() <= 0).all()
+        assert least[0] == 1 and least[-1] == 0
+        assert least.diff().abs().max() < 0.05
+
     def test_shares_do_not_compete(self) -> None:
         votes = Votes(
             normal(B, I, P),
@@ -73,6 +88,27 @@ class TestMap:
             normaliser=Normaliser(mapping=MaxMin()),
         )
         assert (votes.assignment().sum(-1) == J).all()
+
+
+@pytest.mark.parametrize("backend", ["naive", "chunked"])
+@pytest.mark.parametrize("like", ["subspace", "the same parents", "but for rounding"])
+def test_parents_that_are_alike_get_the_same(backend: str, like: str) -> None:
+    """Then every child is all theirs, as without routing; no rounding of logits comes
+    out as numbers.
+    """
+    children = normal(4, 12, 8)
+    transforms = normal(12, 1, 8, 6, seed=1).repeat(1, 5, 1, 1)
+    if like == "subspace":
+        transforms = transforms[:1]
+    elif like == "but for rounding":
+        transforms = transforms * (1 + 4e-16 * normal(12, 5, 8, 6, seed=2))
+    votes = Votes(children, transforms, backend=backend)
+    pose = MaxMinRouting(steps=4)(votes).pose
+    torch.testing.assert_close(pose, squash(votes.dense().sum(1)), rtol=1e-9, atol=0)
+    nearly = Votes(children * (1 + 1e-12), transforms, backend=backend)
+    torch.testing.assert_close(
+        MaxMinRouting(steps=4)(nearly).pose, pose, rtol=1e-9, atol=0
+    )
 
 
 class TestMean:

@@ -13,7 +13,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers.classcaps import ClassCaps
 from torchcaps.layers.conv import CapsConvNd
 from torchcaps.layers.linear import CapsLinear
-from torchcaps.numerics import check_positive, given
+from torchcaps.numerics import check_positive, given, resolution
 
 # At most: once is not quite enough where the routing depends on the scale, as by a
 # floor of variances
@@ -66,8 +66,11 @@ def _scaled(
     """
     children: Capsules = inputs[0] if inputs else named["children"]
     for _ in range(_TIMES):
-        ratio = _deviation(children.pose) / _deviation(parents.pose)
-        if not ratio.isfinite() or 0.99 < ratio < 1.01:
+        pair = children.pose, parents.pose
+        if not all(map(_differ, pair)):
+            break
+        ratio = _deviation(pair[0]) / _deviation(pair[1])
+        if 0.99 < ratio < 1.01:
             break
         for parameter in given(weight=layer.weight, bias=layer.bias).values():
             parameter.mul_(ratio)
@@ -77,6 +80,12 @@ def _scaled(
 
 def _deviation(pose: Tensor) -> Tensor:
     return pose.double().std()
+
+
+def _differ(pose: Tensor) -> bool:
+    """Whether the numbers of poses are finite, and differ by more than rounding."""
+    spread = _deviation(pose)
+    return bool(spread.isfinite() and spread > resolution(pose.abs().max()))
 
 
 _PRESENT, _ABSENT, _DOWN_WEIGHT = (

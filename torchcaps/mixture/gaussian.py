@@ -17,7 +17,7 @@ from torchcaps.mixture.base import (
 )
 from torchcaps.mixture.density import Mixture
 from torchcaps.mixture.kmeans import KMeans
-from torchcaps.numerics import check_choice, check_floor
+from torchcaps.numerics import check_choice, check_floor, resolution
 from torchcaps.ops import Gaussian, Similarity, Votes
 
 
@@ -110,7 +110,10 @@ class Diagonal:
     ) -> tuple[Tensor, Tensor]:
         """Compute the Gaussians from sum and scatter of the votes."""
         moments = cluster_moments(points, share, scatter=True)
-        return moments.mean[:, 0], moments.variance[:, 0] + floor
+        mean = moments.mean[:, 0]
+        variance = moments.variance[:, 0]
+        differ = variance > resolution(mean, roundings=4).square()
+        return mean, variance.where(differ, 0.0) + floor
 
 
 class Full:
@@ -136,7 +139,10 @@ class Full:
     def view(self, points: Tensor, state: Gaussians) -> tuple[Votes, Gaussian]:
         """Points whitened by each component, precisions 1."""
         factors, failed = torch.linalg.cholesky_ex(state.covariances)
-        _check_definite(failed == 0)
+        pivots = factors.diagonal(dim1=-2, dim2=-1).square()
+        variances = state.covariances.diagonal(dim1=-2, dim2=-1)
+        resolved = (pivots > resolution(variances, roundings=4)).all(-1)
+        _check_definite((failed == 0) & resolved)
         size = points.shape[-1]
         identity = torch.eye(size, dtype=points.dtype).expand_as(factors)
         whiten = torch.linalg.solve_triangular(
@@ -164,6 +170,9 @@ class Full:
         means = share.T @ points
         centred = points - means[:, None]  # [J, I, D]
         covariances = torch.einsum("ij,jid,jie->jde", share, centred, centred)
+        variances = covariances.diagonal(dim1=-2, dim2=-1)
+        differ = variances > resolution(means, roundings=4).square()
+        covariances = covariances * (differ[:, None] & differ[:, :, None])
         return means, covariances + floor * torch.eye(points.shape[-1]).to(points)
 
 

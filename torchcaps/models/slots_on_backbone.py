@@ -13,7 +13,7 @@ from torchcaps.models.backbone import OnBackbone
 from torchcaps.models.base import routing_of
 from torchcaps.models.registry import register_model
 from torchcaps.models.slot_autoencoder import Drawing, SlotNetwork, on_grey
-from torchcaps.numerics import Size
+from torchcaps.numerics import Size, positive, resolution
 from torchcaps.routing import Routing
 from torchcaps.spec import settings
 
@@ -191,6 +191,8 @@ class SlotsOnBackbone(OnBackbone, SlotNetwork):
         mean = true.mean(2, keepdim=True)
         directions = torch.linalg.svd(true - mean, full_matrices=False).U[..., :3]
         low, high = (directions.mT @ (true - mean)).aminmax(dim=2, keepdim=True)
-        colours = (directions.mT @ (drawn - mean) - low) / (high - low)
+        least = resolution(true.abs().amax((1, 2), keepdim=True))
+        scale = positive(torch.maximum(high - low, least))
+        colours = (directions.mT @ (drawn - mean) - low) / scale
         maps = colours.clamp(0, 1).unflatten(2, prediction.features.true.shape[2:])
         return F.interpolate(maps, prediction.masks.shape[2:])

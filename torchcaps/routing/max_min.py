@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import Finite
+from torchcaps.numerics import Finite, positive, resolution
 from torchcaps.ops import AssignmentMap, Votes
 from torchcaps.routing.base import Routed, Routing, Steps, register_routing
 from torchcaps.routing.dynamic import dynamic_routing
@@ -22,8 +22,11 @@ class MaxMin(AssignmentMap):
 
     .. math:: R_{ij} = l + \frac{b_{ij} - \min_j b_{ij}}{\max_j b_{ij} - \min_j b_{ij}} (u - l)
 
-    and :math:`R_{ij} = u` for all parents where the logits are all equal. Parents do
-    not compete: the shares of a child need not add up to 1.
+    and :math:`R_{ij} = u` for all parents where the logits are all equal, which is to
+    say: where they differ by less than :func:`~torchcaps.numerics.resolution` of the
+    largest logit of the children at hand. From there to twice that difference the
+    assignments go over to the equation evenly. Parents do not compete: the shares of a
+    child need not add up to 1.
 
     Args:
         lower: l, of the least similar parent.
@@ -42,10 +45,12 @@ class MaxMin(AssignmentMap):
         least = logits.amin(-1, keepdim=True)
         most = logits.amax(-1, keepdim=True)
         spread = most - least
-        none = spread == 0  # False for NaN, which passes through
-        height = torch.where(
-            none, 1.0, (logits - least) / torch.where(none, 1.0, spread)
-        )
+        # Of all children at hand: the logit of one may be 0 by cancellation.
+        least_spread = resolution(logits.abs().amax((-2, -1), keepdim=True))
+        # From 0 at the resolution to 1 at twice that, so that nothing jumps.
+        weight = (spread / positive(least_spread) - 1).clamp(0, 1)
+        depth = weight * (most - logits) / torch.where(weight == 0, 1.0, spread)
+        height = 1 - depth
         return self.lower + height * (self.upper - self.lower)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.names import needing
-from torchcaps.numerics import Share, Size
+from torchcaps.numerics import Share, Size, resolution
 from torchcaps.spec import Within, check_fields
 from torchcaps_lab.data.preprocess import _draw, _to_share
 
@@ -275,7 +275,8 @@ def _stretched(kornia: Any, images: Tensor, strength: Tensor) -> Tensor:
     """Each channel to [0, 1]; one of a single value has no contrast to stretch, and
     kornia makes it black.
     """
-    flat = images.amin((2, 3), keepdim=True) == images.amax((2, 3), keepdim=True)
+    most = images.amax((2, 3), keepdim=True)
+    flat = most - images.amin((2, 3), keepdim=True) <= resolution(most)
     return torch.where(flat, images, kornia.enhance.normalize_min_max(images))
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.models.base import CapsuleClassifier, CapsuleNetwork, ClassifierNetwork
+from torchcaps.numerics import resolution
 from torchcaps.routing import Routing
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.report.findings import in_parts, kept
@@ -180,9 +181,12 @@ def _explained(model: CapsuleNetwork, images: Tensor, pictures: Tensor) -> float
     """The share of the variance of pictures about their mean that reconstructions
     explain.
     """
-    spread = (pictures - pictures.mean(0)).double().square().sum().item()
-    if not isinstance(model, CapsuleClassifier) or model.decoder is None or not spread:
+    if not isinstance(model, CapsuleClassifier) or model.decoder is None:
         return None
+    about_mean = pictures - pictures.mean(0)
+    if about_mean.abs().max() <= resolution(pictures.abs().max()):
+        return None
+    spread = about_mean.double().square().sum().item()
     left = 0.0
     for part, shown in zip(
         in_parts(model, images, _AT_ONCE), pictures.split(_AT_ONCE), strict=True

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from torchcaps.numerics import resolution
+
 GROUND = 0
 """The label of pixels of no object."""
 
@@ -49,7 +51,7 @@ def adjusted_rand_index(true: Tensor, slots: Tensor) -> Tensor:
     second = _pairs(counts.sum(1)).sum(1)
     expected = first * second / _pairs(counts.sum((1, 2))).clamp_min(1)
     most = (first + second) / 2
-    same = most == expected
+    same = most - expected <= resolution(most)
     return torch.where(same, 1.0, (both - expected) / (most - expected).where(~same, 1))
 
 

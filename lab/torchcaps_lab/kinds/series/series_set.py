@@ -9,13 +9,16 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import Self
 
+from torchcaps.numerics import resolution
 from torchcaps_lab.data.examples import Batch, Examples
 from torchcaps_lab.kinds.series.sound import Sound
 
 _FRAMES = Sound()
 
 _FLAT = 1e-5
-"""Channels that vary less are taken to be constant: they become 0 instead of noise."""
+"""Channels that vary less, or by no more than the rounding of their mean, are taken to
+be constant: they become 0 instead of noise.
+"""
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,9 @@ class Scale:
                 series.new_tensor(moment)[:, None]
                 for moment in (self.mean, self.deviation)
             )
+        least = resolution(mean, roundings=4).clamp_min(_FLAT)
         return torch.where(
-            deviation > _FLAT, (series - mean) / deviation.clamp_min(_FLAT), 0.0
+            deviation > least, (series - mean) / deviation.clamp_min(_FLAT), 0.0
         )
 
     def config(self) -> dict[str, Any]:
