@@ -192,10 +192,10 @@ def hostile_options(folder: Path, count: int, chance: random.Random) -> Iterator
     """
     mark = folder / "mark"
     run = {
-        "class_path": "subprocess.Popen",
-        "init_args": {"args": ["touch", str(mark)]},
+        "name": "subprocess.Popen",
+        "args": ["touch", str(mark)],
     }
-    system = {"class_path": "os.system", "dict_kwargs": {"command": f"touch {mark}"}}
+    system = {"name": "os.system", "command": f"touch {mark}"}
     (folder / "more.yaml").write_text(yaml.safe_dump({"extra": {"logger": run}}))
     (folder / "hostile_module.py").write_text(f"open({str(mark)!r}, 'w')")
     places: list[dict[str, Any]] = [
@@ -208,15 +208,15 @@ def hostile_options(folder: Path, count: int, chance: random.Random) -> Iterator
     ]
     places += [
         {"optimizer": system},
-        {"optimizer.class_path": "os.system"},
+        {"optimizer.name": "os.system"},
         {"optimizer": yaml.safe_dump(system)},
-        {"optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": run}}},
+        {"optimizer": {"name": "torch.optim.Adam", "lr": run}},
         {"model_args": {"deep": [[{"er": run}]]}},
         {"trainer": {"extra": {"logger": run}}},
         {"trainer": str(folder / "more.yaml")},
         {"config": str(folder / "more.yaml")},
         {"import": [str(folder / "hostile_module.py")]},
-        {"data": {"class_path": "Pairs", "init_args": {"data": run}}},
+        {"data": {"name": "Pairs", "data": run}},
     ]
     for place in places:
         path = folder / "config.yaml"
@@ -489,5 +489,4 @@ from benchmarks import (  # noqa: E402  # they put their rows into the table
     faults_guesses,  # noqa: F401
     faults_readers,  # noqa: F401
     faults_resume,  # noqa: F401
-    faults_wire,  # noqa: F401
 )

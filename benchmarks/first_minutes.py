@@ -35,7 +35,7 @@ TRAINING = (
     "--trainer.accelerator",
     "cpu",
 )
-"""Options that earlier versions have, too."""
+"""Options of the training that is timed."""
 
 
 class Wait(NamedTuple):

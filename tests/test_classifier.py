@@ -221,8 +221,11 @@ class TestWhatIsSavedWithIt:
         )
         extra = {
             "classes": ["a", "b"],
-            "preprocess": self.PREPROCESS.config(),
-            "raw_image_shape": [1, 12, 12],
+            "reader": {
+                "name": "images",
+                "image_shape": [1, 12, 12],
+                "preprocess": self.PREPROCESS.config(),
+            },
         }
         network.save_pretrained(tmp_path / "run" / "model", **extra)
         return tmp_path / "run"
@@ -231,7 +234,7 @@ class TestWhatIsSavedWithIt:
     def test_preprocessing_and_names(self, folder, crops):
         classifier = Classifier.open(folder)
         assert (classifier.classes, classifier.image_shape) == (("a", "b"), (1, 12, 12))
-        assert classifier.task.name == "classification"  # saved before there were tasks
+        assert classifier.task.name == "classification"
         classifier.reader = classifier.reader.changed(
             preprocess=replace(classifier.preprocess, crops=crops)
         )
@@ -320,18 +323,25 @@ STRANGERS = {
     "images": 20,
 }
 
+IMAGES = {"name": "images", "image_shape": [1, 8, 8]}
+
 HOSTILE = {
     "classes that are none": {"classes": 7},
     "classes without names": {"classes": [{} for _ in range(10)]},
     "one name for all": {"classes": ["a"] * 10},
-    "preprocessing that is text": {"preprocess": "x"},
-    "a number that is text": {"preprocess": {"shift": "x"}},
+    "preprocessing that is text": {"reader": {**IMAGES, "preprocess": "x"}},
+    "a number that is text": {"reader": {**IMAGES, "preprocess": {"shift": "x"}}},
     "images without end": {
-        "raw_image_shape": [1, 10**6, 10**6],
-        "preprocess": {"crop": 8},
+        "reader": {
+            **IMAGES,
+            "image_shape": [1, 10**6, 10**6],
+            "preprocess": {"crop": 8},
+        }
     },
-    "images scaled up without end": {"preprocess": {"rescale": 10**6, "crop": 8}},
-    "a shape of one number": {"raw_image_shape": [1]},
+    "images scaled up without end": {
+        "reader": {**IMAGES, "preprocess": {"rescale": 10**6, "crop": 8}}
+    },
+    "a shape of one number": {"reader": {**IMAGES, "image_shape": [1]}},
     "a task's threshold that is text": {
         "task": {"name": "several_labels", "threshold": "x"}
     },
@@ -352,8 +362,10 @@ HOSTILE = {
     "quantiles of strangers that are a number": {
         "strangers": {**STRANGERS, "quantiles": 1}
     },
-    "a scale of series that is a list": {"scale": [1]},
-    "a scale of series of another kind": {"scale": {"bogus": 1}},
+    "a scale of series that is a list": {"reader": {"name": "series", "scale": [1]}},
+    "a scale of series of another kind": {
+        "reader": {"name": "series", "scale": {"bogus": 1}}
+    },
 }
 
 

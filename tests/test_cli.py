@@ -503,12 +503,8 @@ class TestLooking:
             ["--routing", "em"],
             ["--routing=em"],
             ["--routing.name", "em"],
-            ["--routing.class_path", "em"],
         ),
-        *(
-            ["--routing", "{name: em, steps: 2}"],
-            ["--routing", "{init_args: {steps: 2}, class_path: 'em'}"],
-        ),
+        *(["--routing", "{name: em, steps: 2}"],),
     ],
     ids=str,
 )

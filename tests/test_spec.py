@@ -24,8 +24,6 @@ from torchcaps.spec import (
     plain,
     settings,
 )
-from torchcaps_lab.data import Digits
-from torchcaps_lab.data.base import DATASETS
 from torchcaps_lab.training.options import OptimizerFactory
 from torchcaps_lab.training.reading import merged, put, typed
 
@@ -143,11 +141,23 @@ def test_a_thing_is_a_name_and_arguments_all_the_way_there_and_back() -> None:
     assert (type(drawing.shape), drawing.shape.centre) == (Circle, (0.0, 1.0))
     assert plain(drawing) == whole  # from the object
     assert fit(Drawing, plain(drawing), "drawing").plain() == whole
-    old = {"class_path": f"{__name__}.Circle", "init_args": {"size": 2}}
-    assert (
-        fit(Shape, old, "x").plain()
-        == fit(Shape, {"name": "Circle", "size": 2}, "x").plain()
-    )
+    path = f"{__name__}.Circle"
+    assert fit(Shape, {"name": path, "size": 2}, "x").plain()["name"] == "Circle"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"class_path": f"{__name__}.Circle", "init_args": {"size": 2}},
+        {"size": 2},
+        {},
+    ],
+)
+def test_a_thing_without_its_name_is_refused(value: Any) -> None:
+    given = ", ".join(value) or "none"
+    message = rf"x must have a name beside its arguments \({given}\), one of"
+    with pytest.raises(ValueError, match=message):
+        fit(Shape, value, "x")
 
 
 def test_every_routing_is_named_completely() -> None:
@@ -215,18 +225,6 @@ def test_options_after_dots() -> None:
     assert tree == {
         "data": {"name": Typed("Pairs", "Pairs"), "data": {"size": Typed("4", 4)}}
     }
-
-
-def test_files_of_before_the_lab_name_its_classes() -> None:
-    """What is in torchcaps_lab now was in torchcaps."""
-    for path in (
-        "torchcaps.data.Digits",
-        "torchcaps.data.digits.Digits",
-        "torchcaps_lab.data.Digits",
-    ):
-        assert DATASETS.find(path) is Digits
-    with pytest.raises(ValueError, match="must be one of"):
-        DATASETS.find("other.data.Digits")
 
 
 class Sided:

@@ -12,9 +12,6 @@ from torchcaps_lab.tasks import Task, as_task
 
 _FIELDS = ("classes", "task", "reader", "calibration")
 
-_OF_EARLIER = ("preprocess", "raw_image_shape", "resize", "range", "words", "scale")
-"""What earlier versions saved in place of the reader."""
-
 
 @dataclass(frozen=True)
 class Card:
@@ -42,7 +39,7 @@ class Card:
 
     @classmethod
     def of(cls, network: ClassifierNetwork) -> "Card":
-        """Return the card of a network, also of one that an earlier version saved.
+        """Return the card of a network; one over images needs none to be saved.
 
         Args:
             network: the network, with what was saved beside it as its ``extra``.
@@ -53,15 +50,12 @@ class Card:
         """
         saved = network.extra
         classes = saved.get("classes")
-        fields = {*_FIELDS}
-        if "reader" not in saved:
-            fields |= {*_OF_EARLIER}
         return cls(
             tuple(classes) if classes else None,
             as_task(saved.get("task", "classification")),
             _reader_of(network).suited(network),
             Calibration.from_config(saved.get("calibration")),
-            {name: value for name, value in saved.items() if name not in fields},
+            {name: value for name, value in saved.items() if name not in _FIELDS},
         )
 
     @classmethod
@@ -102,18 +96,16 @@ class Card:
 
 
 def _reader_of(network: ClassifierNetwork) -> Reader:
-    """The reader that was saved with a network, or that one needs."""
-    saved = network.extra
-    if "reader" in saved:
-        return _reader_named(saved["reader"])
-    # What is special is saved under names of its own, and asked first.
-    for name in sorted(READERS, key=lambda name: name == DataSet.reads):
-        reader: Reader | None = READERS[name].of_network(network, saved)
-        if reader is not None:
-            return reader
-    raise ValueError(
-        f"nothing is known that reads what the network takes, {network.takes}"
-    )
+    """The reader that was saved with a network, or the one that its shape describes."""
+    if "reader" in network.extra:
+        return _reader_named(network.extra["reader"])
+    reader: Reader | None = READERS[DataSet.reads].of_network(network)
+    if reader is None:
+        raise ValueError(
+            f"the network takes {network.takes}, and nothing was saved that reads "
+            "them: save it with reader={'name': ..., argument: ...}"
+        )
+    return reader
 
 
 def _reader_named(config: Any) -> Reader:

@@ -144,9 +144,6 @@ def _saved_studies(
         )
         place = result["seeds"].index(seed)
         for row, facts_of_row in facts.items():
-            if "figures" not in facts_of_row:  # written before this recipe grew
-                facts_of_row["figures"] = _figures_of(result, row, place)
-                facts_of_row["made by"] = result["made by"]
             for measure, value in facts_of_row["figures"].items():
                 study.figures[row, measure] = value
         for row in shared:

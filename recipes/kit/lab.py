@@ -222,9 +222,7 @@ class Lab:
 
 
 def check_same(folder: RunFolder, wanted: Mapping[str, Any]) -> None:
-    """Raises a `FileExistsError` if the folder holds a run with other options; it has
-    defaults of newer ones.
-    """
+    """Raises a `FileExistsError` if the folder holds a run with other options."""
     if not folder.config.is_file():
         folder.unused()
         return

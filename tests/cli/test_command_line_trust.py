@@ -125,26 +125,6 @@ class TestSavedNetworkCarriesItsPreprocessing:
             stretched,
         )
 
-    def test_networks_of_before_load_and_their_run_says_the_rest(
-        self, run, photos, tmp_path, capsys
-    ):
-        network = tc.load_pretrained(run / "model")
-        reader = network.extra["reader"]
-        kept = {
-            "classes": network.extra["classes"],
-            "task": network.extra["task"],
-            "preprocess": reader["preprocess"],
-            "raw_image_shape": reader["image_shape"],
-        }
-        network.save_pretrained(tmp_path / "old" / "model", **kept)
-        files = sorted(photos.glob("*/00.png"))
-        actual = predicted(capsys, str(tmp_path / "old"), *map(str, files))
-        torch.testing.assert_close(actual, lengths(network, files, "pad"))
-        assert Classifier.open(tmp_path / "old")(files[0]).calibrated is None
-        (tmp_path / "old" / "config.yaml").write_text((run / "config.yaml").read_text())
-        actual = predicted(capsys, str(tmp_path / "old"), *map(str, files))
-        torch.testing.assert_close(actual, lengths(network, files, "stretch"))
-
     def test_evaluate_names_a_class_that_the_network_does_not_have(
         self, run, tmp_path, capsys
     ):

@@ -95,8 +95,11 @@ def test_onnx_with_the_preparation_of_images(
     preprocess = Preprocess(rescale=12, crop=8, standardise=True)
     network.save_pretrained(
         tmp_path / "saved",
-        preprocess=preprocess.config(),
-        raw_image_shape=[1, 16, 16],
+        reader={
+            "name": "images",
+            "image_shape": [1, 16, 16],
+            "preprocess": preprocess.config(),
+        },
         classes=list("abcdefghij"),
     )
     file = tmp_path / "digits.onnx"

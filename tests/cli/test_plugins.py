@@ -12,7 +12,6 @@ from torchcaps.routing import list_routings
 from torchcaps.routing.base import ROUTINGS
 from torchcaps_lab.cli import main, plugins
 from torchcaps_lab.cli.plugins import import_named, named_imports
-from torchcaps_lab.training import training_options
 
 ROUTING = """
 from torchcaps.routing import MeanRouting, register_routing
@@ -170,10 +169,6 @@ def test_options_of_a_file_name_imports_that_the_command_line_names_too(
     )
     assert main(["explore", str(tmp_path / "run"), "--import", "own_caps.py"]) == 0
     assert opened[0].answer(opened[0].sample(str(tmp_path / "run"), "7"))["label"] == 7
-
-
-def test_runs_of_before_have_no_imports():
-    assert training_options({"data": "Digits", "run": "x"}).plain()["import"] == []
 
 
 @pytest.mark.parametrize(

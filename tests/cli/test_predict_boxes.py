@@ -178,7 +178,8 @@ class TestKeep:
             match="'keep' is for networks of any size, and a CapsNet has a fixed size",
         ):
             Classifier(network, resize="keep")
-        network.save_pretrained(folder / "small", resize="keep")  # as its data do
+        reader = {"name": "images", "image_shape": [1, 8, 8], "resize": "keep"}
+        network.save_pretrained(folder / "small", reader=reader)
         assert Classifier.open(folder / "small").resize == "pad"
 
 

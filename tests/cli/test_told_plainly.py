@@ -37,7 +37,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         parts=2,
         pose_dim=2,
     )
-    text.save_pretrained(folder / "texts", words=words.config())
+    text.save_pretrained(
+        folder / "texts", reader={"name": "texts", "words": words.config()}
+    )
     Image.fromarray(Digits().test.inputs[0, 0].numpy()).save(folder / "one.png")
     (folder / "one" / "model").mkdir(parents=True)
     for name in ("config.yaml", "model/model.safetensors"):
@@ -464,9 +466,7 @@ def test_all_texts_of_a_table_are_tested_on(
         "text,label\n" + "who wrote it,0\nwhere is it,1\n" * 5
     )
     network = load_pretrained("texts")
-    network.save_pretrained(
-        tmp_path / "run", **network.extra, raw_image_shape=[1, 1, 512]
-    )
+    network.save_pretrained(tmp_path / "run", **network.extra)
     options = [
         "--data",
         "Text",

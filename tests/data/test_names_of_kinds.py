@@ -9,7 +9,7 @@ from importlib import import_module
 import pytest
 
 from torchcaps_lab import data
-from torchcaps_lab.data.base import DATASETS, DataSet
+from torchcaps_lab.data.base import DATASETS
 
 
 def typed_names() -> list[tuple[str, str]]:
@@ -39,23 +39,6 @@ def test_every_data_set_of_images_is_known() -> None:
     for cls in DATASETS.values():
         if cls.__module__.startswith("torchcaps_lab.kinds.images."):
             assert getattr(data, cls.__name__) is cls
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "torchcaps_lab.data.digits.Digits",
-        "torchcaps_lab.data.made.Few",
-        "torchcaps_lab.data.made.overlay.Pairs",
-        "torchcaps.data.mnist.MNIST",
-        "torchcaps_lab.data.folder.ImageFolder",
-    ],
-)
-def test_paths_in_files_of_earlier_versions_are_names(path: str) -> None:
-    """Where classes were before they moved to their kind."""
-    cls = DATASETS.find(path)
-    assert cls.__name__ == path.rpartition(".")[2]
-    assert issubclass(cls, DataSet)
 
 
 def test_a_module_of_a_kind_is_no_name() -> None:

@@ -137,7 +137,7 @@ def test_preprocess_does_them_in_training_only():
         )
         assert torch.equal(strong.evaluate(images).images, images)
         assert Preprocess.from_config(strong.config()) == strong
-    assert Preprocess.from_config({"flip": True}) == plain  # as runs of before have it
+    assert Preprocess.from_config({"flip": True}) == plain
 
 
 def test_autocontrast_leaves_a_channel_of_one_value():

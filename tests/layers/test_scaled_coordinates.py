@@ -187,9 +187,7 @@ def test_networks() -> None:
     published = create_model(
         "matrixcapsnet_small", image_shape=(1, 17, 17), types=(2, 3, 4)
     )
-    assert not [
-        name for name in published.state_dict() if "magnitude" in name
-    ]  # files of before still fit
+    assert not [name for name in published.state_dict() if "magnitude" in name]
 
 
 def test_wrong() -> None:

@@ -160,7 +160,7 @@ def test_efficient_capsnet(
     assert not converted.training
     expect_the_same(network, tmp_path / "made" / "network")
     assert converted.extra["source"] == "weights.h5"
-    assert ("preprocess" in converted.extra) == name.endswith("smallnorb")
+    assert ("reader" in converted.extra) == name.endswith("smallnorb")
 
 
 def test_heinsen(tmp_path: Path) -> None:

@@ -243,18 +243,6 @@ class TestConfiguration:
             "name": "em"
         }
 
-    def test_files_of_earlier_code_mark_routings_by_a_key(self) -> None:
-        marked = {"__routing__": "dynamic", "steps": 2}
-        again = Holding.from_config(
-            {
-                "value": {"layers": [marked, None]},
-                "attention": marked,
-                "routing": marked,
-            }
-        )
-        for routing in (again.value["layers"][0], again.attention, again.routing):
-            assert routing.config() == create_routing("dynamic", steps=2).config()
-
     def test_nothing_to_configure(self) -> None:
         assert Bare().config() == {}
         assert isinstance(round_trip(Bare()), Bare)
@@ -483,26 +471,3 @@ class TestNotImported:
     def test_own_networks_need_no_import(self, tmp_path: Path) -> None:
         create_model("capsnet_digits").save_pretrained(tmp_path)
         assert "imports" not in json.loads((tmp_path / CONFIG_FILE).read_text())
-
-
-def test_files_of_before(tmp_path: Path) -> None:
-    """Routings were marked by a key of their own."""
-    model = create_model(
-        "matrixcapsnet_small",
-        image_shape=(1, 19, 19),
-        types=(1, 2, 3),
-        class_routing={"name": "euclidean"},
-    )
-    model.eval().save_pretrained(tmp_path)
-    config = json.loads((tmp_path / CONFIG_FILE).read_text())
-    for argument in ("routing", "class_routing"):
-        settings = config["arguments"][argument]
-        config["arguments"][argument] = {
-            "__routing__": settings.pop("name"),
-            **settings,
-        }
-    (tmp_path / CONFIG_FILE).write_text(json.dumps(config))
-    loaded = load_pretrained(tmp_path)
-    images = torch.rand(2, 1, 19, 19)
-    assert loaded.config() == model.config()
-    assert torch.equal(loaded(images).activation, model(images).activation)

@@ -29,30 +29,27 @@ SMALL = {
 
 def shell(mark: Path) -> dict:
     return {
-        "class_path": "subprocess.Popen",
-        "init_args": {"args": ["touch", str(mark)]},
+        "name": "subprocess.Popen",
+        "args": ["touch", str(mark)],
     }
 
 
 def system(mark: Path) -> str:
-    return f"{{class_path: os.system, dict_kwargs: {{command: touch {mark}}}}}"
+    return f"{{name: os.system, command: touch {mark}}}"
 
 
 HOSTILE = {
     "optimizer": lambda mark: {
         "optimizer": {
-            "class_path": "os.system",
-            "dict_kwargs": {"command": f"touch {mark}"},
+            "name": "os.system",
+            "command": f"touch {mark}",
         }
     },
     "optimizer, after an invalid date": lambda mark: {
-        "optimizer": (
-            f"{{class_path: 2001-99-99, class_path: os.system, dict_kwargs: "
-            f"{{command: touch {mark}}}}}"
-        )
+        "optimizer": (f"{{name: 2001-99-99, name: os.system, command: touch {mark}}}")
     },
     "optimizer, with a tab": lambda mark: {
-        "optimizer": system(mark).replace("class_path: ", "class_path:\t")
+        "optimizer": system(mark).replace("name: ", "name:\t")
     },
     "optimizer, after a byte order mark": lambda mark: {
         "optimizer": f"\n\ufeff{system(mark)}"
@@ -63,9 +60,9 @@ HOSTILE = {
     },
     "optimizer, in quotes in text": lambda mark: {"optimizer": '"os.system"'},
     "optimizer, with a tag in text": lambda mark: {"optimizer": "!!str os.system"},
-    "optimizer, with a dot": lambda mark: {"optimizer.class_path": "os.system"},
+    "optimizer, with a dot": lambda mark: {"optimizer.name": "os.system"},
     "optimizer, by another module": lambda mark: {
-        "optimizer": {"class_path": "torchcaps_lab.data.base.os.system"}
+        "optimizer": {"name": "torchcaps_lab.data.base.os.system"}
     },
     "optimizer, of another package by a known name": lambda mark: {
         "optimizer": "hostile_module.Adam"
@@ -73,23 +70,17 @@ HOSTILE = {
     "argument of the optimizer": lambda mark: {
         "optimizer": {"name": "Adam", "lr": shell(mark)}
     },
-    "argument without a class": lambda mark: {
-        "optimizer": {"init_args": {"lr": shell(mark)}}
-    },
+    "argument without a class": lambda mark: {"optimizer": {"lr": shell(mark)}},
     "scheduler": lambda mark: {"scheduler": shell(mark)},
     "data": lambda mark: {"data": shell(mark)},
-    "data in data": lambda mark: {
-        "data": {"class_path": "Pairs", "init_args": {"data": shell(mark)}}
-    },
+    "data in data": lambda mark: {"data": {"name": "Pairs", "data": shell(mark)}},
     "data in data, with a tab": lambda mark: {
-        "data": {"name": "Pairs", "data": "{class_path:\tevilmod.X}"}
+        "data": {"name": "Pairs", "data": "{name:\tevilmod.X}"}
     },
     "data that is a routing": lambda mark: {"data": "torchcaps.routing.EMRouting"},
     "task": lambda mark: {"task": shell(mark)},
     "routing": lambda mark: {"routing": shell(mark)},
-    "loss": lambda mark: {
-        "loss": {"class_path": "MarginLoss", "init_args": {"present": shell(mark)}}
-    },
+    "loss": lambda mark: {"loss": {"name": "MarginLoss", "present": shell(mark)}},
     "trainer.strategy": lambda mark: {"trainer": {"strategy": shell(mark)}},
     "trainer from a file": lambda mark: {"trainer": str(mark)},
     "another file": lambda mark: {"config": str(mark)},
@@ -97,7 +88,7 @@ HOSTILE = {
     "preprocess": lambda mark: {"preprocess": {"shift": shell(mark)}},
     "epochs": lambda mark: {"epochs": shell(mark)},
     "unknown option": lambda mark: {"surprise": shell(mark)},
-    "class path that is none": lambda mark: {"data": {"class_path": ["os", "system"]}},
+    "name that is a list": lambda mark: {"data": {"name": ["os", "system"]}},
 }
 """Options that no file may have."""
 
@@ -313,7 +304,7 @@ def test_values(text: str, value: object, tmp_path: Path) -> None:
             [8, 8],
         ),
         (
-            {"optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 1}}},
+            {"optimizer": {"name": "torch.optim.SGD", "lr": 1}},
             "optimizer.lr",
             1.0,
         ),
@@ -333,8 +324,8 @@ def test_values(text: str, value: object, tmp_path: Path) -> None:
         (
             {
                 "routing": {
-                    "class_path": "torchcaps.routing.EMRouting",
-                    "init_args": {"steps": 2},
+                    "name": "torchcaps.routing.EMRouting",
+                    "steps": 2,
                 }
             },
             "routing.name",

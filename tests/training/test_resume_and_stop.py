@@ -30,7 +30,7 @@ from torchcaps_lab.training import (
     TrainingDiverged,
     fit,
 )
-from torchcaps_lab.training.checkpoints import newest_checkpoint
+from torchcaps_lab.training.checkpoints import newest_checkpoint, seal
 from torchcaps_lab.training.diverged import first_not_finite
 from torchcaps_lab.training.fingerprint import differences
 from torchcaps_lab.training.fitting import Fitting, rehearse
@@ -101,14 +101,15 @@ class TestResume:
         trained(tmp_path)
         assert len(trained(tmp_path, epochs=2)) == 2
 
-    def test_runs_of_before_go_on_and_say_so(self, tmp_path: Path) -> None:
+    def test_a_checkpoint_without_its_options_is_refused(self, tmp_path: Path) -> None:
         trained(tmp_path)
         checkpoint = newest_checkpoint(tmp_path / "checkpoints")
         content = torch.load(checkpoint, weights_only=True)
         del content["callbacks"]["Fingerprint"]
         torch.save(content, checkpoint)
-        with pytest.warns(UserWarning, match="did not note options and images"):
-            assert len(trained(tmp_path, epochs=2)) == 2
+        seal(checkpoint)
+        with pytest.raises(ValueError, match="must hold the options and the digests"):
+            trained(tmp_path, epochs=2)
 
     def test_on_the_command_line(
         self, tmp_path: Path, capsys: pytest.CaptureFixture
@@ -192,7 +193,7 @@ class TestResume:
                 {"preprocess": {"shift": 1}},
                 {"preprocess": {"shift": 1, "new": 3}, "newer": 4},
                 [],
-            ),  # of later versions
+            ),
             ({"data": {"root": "a"}}, {"data": {"root": "b"}}, []),
         ],
     )

@@ -1,9 +1,8 @@
 """MatrixCapsNet (Hinton, Sabour & Frosst 2018)."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import InitVar
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -119,8 +118,6 @@ class MatrixCapsNet(CapsuleClassifier):
         >>> prediction.activation.shape, prediction.capsules.pose.shape
         (torch.Size([2, 5]), torch.Size([2, 5, 4, 4]))
     """
-
-    newer: ClassVar[Mapping[str, Any]] = {"pose_norm": None}
 
     image_shape: tuple[int, int, int] = (2, 32, 32)
     classes: int = 5

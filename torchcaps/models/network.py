@@ -93,11 +93,6 @@ class Network(SuggestsNames, nn.Module, ABC):
         3.0
     """
 
-    newer: ClassVar[Mapping[str, Any]] = {}
-    """Values of arguments that the constructor has got since, for networks that were
-    saved without them.
-    """
-
     outside: ClassVar[tuple[str, ...]] = ()
     """Arguments of the constructor that name files elsewhere, such as first weights:
     None in saved networks.
@@ -291,7 +286,7 @@ def _described(hint: Any, value: Any, argument: str) -> Any:
         ValueError: if it has no such form; names the argument.
     """
     written = plain(value, argument)
-    if hint is Any and of_before(written) != of_before(value):
+    if hint is Any and _with_tuples(written) != _with_tuples(value):
         raise ValueError(
             f"{argument} must say by its type hint what it takes, to be saved; got "
             f"{value!r}"
@@ -307,24 +302,17 @@ def _made(hint: Any, value: Any, argument: str) -> Any:
         return create_routing(value)
     if not isinstance(value, Mapping | list | tuple):
         return value
-    value = of_before(value)
+    value = _with_tuples(value)
     return value if hint is Any else make(fit(hint, value, argument))
 
 
-def of_before(value: Any) -> Any:
-    """A value of a configuration with tuples for lists, and routings for what earlier
-    code marked by a key as such.
-    """
+def _with_tuples(value: Any) -> Any:
+    """A value of a configuration with tuples for lists, as constructors keep them."""
     if isinstance(value, list | tuple):
-        return tuple(map(of_before, value))
-    if not isinstance(value, Mapping):
-        return value
-    converted = {key: of_before(item) for key, item in value.items()}
-    if "__routing__" not in converted:
-        return converted
-    return make(
-        fit(Routing, {"name": converted.pop("__routing__"), **converted}, "routing")
-    )
+        return tuple(map(_with_tuples, value))
+    if isinstance(value, Mapping):
+        return {key: _with_tuples(item) for key, item in value.items()}
+    return value
 
 
 def _imports(network: Network) -> list[str]:
@@ -426,7 +414,7 @@ class _Saved(NamedTuple):
 
     def make(self) -> Network:
         """The network, freshly initialised."""
-        network = self.network.from_config({**self.network.newer, **self.arguments})
+        network = self.network.from_config(self.arguments)
         network.extra = self.extra
         return network
 

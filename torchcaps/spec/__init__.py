@@ -21,7 +21,6 @@ from torchcaps.spec.fitting import (
 )
 from torchcaps.spec.registry import (
     MISSING,
-    RESERVED,
     Argument,
     Declared,
     NotKnown,
@@ -43,7 +42,6 @@ from torchcaps.spec.wire import (
     jsonable,
     kept,
     make,
-    of_old,
     plain,
     shown,
 )

@@ -26,7 +26,7 @@ from torchcaps.spec.registry import (
     meant,
     registry_of,
 )
-from torchcaps.spec.wire import Spec, Typed, of_old, plain
+from torchcaps.spec.wire import Spec, Typed, plain
 
 
 def check(hint: Any, value: Any, place: str) -> None:
@@ -286,12 +286,14 @@ def _thing(
     """What a name, or a name with arguments, describes."""
     if not isinstance(value, str | Mapping):
         value = plain(value, place)
-    value = {"name": value} if isinstance(value, str) else of_old(value)
+    if isinstance(value, str):
+        value = {"name": value}
     if "name" not in value:
-        names = [cls.__name__ for cls in registry.classes()]
+        names = sorted(registry) or [cls.__name__ for cls in registry.classes()]
+        given = ", ".join(map(str, value)) or "none"
         raise ValueError(
-            f"{place} must name a class before its arguments: "
-            f"{', '.join(sorted(registry) or names)}"
+            f"{place} must have a name beside its arguments ({given}), one of "
+            f"{', '.join(names)}"
         )
     if isinstance(value["name"], Typed):
         name = value["name"].text

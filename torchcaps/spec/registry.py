@@ -21,12 +21,6 @@ MISSING = inspect.Parameter.empty
 _GATHERED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-RESERVED = ("name", "class_path", "init_args", "dict_kwargs")
-"""Keys beside the arguments of a thing wherever it is written down, now and in earlier
-versions: no argument's name.
-"""
-
-
 class NotKnown(ValueError):
     """A name that no registry has: the module that defines its class may not be
     imported.
@@ -39,7 +33,7 @@ class Registry(dict[str, Any]):
     A class is known by the name that it is registered under, and by that of the class;
     a subclass of the base that is not registered, by that of the class alone. A thing
     is written down as its name beside its arguments, so no argument may be called
-    ``name``, or have another of the names in :data:`RESERVED`.
+    ``name``.
 
     Args:
         kind: what they are, for messages: "routing".
@@ -74,7 +68,7 @@ class Registry(dict[str, Any]):
 
         Raises:
             ValueError: if another class has that name, or the class takes an argument
-                with a reserved name.
+                called ``name``.
         """
 
         def enter(cls: Decorated) -> Decorated:
@@ -102,13 +96,13 @@ class Registry(dict[str, Any]):
         """The class of a name.
 
         Args:
-            name: the name of the class, or that it is registered under. The path of the
-                class, as in files of earlier versions, is a name too: what comes before
-                the last dot must begin with the package that defines the class.
+            name: the name of the class, or that it is registered under. A dotted path
+                tells classes of one name apart: it must begin with the package that
+                defines the class.
             place: what takes the class, for the message.
 
         Raises:
-            ValueError: if there is none, or it takes an argument with a reserved name.
+            ValueError: if there is none, or it takes an argument called ``name``.
         """
         if isinstance(name, str):
             *path, last = name.split(".")
@@ -121,7 +115,7 @@ class Registry(dict[str, Any]):
         matching = [
             cls
             for cls in called
-            if not path or package_of(path[0]) == package_of(cls.__module__)
+            if not path or path[0] == cls.__module__.partition(".")[0]
         ]
         if not matching:
             raise NotKnown(self.unknown(name, place or self.kind))
@@ -139,13 +133,11 @@ class Registry(dict[str, Any]):
         Raises:
             ValueError: if there is one: names it.
         """
-        if reserved := [
-            name for name in parameter_names(cls, int(self.factory)) if name in RESERVED
-        ]:
+        if "name" in parameter_names(cls, int(self.factory)):
             raise ValueError(
-                f"{self.kind} {cls.__name__}: no argument may be called "
-                f"{reserved[0]!r}, which options and saved files "
-                "write beside the arguments: give it another name"
+                f"{self.kind} {cls.__name__}: no argument may be called 'name', which "
+                "options and saved files write beside the arguments: give it another "
+                "name"
             )
 
     def unknown(self, name: object, place: str) -> str:
@@ -167,7 +159,7 @@ class Registry(dict[str, Any]):
         its path.
 
         Raises:
-            ValueError: if it takes an argument with a reserved name.
+            ValueError: if it takes an argument called ``name``.
         """
         self.check_arguments(cls)
         for name in (
@@ -182,7 +174,7 @@ class Registry(dict[str, Any]):
 
 def package_of(name: str) -> str:
     """The package that a dotted name begins with; ``torchcaps_lab`` counts as
-    ``torchcaps``, which it was part of.
+    ``torchcaps``.
     """
     first = name.partition(".")[0]
     return "torchcaps" if first == "torchcaps_lab" else first

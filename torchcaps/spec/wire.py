@@ -176,24 +176,6 @@ def shown(owner: Any, *arguments: str) -> str:
     return ", ".join(f"{name}={getattr(owner, name)!r}" for name in arguments)
 
 
-def of_old(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A thing as files of earlier versions describe it, ``class_path`` and
-    ``init_args``, in today's form.
-    """
-    if "class_path" not in value and "init_args" not in value:
-        return value
-    arguments = {
-        key: item
-        for key, item in value.items()
-        if key not in ("class_path", "init_args", "dict_kwargs")
-    }
-    named = {"name": value["class_path"]} if "class_path" in value else {}
-    inner = [value.get(key) or {} for key in ("init_args", "dict_kwargs")]
-    if not all(isinstance(item, Mapping) for item in inner):
-        raise ValueError(f"init_args must hold arguments by name, got {inner[0]!r}")
-    return {**named, **inner[0], **inner[1], **arguments}
-
-
 def jsonable(value: Any) -> Any:
     """A value for JSON, which has no NaN and no infinity: None in their place, in lists
     and mappings too.

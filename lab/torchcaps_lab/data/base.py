@@ -206,23 +206,19 @@ class DataSet(ABC):
         """
         return None
 
-    def follow(self, manifest: Manifest | None) -> Changes:
+    def follow(self, manifest: Manifest) -> Changes:
         """Take over the split of a manifest, whatever files were added since, and
         return the changes.
 
         Args:
-            manifest: the manifest of a run; None for a run from before manifests were
-                kept.
+            manifest: the manifest of a run.
 
         Raises:
             ValueError: the images are not files.
         """
-        if manifest is not None:
-            raise ValueError(
-                f"{type(self).__name__} has no files that could be those of the "
-                "manifest"
-            )
-        return Changes()
+        raise ValueError(
+            f"{type(self).__name__} has no files that could be those of the manifest"
+        )
 
     def test_on_all(self) -> None:
         """Make every file a test image.

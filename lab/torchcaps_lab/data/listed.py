@@ -17,7 +17,6 @@ from torchcaps_lab.data.base import (
     DataSet,
     HeldOut,
     stable_split,
-    stratified_split,
 )
 from torchcaps_lab.data.classes import places_of
 from torchcaps_lab.data.examples import Examples
@@ -198,7 +197,6 @@ class ListedData(DataSet):
         if len({*self.named}) < len(self.named):
             raise ValueError(f"classes must have different names, got {self.named}")
         self._followed: Manifest | None = None
-        self._unrecorded = False
         self._changes = Changes()
 
     @abstractmethod
@@ -276,16 +274,15 @@ class ListedData(DataSet):
         """Which files the items come from, split by split."""
         return self._read.manifest
 
-    def follow(self, manifest: Manifest | None) -> Changes:
+    def follow(self, manifest: Manifest) -> Changes:
         """Takes over the splits of a manifest; files that are not in it are left
         out.
         """
         self._followed = manifest
-        self._unrecorded = manifest is None
         for name in ("_read", "_train_and_validation", "test"):
             vars(self).pop(name, None)
         present = [self._entry(item) for item in self.listed.items]
-        self._changes = Changes() if manifest is None else manifest.follow(present)[1]
+        self._changes = manifest.follow(present)[1]
         return self._changes
 
     def test_on_all(self) -> None:
@@ -303,13 +300,9 @@ class ListedData(DataSet):
         """What was left out and why, where test items are from, what changed, copies
         in several splits, lookalikes.
         """
-        unknown: tuple[str, ...] = ()
-        if self._unrecorded:
-            unknown = ("the run kept no record of its split: it is made anew",)
         manifest = self._merged
         tested = self._labels_in(manifest.parts["test"])
         return (
-            *unknown,
             *self.listed.notes,
             *self._changes.lines(),
             *_left_out_lines(manifest.left_out, self.in_file),
@@ -383,7 +376,7 @@ class ListedData(DataSet):
         for part, items in self.listed.parts.items():
             present = [item for item in items if item.name not in left_out]
             entries[part] = list(map(self._entry, present))
-        divided = partial(_divided, None if self._unrecorded else same, self.group_of)
+        divided = partial(_divided, same, self.group_of)
         if "all" in entries:
             entries["train"], entries["test"] = divided(
                 entries.pop("all"), self.test_share, TEST_SEED
@@ -450,23 +443,18 @@ class ListedData(DataSet):
 
 
 def _divided(
-    same: Mapping[str, str] | None,
+    same: Mapping[str, str],
     group_of: Callable[[str], str],
     entries: Sequence[Entry],
     share: float,
     seed: int,
 ) -> tuple[list[Entry], list[Entry]]:
-    """The rest and the share put aside, chosen by content; None: by index, as it was
-    before runs kept a record.
-    """
+    """The rest and the share put aside, chosen by content."""
     groups = [group_of(entry.category) for entry in entries]
     number_of = {name: number for number, name in enumerate(sorted({*groups}))}
     labels = torch.tensor([number_of[name] for name in groups], dtype=torch.int64)
-    if same is None:
-        train_rows, aside = stratified_split(labels, share, seed)
-    else:
-        digests = [same.get(entry.digest, entry.digest) for entry in entries]
-        train_rows, aside = stable_split(labels, digests, share, seed)
+    digests = [same.get(entry.digest, entry.digest) for entry in entries]
+    train_rows, aside = stable_split(labels, digests, share, seed)
     return [entries[index] for index in train_rows.tolist()], [
         entries[index] for index in aside.tolist()
     ]

@@ -127,18 +127,9 @@ class Reader(ABC):
         return None
 
     @classmethod
-    def of_network(
-        cls, network: "ClassifierNetwork", saved: Mapping[str, Any]
-    ) -> "Reader | None":
-        """Return the reader of a network that was saved without the name of one; None
-        if the network takes another kind of input.
-
-        Args:
-            network: the network.
-            saved: what was saved with it.
-
-        Raises:
-            ValueError: something is missing that the reader needs.
+    def of_network(cls, network: "ClassifierNetwork") -> "Reader | None":
+        """Return the reader of a network that was saved without one; None if the
+        network alone does not describe it.
         """
         return None
 

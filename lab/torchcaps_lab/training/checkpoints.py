@@ -101,14 +101,10 @@ def seal(path: Path) -> None:
         file.write(digest.encode())
 
 
-def is_whole(path: Path) -> bool:
-    """Whether the seal of a checkpoint is right; without a seal, whether the checksums
-    of its zip archive are.
-    """
+def seal_is_right(path: Path) -> bool:
+    """Whether a checkpoint has its seal, and the seal is right."""
     try:
         with zipfile.ZipFile(path) as archive:
-            if not archive.comment:  # written by an earlier version
-                return archive.testzip() is None
             comment = archive.comment.decode("ascii")
         return comment == _digest(path, path.stat().st_size - _SEAL)
     except Exception:  # zipfile raises almost anything on a damaged file
@@ -126,7 +122,9 @@ def _digest(path: Path, size: int) -> str:
 
 def newest_checkpoint(folder: Path) -> Path | None:
     """The newest undamaged checkpoint in a folder, or None; changes nothing."""
-    return next(filter(is_whole, sorted(folder.glob("*.ckpt"), reverse=True)), None)
+    return next(
+        filter(seal_is_right, sorted(folder.glob("*.ckpt"), reverse=True)), None
+    )
 
 
 def checkpoint_to_resume(folder: Path) -> Path | None:
@@ -147,8 +145,8 @@ def checkpoint_to_resume(folder: Path) -> Path | None:
     newest = newest_checkpoint(folder)
     if newest is None and paths:
         raise ValueError(
-            f"checkpoint {paths[-1]} is damaged, and there is no other: start anew in "
-            "another folder"
+            f"checkpoint {paths[-1]} is damaged, or without the seal of a training, "
+            "and there is no other: start anew in another folder"
         )
     for path in paths:
         if newest is not None and path > newest:

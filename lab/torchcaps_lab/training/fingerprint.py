@@ -10,8 +10,6 @@ from lightning.pytorch.callbacks import Callback
 
 from torchcaps_lab.data import Examples
 from torchcaps_lab.data.base import mixed_digest
-from torchcaps_lab.training.command_line import training_options
-from torchcaps_lab.training.reading import restored
 
 _ENDS = ("epochs", "stop_at", "stop", "patience")
 _PLACES = ("run", "import", "report", "speed.resident", "data.root", "data.data_dir")
@@ -35,7 +33,7 @@ class Fingerprint(Callback):
     """Keeps the options and digests of the data in every checkpoint.
 
     Args:
-        options: the options of the training, by name, as in a file of options.
+        options: all options of the training, by name, as in a file of options.
         train: the training images.
         validation: the validation images.
     """
@@ -47,7 +45,7 @@ class Fingerprint(Callback):
         validation: Examples,
     ) -> None:
         self.started = {
-            "options": _canonical(options),
+            "options": dict(options),
             "classes": list(train.classes),
             "images": {"train": len(train), "validation": len(validation)},
             "data": mixed_digest(train.digest(), validation.digest()),
@@ -62,15 +60,14 @@ class Fingerprint(Callback):
 
         Raises:
             ValueError: if something differs; with ``allow_changes`` this is a warning.
+                Or if the checkpoint was not written by a training of this package.
         """
         was = checkpoint.get("callbacks", {}).get(self.state_key)
         if not was:
-            warnings.warn(
-                "the checkpoint is from a version that did not note options and "
-                "images: nothing is compared",
-                stacklevel=2,
+            raise ValueError(
+                "the checkpoint must hold the options and the digests of the images of "
+                "its training, and does not: torchcaps train did not write it"
             )
-            return
         changes = "; ".join(differences(was, self.started))
         if changes and not allow_changes:
             raise ValueError(
@@ -82,21 +79,11 @@ class Fingerprint(Callback):
             warnings.warn(f"the run continues with changes: {changes}", stacklevel=2)
 
 
-def _canonical(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with today's names and defaults; those that are no whole set of options
-    as they are.
-    """
-    try:
-        return training_options(restored(options)).plain()
-    except ValueError:
-        return dict(options)
-
-
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The differences between two trainings, except in :data:`FREE` options: "seed was
     0, is 1".
     """
-    changes = _compared(_canonical(was["options"]), now["options"], "")
+    changes = _compared(was["options"], now["options"], "")
     for name in ("classes", "images"):
         if was[name] != now[name]:
             changes.append(f"{name} were {_said(was[name])}, are {_said(now[name])}")
@@ -114,14 +101,13 @@ def network_changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     its name.
 
     Args:
-        was: the earlier options, maybe of an earlier version.
+        was: the options in the folder of the run.
         now: the options, complete.
     """
-    before = _canonical(was)
     return [
         row
         for name in ("model_args", "routing")
-        for row in _compared(before.get(name), now.get(name), name)
+        for row in _compared(was.get(name), now.get(name), name)
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from torchcaps.spec import Typed, meant, of_old
+from torchcaps.spec import Typed, meant
 from torchcaps.whole import read_text
 
 OF_OTHERS = {
@@ -255,41 +255,7 @@ def read_options(path: Path, imported: Sequence[str] = ()) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for name, value in options.items():
         put(tree, name.split("."), value)
-    return restored(tree)
-
-
-_ONLY_OF_HUB = {"path", "image", "label", "revision"}
-
-
-def restored(value: Any) -> Any:
-    """Options, at any depth, with the class of data sets of ``datasets``, which earlier
-    versions lost.
-
-    The data set ``Hub`` had an argument ``name``, now ``configuration``, which was
-    written over the name of the class. Its other arguments, all of which were written,
-    are those of no other data set.
-    """
-    if isinstance(value, list):
-        return list(map(restored, value))
-    if not isinstance(value, Mapping):
-        return value
-    value = {key: restored(value_inside) for key, value_inside in value.items()}
-    inner = value.get("init_args")
-    if isinstance(inner, Mapping) and str(value.get("class_path")).endswith(".Hub"):
-        return {
-            **value,
-            "init_args": {
-                "configuration" if key == "name" else key: value_inside
-                for key, value_inside in inner.items()
-            },
-        }
-    if (
-        _ONLY_OF_HUB <= value.keys()
-        and "configuration" not in value
-        and value.get("name", "Hub") not in ("Hub", "hub")
-    ):
-        return {**value, "name": "hub", "configuration": value["name"]}
-    return value
+    return tree
 
 
 def _check_imports(path: Path, wanted: Any, imported: Sequence[str]) -> None:
@@ -359,7 +325,7 @@ def _holds_names(value: Any) -> bool:
 def _by_name(value: Any) -> Mapping[str, Any]:
     """A thing, or options, as values by name; nothing of what is neither."""
     if _holds_names(value):
-        return of_old(value.value if isinstance(value, Typed) else value)
+        return value.value if isinstance(value, Typed) else value
     return {"name": value} if isinstance(value, str | Typed) else {}
 
 

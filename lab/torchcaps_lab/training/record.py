@@ -14,12 +14,18 @@ def follow_record(folder: RunFolder, data: DataSet) -> tuple[str, ...]:
     since.
 
     Raises:
-        ValueError: the record is damaged, or belongs to other data.
+        ValueError: the record is damaged or missing, or belongs to other data.
     """
-    path = folder.record
-    if path.is_file() and folder.config.is_file():
-        return data.follow(Manifest.read(path)).lines()
-    return data.follow(None).lines() if folder.config.is_file() else ()
+    if not folder.config.is_file():
+        return ()
+    if folder.record.is_file():
+        return data.follow(Manifest.read(folder.record)).lines()
+    if data.manifest() is not None:
+        raise ValueError(
+            f"{folder.record} is missing: it must name the files that the run was "
+            "trained, validated and tested on"
+        )
+    return ()
 
 
 def write_record(folder: RunFolder, data: DataSet) -> None:

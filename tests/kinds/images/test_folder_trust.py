@@ -179,18 +179,6 @@ class TestItem1:
         assert later.follow(manifest).added == ("a/new.png",)
         assert later.test.files == data.test.files
 
-    def test_a_run_from_before_keeps_the_split_of_then(self, tmp_path):
-        from torchcaps_lab.data import stratified_split
-
-        data = ImageFolder(str(make_root(tmp_path)))
-        assert data.follow(None).lines() == ()
-        listed = sorted(part_of(data))
-        labels = torch.arange(60) // 30
-        assert names(data.test, tmp_path) == {
-            listed[i] for i in stratified_split(labels, 0.2, 0)[1].tolist()
-        }
-        assert "no record of its split" in data.notes()[0]
-
 
 # Item 2: names of folders
 

@@ -231,11 +231,12 @@ class TestOneFactor:
 
 @pytest.fixture(scope="module")
 def data():
-    inner = {"class_path": "Digits", "init_args": {"size": 6, "validation": 0.2}}
+    inner = {"name": "Digits", "size": 6, "validation": 0.2}
     return data_of(
         {
-            "class_path": "torchcaps_lab.kinds.images.made.Padded",
-            "init_args": {"data": inner, "pad": 2},
+            "name": "torchcaps_lab.kinds.images.made.Padded",
+            "data": inner,
+            "pad": 2,
         }
     )
 

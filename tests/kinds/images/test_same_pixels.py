@@ -82,7 +82,6 @@ def test_nothing_is_decoded_twice_for_it(tmp_path, monkeypatch):
 
 
 def test_a_picture_of_its_own_stays_where_its_file_puts_it(tmp_path):
-    """Splits of folders without copies are those of earlier versions."""
     root = make_root(tmp_path)
     before = {
         part: set(getattr(ImageFolder(root), part).files)

@@ -342,15 +342,15 @@ def test_a_vocabulary_that_is_not_the_networks(tmp_path: Path) -> None:
         "text_cnn", vocabulary=len(data.words), classes=4, word_dim=8
     )
     more = Words((*data.words.vocabulary, "more"))
-    model.save_pretrained(tmp_path, classes=list(data.classes), words=more.config())
+    reader = {"name": "texts", "words": more.config()}
+    model.save_pretrained(tmp_path, classes=list(data.classes), reader=reader)
     with pytest.raises(
         ValueError,
         match=rf"knows {len(data.words)} words, and the vocabulary .* has {len(more)}",
     ):
         Classifier.open(tmp_path)
-    model.save_pretrained(
-        tmp_path, classes=list(data.classes), words=data.words.config()
-    )
+    reader = {"name": "texts", "words": data.words.config()}
+    model.save_pretrained(tmp_path, classes=list(data.classes), reader=reader)
     answer = Classifier.open(tmp_path)(
         "who found the river ?", resize="handwriting"
     )  # which is for images

@@ -49,12 +49,19 @@ COUNTER = "num_batches_tracked"
 """Of a normalisation; it takes no part in what a trained network computes."""
 
 
-SMALLNORB: dict[str, Any] = {
-    "classes": ["animal", "human", "airplane", "truck", "car"],
-    "raw_image_shape": [2, 96, 96],
-    "task": {"name": "classification"},
-}
-"""What is kept with a network that was trained on smallNORB."""
+def of_smallnorb(preprocess: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept with a network that was trained on smallNORB, whose images were
+    prepared so.
+    """
+    return {
+        "classes": ["animal", "human", "airplane", "truck", "car"],
+        "task": {"name": "classification"},
+        "reader": {
+            "name": "images",
+            "image_shape": [2, 96, 96],
+            "preprocess": dict(preprocess),
+        },
+    }
 
 
 def outline(file: Path, make: Callable[[], Network]) -> dict[str, Tensor]:

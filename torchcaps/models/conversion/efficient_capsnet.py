@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torchcaps.models.conversion.base import SMALLNORB, Converted, Stored, outline
+from torchcaps.models.conversion.base import Converted, Stored, of_smallnorb, outline
 from torchcaps.models.efficient_capsnet import EfficientCapsNet
 from torchcaps.models.registry import create_model
 from torchcaps.names import needing
@@ -91,7 +91,7 @@ def read(file: Path) -> Converted:
     ):
         weights |= _convolution(place, layer)
     if name in _PREPROCESS:
-        extra = {**SMALLNORB, "preprocess": _PREPROCESS[name]}
+        extra = of_smallnorb(_PREPROCESS[name])
     else:
         extra = {}
     return Converted(

@@ -10,7 +10,7 @@ from zipfile import BadZipFile, ZipFile
 import torch
 from torch import Tensor
 
-from torchcaps.models.conversion.base import SMALLNORB, Converted, Stored
+from torchcaps.models.conversion.base import Converted, Stored, of_smallnorb
 from torchcaps.models.heinsen import HeinsenCapsNet
 
 _PARTS = {
@@ -63,8 +63,7 @@ def read(file: Path) -> Converted:
             weights[new_name] = stored
             if new_name.endswith("routing.bias"):
                 weights[new_name] = stored._replace(layout=_rows)
-    extra = {**SMALLNORB, "preprocess": {}}
-    return Converted(make, weights, partial(_tensors, file), extra)
+    return Converted(make, weights, partial(_tensors, file), of_smallnorb({}))
 
 
 def _rows(poses: Tensor) -> Tensor:

@@ -115,16 +115,11 @@ class ImageReader(Reader):
             return None
 
     @classmethod
-    def of_network(
-        cls, network: ClassifierNetwork, saved: Mapping[str, Any]
-    ) -> "ImageReader | None":
-        """The reader of a network that was saved with a shape, or with nothing."""
+    def of_network(cls, network: ClassifierNetwork) -> "ImageReader | None":
+        """The reader of images in the size that a network takes."""
         if network.takes != cls.takes:
             return None
-        config = {"image_shape": _shape_taken(network), **saved}
-        if "raw_image_shape" in saved:
-            config["image_shape"] = saved["raw_image_shape"]
-        return cls.from_config(config)
+        return cls.from_config({"image_shape": _shape_taken(network)})
 
     @classmethod
     def of_data(cls, data: Any, preprocess: Preprocess) -> "ImageReader":

@@ -8,7 +8,6 @@ from html import unescape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchcaps.models import ClassifierNetwork
 from torchcaps.whole import named_below, parsed_json
 from torchcaps_lab.data.listed import part_called
 from torchcaps_lab.data.reader import register_reader
@@ -78,13 +77,6 @@ class SceneReader(ImageReader):
     def report(cls, place: Place, seen: Guess | ValueError) -> Any:
         """The images that show each class."""
         return super(ImageReader, cls).report(place, seen)
-
-    @classmethod
-    def of_network(
-        cls, network: ClassifierNetwork, saved: Mapping[str, Any]
-    ) -> "SceneReader | None":
-        """None: networks that were saved without the name of a reader read images."""
-        return None
 
     def in_folder(self, folder: Path) -> list[Path]:
         """The images in a folder, without masks beside them."""

@@ -82,21 +82,6 @@ class SeriesReader(Reader):
         return watched(Guess({**options, "data": data}, why), given, train // 9)
 
     @classmethod
-    def of_network(
-        cls, network: ClassifierNetwork, saved: Mapping[str, Any]
-    ) -> "SeriesReader | None":
-        """The reader of a network that was saved with its scale alone."""
-        scale = Scale.from_config(saved.get("scale"))
-        if scale is not None:
-            return cls(scale, network.config()["in_channels"])
-        if network.takes == cls.takes:
-            raise ValueError(
-                "the network takes series, and no scale was saved with it: save "
-                "it with scale=..."
-            )
-        return None
-
-    @classmethod
     def of_data(cls, data: Any, preprocess: Preprocess) -> "SeriesReader":
         """The scale of the training series."""
         return cls(data.scale, data.image_shape[0])

@@ -103,21 +103,6 @@ class TextReader(Reader):
         return watched(Guess(options, why), given, train // 9)
 
     @classmethod
-    def of_network(
-        cls, network: ClassifierNetwork, saved: Mapping[str, Any]
-    ) -> "TextReader | None":
-        """The reader of a network that was saved with its vocabulary alone."""
-        words = Words.from_config(saved.get("words"))
-        if words is not None:
-            return cls(words)
-        if network.takes == cls.takes:
-            raise ValueError(
-                "the network takes words, and no vocabulary was saved with it: save "
-                "it with words=..."
-            )
-        return None
-
-    @classmethod
     def of_data(cls, data: Any, preprocess: Preprocess) -> "TextReader":
         """The vocabulary of the training texts."""
         text = getattr(data, "text", None)

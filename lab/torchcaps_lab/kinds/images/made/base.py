@@ -60,7 +60,7 @@ class MadeOf(DataSet):
         """Which files the images are made of, split by split."""
         return self.data.manifest()
 
-    def follow(self, manifest: Manifest | None) -> Changes:
+    def follow(self, manifest: Manifest) -> Changes:
         """Takes over the split of a manifest."""
         return self.data.follow(manifest)
 

@@ -15,23 +15,20 @@ from torchcaps.models.network import NETWORKS, Network
 from torchcaps.models.registry import RESERVED_FOR_MODELS
 from torchcaps.spec import (
     MISSING,
-    RESERVED,
     Registry,
     Spec,
     alternatives,
     complete,
     declared,
     fit,
-    make,
     plain,
     registry_of,
 )
 from torchcaps_lab.data.base import DATASETS
 from torchcaps_lab.tasks.base import TASKS
 from torchcaps_lab.training.command_line import training_options
-from torchcaps_lab.training.fingerprint import differences
 from torchcaps_lab.training.options import OPTIMIZERS, SCHEDULERS
-from torchcaps_lab.training.reading import as_yaml, parsed, restored
+from torchcaps_lab.training.reading import as_yaml, parsed
 
 WRITTEN = [
     tc.routing.base.ROUTINGS,
@@ -175,11 +172,8 @@ def passing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("passing")
-@pytest.mark.parametrize("reserved", RESERVED)
 @pytest.mark.parametrize("registered", [True, False])
-def test_no_argument_takes_the_place_of_the_name(
-    reserved: str, registered: bool
-) -> None:
+def test_no_argument_takes_the_place_of_the_name(registered: bool) -> None:
     """Written beside the name of the class, it would overwrite it, and the class would
     be lost.
     """
@@ -188,21 +182,19 @@ def test_no_argument_takes_the_place_of_the_name(
         pass
 
     things = Registry("thing", Thing)
-    namespace: dict[str, Any] = {"Thing": Thing}
-    exec(
-        f"class Named(Thing):\n    def __init__(self, {reserved}='x'): "
-        f"self.{reserved} = {reserved}",
-        namespace,
-    )
-    named = namespace["Named"]
-    message = f"thing Named: no argument may be called '{reserved}'"
+
+    class Named(Thing):
+        def __init__(self, name: str = "x") -> None:
+            self.name = name
+
+    message = "thing Named: no argument may be called 'name'"
     if registered:
         with pytest.raises(ValueError, match=message):
-            things.register("named")(named)
+            things.register("named")(Named)
     for use in (
         lambda: fit(Thing, "Named", "x"),
-        lambda: plain(named()),
-        lambda: things.name_of(named),
+        lambda: plain(Named()),
+        lambda: things.name_of(Named),
     ):
         with pytest.raises(ValueError, match=message):
             use()
@@ -251,60 +243,3 @@ def test_groups_of_options_share_no_name() -> None:
         *(name for group in options.groups for name in group.plain()),
     ]
     assert len(names) == len(set(names))
-
-
-HUB = {
-    "path": "images",
-    "image": None,
-    "label": None,
-    "revision": None,
-    "validation": 0.2,
-}
-
-
-@pytest.mark.parametrize("configuration", [None, "default", "digits", "folder"])
-@pytest.mark.parametrize("nested", [False, True])
-def test_runs_whose_file_lost_the_name_of_the_data_set(
-    configuration: str | None, nested: bool
-) -> None:
-    """A run on data of ``datasets`` wrote its configuration over the name of its
-    class.
-    """
-    wrap = (
-        (lambda data: {"name": "Few", "data": data, "train": 3})
-        if nested
-        else (lambda data: data)
-    )
-    old = {"data": wrap({"name": configuration, **HUB}), "seed": 3}
-    new = {
-        "data": wrap({"name": "hub", "configuration": configuration, **HUB}),
-        "seed": 3,
-    }
-    assert restored(old) == new == restored(new)
-    before = training_options(restored(old)).plain()
-    now = training_options(new).plain()
-    assert before == now
-    images = {
-        "classes": ["a"],
-        "images": {"train": 1, "validation": 1},
-        "data": "x",
-    }
-    assert (
-        differences({"options": {**now, **old}, **images}, {"options": now, **images})
-        == []
-    )
-
-
-def test_options_of_hub_as_people_write_them_stay() -> None:
-    for name in ("Hub", "hub"):
-        options = {"data": {"name": name, **HUB}}
-        assert restored(options) == options
-    old = {
-        "data": {
-            "class_path": "torchcaps.data.Hub",
-            "init_args": {**HUB, "name": "default"},
-        }
-    }
-    spec = fit(DATASETS.base, restored(old)["data"], "data")
-    assert (spec.cls.__name__, spec.arguments["configuration"]) == ("Hub", "default")
-    assert make(spec).configuration == "default"
