@@ -94,11 +94,10 @@ docs: setup
 	$(BIN)/python -m sphinx -W --keep-going -q -c docs/site . build/site
 	@echo "build/site/index.html"
 
-# Draws the picture of the house anew and notes the public names, after rooms or names changed.
+# Prints the size of every room, and writes the table of rooms and what torchcaps models lists.
 house: setup
 	$(BIN)/python -m docs.house
 	$(BIN)/python -m tests.api_surface
-	$(BIN)/python -m docs.reading
 
 clean:
 	rm -rf .venv build dist htmlcov .coverage* *.egg-info lab/build lab/*.egg-info

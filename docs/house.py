@@ -1,26 +1,25 @@
-"""The house and its rooms: ``python -m docs.house`` draws it anew from the imports,
+"""The rooms, who imports whom, and how large they are.
+
+``python -m docs.house``, as ``make house`` does, prints lines of code, functions and
+nodes of the syntax tree of every room, and writes the table of rooms into ``house.md``,
 from the root of the repository.
 
-A room is a module or a package directly below ``torchcaps`` or ``torchcaps_lab``. An
-arrow goes from a room to one that it imports from; imports that follow from others (A
-from B, B from C: so A may well from C) are left out of the picture. Lines of code are
-those that are neither blank nor comment nor docstring.
+A room is a module or a package directly below ``torchcaps`` or ``torchcaps_lab``. Lines
+of code are those that are neither blank nor comment nor docstring.
 """
 
-import argparse
 import ast
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
-from html import escape
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, TypeGuard
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = "torchcaps"
 LAB = "torchcaps_lab"
-PICTURE = Path(__file__).with_suffix(".svg")
+PAGE = Path(__file__).with_suffix(".md")
+FROM, UNTIL = "<!-- from the imports -->", "<!-- until here -->"
 
 ORDER = (
     "names",
@@ -236,11 +235,26 @@ def _is_docstring(node: ast.AST) -> TypeGuard[ast.Expr]:
     )
 
 
-def size(name: str) -> int:
-    """Lines of code in a room."""
-    files = {path for module, path in modules().items() if room(module) == name}
-    files |= set((ROOT / PACKAGE / name).rglob("*.cpp"))
-    return sum(len(code_lines(path)) for path in files)
+class Size(NamedTuple):
+    """How large a room is: lines of code, functions, and nodes of the syntax tree."""
+
+    lines: int
+    functions: int
+    nodes: int
+
+
+def size(name: str) -> Size:
+    """The size of a room. Its C++ has lines alone."""
+    of_room = {
+        module: path for module, path in modules().items() if room(module) == name
+    }
+    nodes = [node for module in of_room for node in ast.walk(tree(module))]
+    files = {*of_room.values(), *(ROOT / PACKAGE / name).rglob("*.[ch]pp")}
+    return Size(
+        sum(len(code_lines(path)) for path in files),
+        sum(isinstance(node, FUNCTIONS[:2]) for node in nodes),
+        len(nodes),
+    )
 
 
 def reduced(graph: dict[str, set[str]]) -> dict[str, set[str]]:
@@ -265,180 +279,25 @@ def reduced(graph: dict[str, set[str]]) -> dict[str, set[str]]:
     return shortest
 
 
-WIDTH = 176
-HEIGHT = 52
-GAP = 40
-ROW = 96
-MARGIN = 24
-BAR = 152
-"""Of the picture, in pixels: a box, the space between boxes and between the tops of two
-rows, the edge, a full bar.
-"""
-
-STYLE = """
-text { font-family: Helvetica, Arial, sans-serif; text-anchor: middle; fill: #1f2933; }
-.name { font-size: 17px; font-weight: bold; } .lines { font-size: 13px; fill: #52606d; }
-.room { fill: #e8f0fa; stroke: #3b6ea5; stroke-width: 1.5; } .beside { fill: #fdf3e1; stroke: #b7791f; }
-.bar { fill: #3b6ea5; } .beside + text + text + .bar { fill: #b7791f; }
-.import { fill: none; stroke: #7b8794; stroke-width: 1.6; }
-"""
+def table() -> str:
+    """The rooms as Markdown, each with those that it imports from."""
+    rows = ["| room | stands on |", "|---|---|"]
+    for name, targets in reduced(rooms()).items():
+        names = ", ".join(target for target in rooms() if target in targets)
+        rows.append(f"| {name} | {names} |")
+    return "\n".join(rows)
 
 
-class Point(NamedTuple):
-    """A place in the picture."""
-
-    x: float
-    y: float
-
-
-def layers(arrows: dict[str, set[str]]) -> dict[str, int]:
-    """The row of each room, 0 at the bottom: above all that it imports from, and close
-    to what imports it.
-    """
-
-    def lowest(name: str) -> int:
-        return max((1 + lowest(target) for target in arrows[name]), default=0)
-
-    rows = {name: lowest(name) for name in arrows}
-    for name in reversed(ORDER):
-        importers = [importer for importer in arrows if name in arrows[importer]]
-        if name in rows and importers:
-            rows[name] = min(rows[importer] - 1 for importer in importers)
-    return rows
-
-
-def chains(
-    arrows: dict[str, set[str]], rows: dict[str, int]
-) -> dict[tuple[str, str], list[str]]:
-    """Each arrow as the boxes and, in the rows between them, the gaps that it
-    passes.
-    """
-    paths = {}
-    for name, targets in arrows.items():
-        for target in sorted(targets):
-            between = range(rows[name] - 1, rows[target], -1)
-            gaps = [f"{name} {target} {row}" for row in between]
-            paths[name, target] = [name, *gaps, target]
-    return paths
-
-
-def places(rows: dict[str, int], paths: Sequence[Sequence[str]]) -> dict[str, Point]:
-    """The middle of every box, and of every gap that an arrow passes through a row."""
-    row_of = dict(rows)
-    linked: dict[str, set[str]] = {name: set() for name in rows}
-    for path in paths:
-        for step, (upper, lower) in enumerate(pairwise(path)):
-            row_of[lower] = row_of[path[0]] - step - 1
-            linked.setdefault(upper, set()).add(lower)
-            linked.setdefault(lower, set()).add(upper)
-    x = dict.fromkeys(row_of, 0.0)
-
-    def wish(name: str) -> float:
-        return sum(x[end] for end in linked[name]) / max(len(linked[name]), 1)
-
-    for _ in range(40):
-        for row in range(max(row_of.values()) + 1):
-            items = [name for name in row_of if row_of[name] == row]
-            items.sort(key=wish)
-            widths = [WIDTH if name in rows else GAP for name in items]
-            left = -(sum(widths) + GAP * (len(items) - 1)) / 2
-            for name, width in zip(items, widths, strict=True):
-                x[name] = left + width / 2
-                left += width + GAP
-    start = min(x.values()) - WIDTH / 2
-    top = max(row_of.values())
-    points = {}
-    for name, row in row_of.items():
-        y = (top - row) * ROW + MARGIN + HEIGHT / 2
-        points[name] = Point(x[name] - start + MARGIN, y)
-    return points
-
-
-def curve(points: Sequence[Point]) -> str:
-    """The path of an arrow from the bottom of the first box, through gaps, to the top
-    of the last.
-    """
-    half = HEIGHT / 2
-    x = points[0].x
-    y = points[0].y + half
-    drawn = [f"M{x:.0f} {y:.0f}"]
-    bend = (ROW - HEIGHT) / 2
-    for number, point in enumerate(points[1:], 2):
-        is_last = number == len(points)
-        upper = point.y - half
-        if is_last:
-            upper -= 4  # room for the head of the arrow
-        drawn.append(
-            f"C{x:.0f} {y + bend:.0f} "
-            f"{point.x:.0f} {upper - bend:.0f} "
-            f"{point.x:.0f} {upper:.0f}"
-        )
-        if not is_last:
-            drawn.append(f"V{point.y + half:.0f}")
-        x = point.x
-        y = point.y + half
-    return " ".join(drawn)
-
-
-def picture() -> str:
-    """The house as SVG."""
-    arrows = reduced(rooms())
+def main() -> None:
+    """Print the sizes, and write the table into the page."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(FROM)
+    after = rest.partition(UNTIL)[2]
+    page = f"{before}{FROM}\n\n{table()}\n\n{UNTIL}{after}"
+    PAGE.write_text(page, encoding="utf-8")
     sizes = {name: size(name) for name in rooms()}
-    rows = layers(arrows)
-    paths = chains(arrows, rows)
-    points = places(rows, list(paths.values()))
-    width = max(point.x for point in points.values()) + WIDTH / 2 + MARGIN
-    height = max(point.y for point in points.values()) + HEIGHT / 2 + MARGIN
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} '
-        f'{height:.0f}" width="{width:.0f}">',
-        f"<title>The rooms of {PACKAGE}, what each imports from, and its lines of "
-        "code</title>",
-        f"<style>{STYLE}</style>",
-        '<defs><marker id="head" viewBox="0 0 8 8" refX="5" refY="4" '
-        'markerWidth="7" markerHeight="7" orient="auto">'
-        '<path d="M0 0L8 4L0 8z" fill="#7b8794"/></marker></defs>',
-        '<rect width="100%" height="100%" fill="white"/>',
-    ]
-    for (name, target), path in paths.items():
-        line = curve([points[step] for step in path])
-        parts.append(
-            f'<path class="import" data-from="{name}" data-to="{target}" '
-            f'd="{line}" marker-end="url(#head)"/>'
-        )
-    most = max(sizes.values())
-    for name, lines in sizes.items():
-        parts.append(_box(name, points[name], lines, most))
-    return "\n".join([*parts, "</svg>", ""])
-
-
-def _box(name: str, middle: Point, lines: int, most: int) -> str:
-    x = middle.x - WIDTH / 2
-    y = middle.y - HEIGHT / 2
-    kind = "room beside" if name in BESIDE else "room"
-    bar = max(BAR * lines / most, 1)
-    return (
-        f'<rect class="{kind}" data-room="{name}" '
-        f'x="{x:.0f}" y="{y:.0f}" '
-        f'width="{WIDTH}" height="{HEIGHT}" rx="6"/>'
-        f'<text class="name" x="{middle.x:.0f}" '
-        f'y="{y + 20:.0f}">{escape(name)}</text>'
-        f'<text class="lines" x="{middle.x:.0f}" '
-        f'y="{y + 36:.0f}">{lines:,} lines</text>'
-        f'<rect class="bar" x="{middle.x - bar / 2:.1f}" '
-        f'y="{y + 42:.0f}" width="{bar:.1f}" height="4"/>'
-    )
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Draws the picture."""
-    parser = argparse.ArgumentParser(prog="python -m docs.house", description=__doc__)
-    parser.add_argument(
-        "--picture", type=Path, default=PICTURE, help="the SVG file to write"
-    )
-    options = parser.parse_args(arguments)
-    options.picture.write_text(picture(), encoding="utf-8")
-    sys.stdout.write(f"{options.picture}\n")
+    sizes["together"] = Size(*map(sum, zip(*sizes.values(), strict=True)))
+    for name, (lines, functions, nodes) in sizes.items():
+        sys.stdout.write(f"{name:12}{lines:8,}{functions:8,}{nodes:10,}\n")
 
 
 if __name__ == "__main__":

@@ -1,48 +1,21 @@
-"""All public names: ``python -m tests.api_surface`` writes them to
-``tests/api_surface.json``, from the root.
+"""The public names, and the file of what ``torchcaps models`` lists.
 
-It also writes what ``torchcaps models`` lists, so that the command need not import
-torch.
-
-A public name is one in ``__all__`` of one of the packages or their modules. With each
-go the names of its parameters, for a class those of its constructor, and the public
-methods and properties that the class itself defines.
+A public name is one in ``__all__`` of one of the packages or their modules. ``python -m
+tests.api_surface`` writes the file, so that the command need not import torch.
 """
 
 import ast
-import functools
 import importlib
 import inspect
 import json
 import pkgutil
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
-from typing import Any, get_origin
 
 import torchcaps
 import torchcaps_lab
 from torchcaps_lab.cli.models import KNOWN, described
-
-SURFACE = Path(__file__).with_suffix(".json")
-
-
-def surface() -> list[str]:
-    """A line for each public name, sorted; what several packages export is described in
-    the innermost of them.
-    """
-    lines: set[str] = set()
-    described: set[int] = set()
-    for module in sorted(
-        public_modules(), key=lambda module: -module.__name__.count(".")
-    ):
-        for name in module.__all__:
-            thing = getattr(module, name)
-            path = f"{module.__name__}.{name}"
-            lines.update([path] if id(thing) in described else lines_of(path, thing))
-            described.add(id(thing))
-    return sorted(lines)
 
 
 def public_modules() -> Iterator[ModuleType]:
@@ -80,50 +53,6 @@ def is_ours(module: str | None) -> bool:
     return (module or "").split(".")[0] in ("torchcaps", "torchcaps_lab")
 
 
-def lines_of(name: str, thing: Any) -> Iterator[str]:
-    """The line of a public name and, for a class of ours, those of its members."""
-    yield name + parameters(thing)
-    if inspect.isclass(thing) and thing.__module__.startswith("torchcaps"):
-        for member, value in vars(thing).items():
-            if not member.startswith("_"):
-                if isinstance(value, (property, functools.cached_property)):
-                    yield f"{name}.{member}"
-                elif isinstance(
-                    value, (classmethod, staticmethod)
-                ) or inspect.isfunction(value):
-                    yield f"{name}.{member}{parameters(getattr(thing, member))}"
-
-
-def parameters(thing: Any) -> str:
-    """The names of the parameters in parentheses; nothing for what has none to tell, in
-    every version of Python.
-    """
-    if get_origin(thing) or getattr(thing, "_is_protocol", False):
-        return ""
-    made = inspect.isclass(thing) and inspect.isfunction(thing.__init__)
-    try:
-        signature = inspect.signature(thing.__init__ if made else thing)
-    except (TypeError, ValueError):  # not to be called, or written in C
-        return ""
-    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-    names = [
-        stars.get(p.kind, "") + p.name
-        for p in signature.parameters.values()
-        if p.name != "self"
-    ]
-    keywords = [
-        p.kind is inspect.Parameter.KEYWORD_ONLY
-        for p in signature.parameters.values()
-        if p.name != "self"
-    ]
-    if True in keywords and not any(
-        name.startswith("*") and not name.startswith("**") for name in names
-    ):
-        names.insert(keywords.index(True), "*")
-    return f"({', '.join(names)})"
-
-
 if __name__ == "__main__":
-    SURFACE.write_text(json.dumps(surface(), indent=1) + "\n", encoding="utf-8")
     KNOWN.write_text(json.dumps(described(), indent=1) + "\n", encoding="utf-8")
-    sys.stdout.write(f"{SURFACE}\n{KNOWN}\n")
+    sys.stdout.write(f"{KNOWN}\n")

@@ -7,7 +7,7 @@ import torch
 
 import torchcaps as tc
 from torchcaps import list_models
-from torchcaps.models import list_pretrained
+from torchcaps.models.pretrained import list_pretrained
 from torchcaps_lab.card import Card
 from torchcaps_lab.data import Digits, Preprocess, Words
 from torchcaps_lab.tasks import Classification

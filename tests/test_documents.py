@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from importlib.metadata import metadata
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -330,37 +331,24 @@ def test_no_code_is_left_unexecuted() -> None:
     }
 
 
-def test_readme_is_short() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(" ".join(prose("README.md")).split()) <= 900
-    sections = re.findall(r"^## (.*)$", text, re.MULTILINE)
-    assert sections == ["Install", "Quick start", "Results", "Learn more"]
-    assert "<img " in text.partition("## Install")[0]
+def accidental_lists(page: str) -> list[str]:
+    """The lines of paragraphs that Markdown shows as the start of a numbered list."""
+    lines = re.sub(r"```.*?```", "", page, flags=re.DOTALL).splitlines()
+    return [
+        line
+        for before, line in pairwise(lines)
+        if re.match(r"1[.)] ", line)
+        and before
+        and not before.startswith((" ", "#", "|", "-"))
+    ]
 
 
-def prose(document: str) -> list[str]:
-    """The sentences of a document, without code, tables and headings."""
-    text = (ROOT / document).read_text(encoding="utf-8")
-    for left_out in (
-        r"```.*?```",
-        r"<!--.*?-->|<[^>]+>",
-        r"^\s*\|.*?$",
-        r"^#.*?$",
-        r"`[^`]*`",
-    ):
-        text = re.sub(left_out, " ", text, flags=re.DOTALL | re.MULTILINE)
-    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
-    parts = re.split(r"(?<=[.!?])\s+|\n\s*\n|\n\s*- ", text)
-    return [part for part in parts if len(part.split()) > 2]
-
-
-def test_readme_reads_easily() -> None:
-    """Few semicolons, colons and figures: what has many is a table."""
-    sentences = prose("README.md")
-    text = " ".join(sentences)
-    assert 100 * text.count(";") <= 6 * len(sentences)
-    assert 100 * text.count(":") <= 20 * len(sentences)
-    assert 100 * len(re.findall(r"\d[\d.,]*", text)) <= 2 * len(text.split())
+def test_no_number_at_the_start_of_a_line_begins_a_list() -> None:
+    assert accidental_lists("Lengths agree by about\n1. But they shrink.")
+    assert not accidental_lists("Two steps:\n\n1. Assign.\n2. Move.")
+    for document in DOCUMENTS:
+        page = (ROOT / document).read_text(encoding="utf-8")
+        assert not accidental_lists(page), document
 
 
 def test_contributing_has_the_import_order_of_the_house() -> None:
