@@ -17,7 +17,7 @@ setup(
     install_requires=[
         f"torchcaps[hub]=={VERSION}",
         "docstring_parser>=0.15,<1",
-        "filelock>=3.12",
+        "filelock>=3.20.1",  # before, a lock that is a link emptied its target
         "imagehash>=4.3,<5",
         "lightning>=2.6.4,<3",  # 2.6.2 and 2.6.3 on PyPI carried malware
         "matplotlib>=3.8,<4",

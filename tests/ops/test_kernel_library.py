@@ -45,7 +45,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         pytest.skip("this machine has no compiler to hand out a library of")
     compiler = tmp_path / "compiler"
     compiler.write_text(
-        f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nsleep "${{SLOW:-0}}"\n'
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n'
+        f"echo $PPID > {tmp_path}/begun; mv {tmp_path}/begun {tmp_path}/compiling\n"
+        'sleep "${SLOW:-0}"\n'
         'while [ "$1" != "-o" ]; do shift; done\n'
         f'cp {path} "$2"\n'
     )
@@ -203,9 +205,9 @@ BUILD = (
 )
 
 
-def started(**environment: str) -> "subprocess.Popen[str]":
+def started(code: str = BUILD, **environment: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-c", BUILD],
+        [sys.executable, "-c", code],
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -213,6 +215,13 @@ def started(**environment: str) -> "subprocess.Popen[str]":
         start_new_session=True,
         preexec_fn=_listening,
     )
+
+
+def wait_for(path: Path) -> Path:
+    deadline = time.monotonic() + 120
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return path
 
 
 def _listening() -> None:
@@ -223,16 +232,46 @@ def _listening() -> None:
 
 
 @pytest.mark.thorough
-def test_two_processes_at_once_compile_once(cache: Path) -> None:
-    both = [started(SLOW="1") for _ in range(2)]
-    outputs = [process.communicate(timeout=120) for process in both]
-    assert [process.returncode for process in both] == [0, 0]
+def test_three_processes_at_once_compile_once(cache: Path) -> None:
+    processes = [started(SLOW="1") for _ in range(3)]
+    outputs = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0]
     assert {path.strip() for path, _ in outputs} == {str(library.build())}
     assert sorted(
         warning.count("compiling torchcaps' C++ kernels, once")
         for _, warning in outputs
-    ) == [0, 1]
+    ) == [0, 0, 1]
     assert len(calls(cache)) == 1
+
+
+@pytest.mark.thorough
+def test_one_of_three_is_killed_while_it_compiles(cache: Path) -> None:
+    """Its compiler lives on, and writes where nothing is any more."""
+    processes = [started(SLOW="3") for _ in range(3)]
+    compiler = wait_for(cache.parents[2] / "compiling")
+    killed = next(one for one in processes if one.pid == int(compiler.read_text()))
+    os.kill(killed.pid, signal.SIGKILL)
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    assert sorted(process.returncode for process in processes) == [-9, 0, 0]
+    assert {path.strip() for path in outputs} == {"", str(library.build())}
+    assert len(calls(cache)) == 2
+    assert {path.name for path in cache.iterdir()} == {"lock", library.build().name}
+
+
+@pytest.mark.thorough
+def test_one_that_is_killed_before_the_library_has_its_name(cache: Path) -> None:
+    dies = (
+        "import os, pathlib; pathlib.Path.replace = lambda *_: os.kill(os.getpid(), 9)"
+    )
+    killed = started(f"{dies}; {BUILD}")
+    killed.communicate(timeout=120)
+    assert killed.returncode == -9
+    assert list(cache.glob("making-*/made.so"))
+    others = [started() for _ in range(2)]
+    outputs = [process.communicate(timeout=120)[0] for process in others]
+    assert {path.strip() for path in outputs} == {str(library.build())}
+    assert len(calls(cache)) == 2
+    assert {path.name for path in cache.iterdir()} == {"lock", library.build().name}
 
 
 @pytest.mark.thorough

@@ -58,14 +58,14 @@ def find_compiler() -> list[str] | None:
 
 
 def compile_library(compiler: Sequence[str], target: Path) -> None:
-    """Compiles the library for the processor of this machine.
+    """Compiles the library for the processor of this machine, with all temporary files
+    in the folder of the target.
 
     Raises:
         RuntimeError: if it cannot be compiled, with what the compiler said.
     """
-    _run(
-        [*compiler, *FLAGS, "-march=native", "-shared", str(SOURCE), "-o", str(target)]
-    )
+    command = [*compiler, *FLAGS, "-march=native", "-shared", str(SOURCE)]
+    _run([*command, "-o", str(target)], scratch=target.parent)
 
 
 def compile_for_others(compiler: Sequence[str], folder: Path) -> list[Path]:
@@ -107,14 +107,21 @@ def compile_for_others(compiler: Sequence[str], folder: Path) -> list[Path]:
     return libraries
 
 
-def _run(command: Sequence[str]) -> None:
+def _run(command: Sequence[str], scratch: Path | None = None) -> None:
+    """Runs a compiler, whose temporary files are in ``scratch`` if it is given."""
+    environment = None if scratch is None else {**os.environ, "TMPDIR": str(scratch)}
     try:
         subprocess.run(
-            command, capture_output=True, text=True, errors="replace", check=True
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=True,
+            env=environment,
         )
     except subprocess.CalledProcessError as error:
         if GCC_ONLY in command and GCC_ONLY in error.stderr:
-            return _run([part for part in command if part != GCC_ONLY])
+            return _run([part for part in command if part != GCC_ONLY], scratch)
         raise RuntimeError(
             "torchcaps' C++ kernels could not be compiled: "
             f"{' '.join(command)}\n{error.stderr[-2000:]}"

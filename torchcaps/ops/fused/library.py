@@ -5,7 +5,7 @@ C interface and depends on no version of torch. Where none of them fits, as in a
 checkout, it takes a C++20 compiler with vector extensions and OpenMP (GCC 12, Clang 15,
 or later), named by ``CXX`` (with options, as in ``g++ -m64``) or found as ``c++``. What
 that makes is kept in the user's cache, and made again when the source or the processor
-changes.
+changes. It is executed: a cache that other users may write to is not used.
 """
 
 import ctypes
@@ -16,7 +16,9 @@ import os
 import platform
 import shutil
 import tempfile
-from contextlib import suppress
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from torchcaps.ops.fused.compiling import (
     compile_library,
     find_compiler,
 )
+from torchcaps.ops.fused.private import NotPrivate, make_private, open_private
 
 _UNLOADABLE = (OSError, AttributeError)
 """What ctypes raises for what is no library, and for one without the kernels."""
@@ -50,7 +53,21 @@ def library() -> Any:
             *_UNLOADABLE
         ):  # a C library that is older than that of the machine that built it, for one
             return _loaded(path)
-    path = build()
+    try:
+        return _loaded_or_named(build())
+    except NotPrivate as problem:
+        warnings.warn(
+            f"torchcaps' C++ kernels are compiled for this process alone, because "
+            f"{problem}: make the folder yours alone (chown, chmod go-w), or let "
+            "XDG_CACHE_HOME name one that is",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return _for_this_process()
+
+
+def _loaded_or_named(path: Path) -> Any:
+    """The library that was compiled here; a `RuntimeError` if it cannot be loaded."""
     try:
         return _loaded(path)
     except _UNLOADABLE as error:
@@ -109,55 +126,88 @@ def build() -> Path:
 
     Its name ends in the digest of what is in it: a file that was cut or damaged, which
     could end the program when it is loaded, does not fit its name, and is compiled
-    again. One process at a time compiles; others wait for it.
+    again. One process at a time compiles; others wait for it. Nobody but this user may
+    write to the cache, since what is in it is executed.
 
     Raises:
+        NotPrivate: if others may write there.
         RuntimeError: if it cannot be compiled here, with what the compiler said.
     """
+    compiler = _compiler()
+    folder = (
+        Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        / "torchcaps"
+        / "native"
+    )
+    name = _name(compiler)
+    with _named_errors(compiler):
+        make_private(folder)
+        library = _whole(folder, name)
+        if library is None:
+            lock_handle = open_private(folder / "lock", os.O_RDWR | os.O_CREAT)
+            with os.fdopen(lock_handle) as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # given back by a process that dies
+                library = _whole(folder, name) or _made(compiler, folder, name)
+    return library
+
+
+def _for_this_process() -> Any:
+    """The library, compiled and loaded from a folder that is removed afterwards."""
+    compiler = _compiler()
+    with (
+        _named_errors(compiler),
+        tempfile.TemporaryDirectory(prefix="torchcaps-") as scratch,
+    ):
+        make_private(Path(scratch))
+        path = Path(scratch, "native.so")
+        compile_library(compiler, path)
+        return _loaded_or_named(path)
+
+
+def _compiler() -> list[str]:
     compiler = find_compiler()
     if compiler is None:
         raise RuntimeError(
             "torchcaps' C++ kernels need a compiler, and there is no c++, g++ or "
             "clang++"
         )
-    description = "\0".join(
-        [*(path.read_text() for path in SOURCES), *compiler, *FLAGS, _machine()]
-    )
-    folder = (
-        Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-        / "torchcaps"
-        / "native"
-    )
-    name = hashlib.sha256(description.encode()).hexdigest()[:16]
+    return compiler
+
+
+@contextmanager
+def _named_errors(compiler: list[str]) -> Iterator[None]:
+    """Turns errors of files into a `RuntimeError` that names the compiler."""
     try:
-        library = _whole(folder, name)
-        if library is None:
-            folder.mkdir(parents=True, exist_ok=True)
-            with (folder / "lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # given back by a process that dies
-                library = _whole(folder, name) or _made(compiler, folder, name)
+        yield
     except OSError as error:
         raise RuntimeError(
             f"torchcaps' C++ kernels could not be compiled with {' '.join(compiler)}: "
             f"{error}"
         ) from error
-    return library
+
+
+def _name(compiler: list[str]) -> str:
+    """The name of what is compiled here: a digest of the source, the compiler and the
+    processor.
+    """
+    description = "\0".join(
+        [*(path.read_text() for path in SOURCES), *compiler, *FLAGS, _machine()]
+    )
+    return hashlib.sha256(description.encode()).hexdigest()[:16]
 
 
 def _whole(folder: Path, name: str) -> Path | None:
-    """The library of that name, if it is there and as it was written."""
-    return next(
-        (
-            path
-            for path in folder.glob(f"{name}-*.so")
-            if path.stem == f"{name}-{_digest(path)}"
-        ),
-        None,
-    )
+    """The library of that name, if it is there, as it was written, and of this user."""
+    for path in folder.glob(f"{name}-*.so"):
+        with suppress(NotPrivate):
+            if path.stem == f"{name}-{_digest(path)}":
+                return path
+    return None
 
 
 def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    with os.fdopen(open_private(path, os.O_RDONLY), "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()[:16]
 
 
 def _made(compiler: list[str], folder: Path, name: str) -> Path:
@@ -165,7 +215,11 @@ def _made(compiler: list[str], folder: Path, name: str) -> Path:
     for left in folder.glob("making-*"):
         shutil.rmtree(left, ignore_errors=True)
     damaged = list(folder.glob(f"{name}-*.so"))
-    cause = f" again, because {damaged[0]} is damaged" if damaged else ", once"
+    cause = (
+        f" again, because {damaged[0]} is damaged or another user's"
+        if damaged
+        else ", once"
+    )
     logging.getLogger("torchcaps").warning(
         "compiling torchcaps' C++ kernels%s: this takes half a minute", cause
     )
@@ -174,6 +228,7 @@ def _made(compiler: list[str], folder: Path, name: str) -> Path:
     with tempfile.TemporaryDirectory(prefix="making-", dir=folder) as scratch:
         compiled = Path(scratch) / "made.so"
         compile_library(compiler, compiled)
+        compiled.chmod(0o700)  # whatever the umask lets others do
         with compiled.open("rb") as written:
             os.fsync(
                 written.fileno()
