@@ -21,6 +21,7 @@ setup(
         "imagehash>=4.3,<5",
         "lightning>=2.6.4,<3",  # 2.6.2 and 2.6.3 on PyPI carried malware
         "matplotlib>=3.8,<4",
+        "msgspec>=0.19,<1",
         "numpy>=1.26",
         "pillow>=10",
         "pooch>=1.8,<2",

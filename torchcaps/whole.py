@@ -2,6 +2,7 @@
 folder; and read with limits. Where those of a trained network lie.
 """
 
+import codecs
 import json
 import os
 import re
@@ -147,15 +148,29 @@ def read_bytes(path: Path, most: int) -> bytes:
     return check_file(path, most).read_bytes()
 
 
-def read_text(path: Path, most: int, encoding: str = "utf-8") -> str:
+def encoding_of(content: bytes) -> str:
+    """Return the encoding of a text file: UTF-16 after the byte order mark of that, or
+    else UTF-8, with a mark or without.
+
+    Args:
+        content: the first bytes of the file, or all of them.
+    """
+    marked = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return "utf-16" if marked else "utf-8-sig"
+
+
+def read_text(path: Path, most: int) -> str:
     """Return the text of a regular file of at most ``most`` bytes, with line feeds
-    alone at the ends of lines.
+    alone at the ends of lines, and without a byte order mark.
 
     Raises:
-        ValueError: it is not text in this encoding, and what :func:`check_file` raises.
+        ValueError: it is not text in its encoding, see :func:`encoding_of`, and what
+            :func:`check_file` raises.
     """
+    content = read_bytes(path, most)
+    encoding = encoding_of(content)
     try:
-        text = read_bytes(path, most).decode(encoding)
+        text = content.decode(encoding)
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{path} is not text in {encoding.removesuffix('-sig').upper()}: {error}"
@@ -177,11 +192,16 @@ def read_json(path: Path, most: int, kind: type = dict) -> Any:
 
 
 def parsed_json(text: str | bytes, kind: type = dict) -> Any:
-    """Return the content of JSON, a ``kind``; raises a `ValueError` if it is no JSON,
-    nested too deep, or another.
+    """Return the content of JSON, a ``kind``.
+
+    Raises:
+        ValueError: it is no JSON, nested too deep, or another kind; or an object has
+            one name twice, so that a value would be lost.
     """
+    if isinstance(text, bytes):
+        text = text.decode(encoding_of(text))
     try:
-        content = json.loads(text)
+        content = json.loads(text, object_pairs_hook=_with_each_name_once)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     if not isinstance(content, kind):
@@ -189,6 +209,15 @@ def parsed_json(text: str | bytes, kind: type = dict) -> Any:
             f"it must hold a {kind.__name__}, got {type(content).__name__}"
         )
     return content
+
+
+def _with_each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the name {twice!r} stands twice in one object")
+    return values
 
 
 def folder_instead(path: Path) -> str:

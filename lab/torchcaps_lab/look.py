@@ -2,16 +2,17 @@
 from it.
 """
 
-import codecs
 import csv
 import json
+import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchcaps.whole import parsed_json
+from torchcaps.whole import encoding_of, parsed_json
 
 STEPS = 30
 """Steps of an epoch that the batch size is chosen for: with fewer, 20 epochs end before
@@ -286,13 +287,34 @@ def _cell(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
+
+
+def number_in(text: str) -> float:
+    """Return the number that a text states: a decimal one in the digits 0 to 9.
+
+    Python's ``float`` takes more: ``1_0`` for ten, ``nan``, ``inf``, blanks and the
+    digits of any script.
+
+    Raises:
+        ValueError: it is none, or too large for float64.
+
+    Example:
+        >>> from torchcaps_lab.look import number_in
+        >>> number_in("-1.5e-3")
+        -0.0015
+        >>> number_in("1_0")
+        Traceback (most recent call last):
+        ValueError: expected a number, got '1_0'
+    """
+    if _NUMBER.fullmatch(text) and math.isfinite(number := float(text)):
+        return number
+    raise ValueError(f"expected a number, got {text[:_SHOWN]!r}")
+
+
 def is_number(cell: str) -> bool:
     """Whether a cell of a table holds a number."""
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
+    return _NUMBER.fullmatch(cell) is not None
 
 
 def no_header(path: Path, header: Sequence[str], columns: Sequence[str]) -> ValueError:
@@ -326,8 +348,7 @@ def delimiter_of(path: Path, header: str) -> str:
 
 def _encoding(path: Path) -> str:
     with path.open("rb") as file:
-        marked = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-    return "utf-16" if marked else "utf-8-sig"
+        return encoding_of(file.read(2))
 
 
 def lines_in(path: Path) -> int:

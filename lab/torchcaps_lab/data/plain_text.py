@@ -1,9 +1,8 @@
 """Text files, whatever their encoding."""
 
-import codecs
 from pathlib import Path
 
-from torchcaps.whole import LARGEST_TABLE, read_bytes
+from torchcaps.whole import LARGEST_TABLE, encoding_of, read_bytes
 
 
 def decoded(path: Path) -> str:
@@ -15,11 +14,11 @@ def decoded(path: Path) -> str:
             file, or is larger than 4 GiB.
     """
     content = read_bytes(path, LARGEST_TABLE)
-    marked = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    encoding = encoding_of(content)
     try:
-        text = content.decode("utf-16" if marked else "utf-8-sig")
+        text = content.decode(encoding)
     except UnicodeDecodeError as error:
-        if marked:
+        if encoding == "utf-16":
             raise ValueError(f"{path} begins as UTF-16 and is not: {error}") from None
         text = content.decode("latin-1")
     if "\0" in text:
@@ -33,3 +32,25 @@ def decoded(path: Path) -> str:
 def lines_of(path: Path) -> list[str]:
     """The lines of a file, without an empty last one. Only a line feed ends a line."""
     return decoded(path).removesuffix("\n").split("\n")
+
+
+def check_text(text: str, title: str) -> str:
+    r"""Return a text, after checking that it can be written.
+
+    Args:
+        text: of any origin: JSON, YAML and Python can state half of a character of
+            UTF-16, a lone surrogate such as ``\ud800``, which no encoding can write.
+        title: what the error names.
+
+    Raises:
+        ValueError: it holds a lone surrogate; shows the text around.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        around = text[max(0, error.start - 20) : error.end + 20]
+        raise ValueError(
+            f"{title} must be text, and {around!r} holds half of a character, the "
+            f"lone surrogate {text[error.start]!r}"
+        ) from None
+    return text

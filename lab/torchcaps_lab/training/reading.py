@@ -149,6 +149,16 @@ for _kind in ("int", "float"):
     _Reader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Reader.construct_number)
 
 
+class _TextReader(_Reader):
+    """The same, but that every value is the text that stands there, or null."""
+
+
+_TextReader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith(":null")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
 class _Writer(yaml.SafeDumper):
     """Puts text between quotes that other readers of YAML, or ours, would take for
     something else, as 1e3.
@@ -169,9 +179,15 @@ class _TooMuch(Exception):
     """There are more values than options have."""
 
 
-def parsed(text: str, source: str) -> Any:
+def parsed(text: str, source: str, as_text: bool = False) -> Any:
     """Plain values from YAML: text, numbers, true and false, null, and lists and
     mappings of these.
+
+    Args:
+        text: the YAML.
+        source: what the error names.
+        as_text: whether numbers, true and false are read as the texts that stand
+            there.
 
     Raises:
         ValueError: if it is not YAML, or holds other values, or more than options do;
@@ -186,7 +202,7 @@ def parsed(text: str, source: str) -> Any:
             f"{source} has {len(text):,} letters, options take at most {LARGEST_FILE:,}"
         )
     try:
-        value = yaml.load(text, Loader=_Reader)
+        value = yaml.load(text, Loader=_TextReader if as_text else _Reader)
     except _TooMuch:
         raise ValueError(too_much) from None
     except Exception as error:  # tags that do not suit their values end in many types

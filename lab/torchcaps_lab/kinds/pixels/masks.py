@@ -26,8 +26,10 @@ from torchcaps_lab.data.manifest import (
     Entry,
     Manifest,
     copies_lines,
+    left_out_lines,
     repeated_lines,
 )
+from torchcaps_lab.data.schema import each_once
 from torchcaps_lab.data.streams import digest_of
 from torchcaps_lab.data.view import MOVES, Preprocess
 from torchcaps_lab.kinds.images.decoding.bands import Bands, Range, check_range
@@ -51,6 +53,7 @@ from torchcaps_lab.kinds.pixels.doubts import (
 )
 from torchcaps_lab.kinds.scenes.coco import Coco, check_same_size
 from torchcaps_lab.kinds.scenes.made import DigitScenes, Scenery
+from torchcaps_lab.kinds.scenes.noted import check_names
 from torchcaps_lab.kinds.scenes.stated import frame_of
 
 NO_CLASS = 255
@@ -286,6 +289,12 @@ class Masks(DataSet):
                 f"root {root} has no folder {self.images!r} of "
                 f"pictures{seen_from(root)}"
             )
+        check_names(self.names, "names")
+        each_once(self.values, int, "values: the value of a class")
+        if self.ignore in self.values:
+            raise ValueError(
+                f"ignore must be none of values, {self.values}, got {self.ignore}"
+            )
         if self.names and self.values and len(self.names) != len(self.values):
             raise ValueError(
                 f"names must be one for each of values, {self.values}, got {self.names}"
@@ -358,6 +367,8 @@ class Masks(DataSet):
         """Pictures and masks, in the natural order of the names."""
         root = Path(self.root)
         files = image_files(root / self.images)
+        if not self._coco:
+            each_once(files, _stem, f"{root / self.images}: the name")
         if self.listed:
             by_stem = {path.stem: path for path in files}
             lines = read_text(root / self.listed, LARGEST_NOTE).splitlines()
@@ -367,6 +378,7 @@ class Masks(DataSet):
                     f"{root / self.listed} lists {missing[0]!r}, which is not in "
                     f"{self.images!r}"
                 )
+            each_once(chosen, str, f"{root / self.listed}: the picture")
             files = [by_stem[name] for name in chosen]
         files.sort(
             key=lambda path: [
@@ -388,6 +400,10 @@ class Masks(DataSet):
             for path in sorted(place.glob(f"{escape(picture.stem)}.*"))
             if path.suffix.lower() in suffixes
         ]
+        if len(masks) > 1:
+            raise ValueError(
+                f"{picture} must have one mask, and has {masks[0]} and {masks[1]}"
+            )
         if not masks:
             raise FileNotFoundError(
                 f"{picture} has no mask: expected {place / picture.stem}.png"
@@ -399,7 +415,16 @@ class Masks(DataSet):
         pixels got another value.
         """
         _ = self._whole
-        return (*self._lines, *copies_lines(self._files))
+        return (*self._lines, *copies_lines(self._files), *self._unused())
+
+    def _unused(self) -> list[str]:
+        """Tell people of masks that are of no picture, which are left out."""
+        if self._coco or self.listed:
+            return []
+        used = {pair.mask for pair in self._pairs}
+        files = image_files(Path(self.root) / self.masks)
+        others = [file for file in files if file not in used]
+        return left_out_lines(dict.fromkeys(map(str, others), "it is of no picture"))
 
     def repeated(self) -> tuple[str, ...]:
         """Which splits have no pictures of their own."""
@@ -514,6 +539,10 @@ class Masks(DataSet):
         if self.masks.endswith(".json"):
             return Coco(Path(self.root) / self.masks)
         return None
+
+
+def _stem(path: Path) -> str:
+    return path.stem
 
 
 def _mask(pair: _Pair, size: tuple[int, int], turn: int) -> Mask:

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 from xml.etree import ElementTree
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.spec import argument, settings
-from torchcaps.whole import LARGEST_NOTE, named_below, read_bytes, read_text, seen_from
+from torchcaps.whole import LARGEST_NOTE, named_below, read_bytes, seen_from
 from torchcaps_lab.data.base import (
     TEST_SEED,
     DataSet,
@@ -29,6 +28,7 @@ from torchcaps_lab.data.manifest import (
     Entry,
     Manifest,
     copies_lines,
+    left_out_lines,
     repeated_lines,
 )
 from torchcaps_lab.data.streams import digest_of
@@ -40,10 +40,27 @@ from torchcaps_lab.kinds.images.decoding.picture import (
     opened,
     to_tensor,
 )
+from torchcaps_lab.kinds.images.sets.files import image_files
 from torchcaps_lab.kinds.images.sets.listed import Side
-from torchcaps_lab.kinds.scenes.coco import Coco, Noted
+from torchcaps_lab.kinds.scenes.coco import Coco
+from torchcaps_lab.kinds.scenes.noted import (
+    Annotations,
+    Noted,
+    check_names,
+    check_noted,
+    class_of_each,
+    doubts,
+)
 from torchcaps_lab.kinds.scenes.stated import frame_of, stated_size
-from torchcaps_lab.kinds.scenes.yolo import YAML, labels_beside, of_yaml, yolo_boxes
+from torchcaps_lab.kinds.scenes.yolo import (
+    CLASSES,
+    YAML,
+    classes_in,
+    labels_beside,
+    of_yaml,
+    yolo_boxes,
+)
+from torchcaps_lab.look import number_in
 
 _OUTSIDE = 1.0  # pixels by which a box may leave its image, as rounding does
 
@@ -153,11 +170,11 @@ class AnnotatedImages(DataSet):
     Raises:
         FileNotFoundError: there is no root, no file of annotations, or no image that
             they name.
-        ValueError: a file cannot be read; it names an image outside ``root``; a box is
-            empty or outside its image; the size that COCO's or VOC's file states has
-            another shape than the image; a class is unknown; or no class is named.
-        ModuleNotFoundError: pycocotools, which reads COCO's files, is not installed; it
-            names the extra.
+        ValueError: a file cannot be read, or contradicts itself: a value has another
+            type, an image, a number or the name of a class stands twice, a number
+            points nowhere; it names an image outside ``root``; a box is empty or
+            outside its image; the size that COCO's or VOC's file states has another
+            shape than the image; a class is unknown; or no class is named.
 
     Source: Lin et al. 2014, "Microsoft COCO", and cocodataset.org, "Data format";
     Everingham et al. 2010, "The PASCAL Visual Object Classes Challenge", whose pixels
@@ -199,12 +216,12 @@ class AnnotatedImages(DataSet):
     def __post_init__(self) -> None:
         check_held_out_share("test", self.test_share)
         check_range(self.levels)
-        _ = self._noted  # problems of the files are reported at once
+        _ = self._annotated  # problems of the files are reported at once
 
     @property
     def classes(self) -> tuple[str, ...]:
         """The name of each label."""
-        return self._noted[0]
+        return self._annotated.classes
 
     @property
     def called(self) -> str:
@@ -219,15 +236,17 @@ class AnnotatedImages(DataSet):
 
     def load_train(self) -> Examples:
         """Read the training images, those for validation included."""
-        return self._read(self._noted[1])
+        return self._read(self._annotated.train)
 
     def load_test(self) -> Examples:
         """Read the test images."""
-        return self._read(self._noted[2])
+        return self._read(self._annotated.test or ())
 
     def notes(self) -> tuple[str, ...]:
-        """Which images to test on are also trained on."""
-        return tuple(copies_lines(self._files))
+        """Which images to test on are also trained on, and what is left out."""
+        noted = [*self._annotated.train, *(self._annotated.test or ())]
+        lines = left_out_lines(self._annotated.left_out)
+        return (*copies_lines(self._files), *lines, *doubts(noted))
 
     def repeated(self) -> tuple[str, ...]:
         """Whether there are no images to test on but those to train on."""
@@ -236,40 +255,48 @@ class AnnotatedImages(DataSet):
     @cached_property
     def _files(self) -> Manifest:
         """The files to train on, validation included, and those to test on."""
-        classes, train, test = self._noted
+        train, test = self._annotated.train, self._annotated.test or ()
         parts = {"train": _entries(train), "test": _entries(test)}
-        return Manifest(classes, parts)
+        return Manifest(self.classes, parts)
 
     @cached_property
-    def _noted(self) -> tuple[tuple[str, ...], list[Noted], list[Noted]]:
+    def _annotated(self) -> Annotations:
         """The classes, the images to train on, and those to test on."""
         root = _there(Path(self.root).expanduser(), "root")
         annotations = Path(self.annotations).expanduser()
-        test: list[Noted] | None = None
+        names = None if self.names is None else check_names(self.names, "classes")
         if annotations.suffix.lower() in YAML:
-            classes, train, test = of_yaml(annotations, root, self.names)
+            read = of_yaml(annotations, root, names)
         else:
-            classes, train = _annotations(annotations, root, self.names)
-        _check_boxes(train, annotations)
+            read = _annotations(annotations, root, names)
+        check_noted(read.train, read.classes)
+        check_noted(read.test or (), read.classes)
+        _check_boxes(read.train, annotations)
         if self.test_annotations is not None:
             test_root = root if self.test_root is None else Path(self.test_root)
-            _, test = _annotations(
+            tested = _annotations(
                 Path(self.test_annotations).expanduser(),
                 _there(test_root.expanduser(), "test_root"),
-                classes,
+                read.classes,
             )
-        if test is not None:
-            return classes, train, test
-        digests = [digest_of(image.file) for image in train]
-        parts = stable_split(
-            torch.zeros(len(train), dtype=torch.int64),
+            check_noted(tested.train, read.classes)
+            named = {image.file for image in (*read.train, *tested.train)}
+            left_out = {**read.left_out, **tested.left_out}
+            left_out = {
+                name: why for name, why in left_out.items() if Path(name) not in named
+            }
+            read = read._replace(test=tested.train, left_out=left_out)
+        if read.test is not None:
+            return read
+        digests = [digest_of(image.file) for image in read.train]
+        train_rows, test_rows = stable_split(
+            torch.zeros(len(digests), dtype=torch.int64),
             digests,
             self.test_share,
             TEST_SEED,
         )
-        train_rows, test_rows = (part.tolist() for part in parts)
-        aside = [train[row] for row in test_rows]
-        return classes, [train[row] for row in train_rows], aside
+        parts = [[read.train[row] for row in rows] for rows in (train_rows, test_rows)]
+        return read._replace(train=parts[0], test=parts[1])
 
     def _read(self, noted: Sequence[Noted]) -> AnnotatedSet:
         sides = (self.size, self.size) if isinstance(self.size, int) else self.size
@@ -353,9 +380,14 @@ def _checked(noted_image: Noted, size: tuple[int, int]) -> Tensor:
     boxes = boxes * sides if noted_image.shares else boxes
     for label, box in zip(noted_image.labels, boxes, strict=True):
         place = [round(side, 2) for side in box.tolist()]
-        start = f"the box of {label!r} in {noted_image.file}, {place} (left, top, right, bottom)"
+        start = (
+            f"the box of {label!r} in {noted_image.file}, {place} (left, top, right, "
+            f"bottom) by {noted_image.source}"
+        )
         if not (box[2:] > box[:2]).all():
-            raise ValueError(f"{start}, is empty")
+            raise ValueError(
+                f"{start}, is empty: right must be beyond left, and bottom below top"
+            )
         if (box < -_OUTSIDE).any() or (box > sides + _OUTSIDE).any():
             raise ValueError(
                 f"{start}, is outside the image of {size[0]} x {size[1]} pixels"
@@ -391,11 +423,9 @@ def _there(path: Path, description: str) -> Path:
     return path
 
 
-def _annotations(
-    path: Path, root: Path, names: Sequence[str] | None
-) -> tuple[tuple[str, ...], list[Noted]]:
+def _annotations(path: Path, root: Path, names: Sequence[str] | None) -> Annotations:
     """The classes, and the images with their boxes, of a file or folder of
-    annotations.
+    annotations; all of them are to train on.
     """
     _there(path, "annotations")
     kinds: Mapping[str, Callable[..., tuple[Sequence[str], list[Noted]]]] = {
@@ -410,7 +440,7 @@ def _annotations(
         files_of_kind = {}
         for kind in kinds:
             files = sorted(path.glob(f"[!.]*{kind}"))
-            files_of_kind[kind] = [file for file in files if file.name != "classes.txt"]
+            files_of_kind[kind] = [file for file in files if file.name != CLASSES]
         kinds_found = [kind for kind, files in files_of_kind.items() if files]
         if len(kinds_found) != 1:
             raise ValueError(
@@ -422,19 +452,17 @@ def _annotations(
         class_names, noted = kinds[kinds_found[0]](
             files_of_kind[kinds_found[0]], root, names
         )
-    classes = tuple(names or class_names)
+    classes = check_names(names or class_names, path)
     for image in noted:
         _there(image.file, "the image")
-        if strange := sorted({*image.labels} - {*classes}):
-            raise ValueError(
-                f"the annotations of {image.file} have the class {strange[0]!r}, which "
-                f"is none of {classes}"
-            )
     if not noted or not classes:
         raise ValueError(
             f"annotations {path} name no {'classes' if noted else 'images'}"
         )
-    return classes, noted
+    named = {image.file.resolve() for image in noted}
+    others = [file for file in image_files(root) if file.resolve() not in named]
+    why = f"no annotation in {path} names it"
+    return Annotations(classes, noted, None, dict.fromkeys(map(str, others), why))
 
 
 def _check_boxes(train: Sequence[Noted], annotations: Path) -> None:
@@ -461,8 +489,8 @@ def _voc(
             things = list(tree.iter("object"))
             labels = [_text(thing, "name") for thing in things]
             boxes = list(map(_voc_box, things))
-            size = stated_size(*map(tree.findtext, ("size/width", "size/height")))
-            name = _text(tree, "filename")
+            size = stated_size(*(_stated(tree, side) for side in ("width", "height")))
+            name = _only_text(tree, "filename")
         except (ElementTree.ParseError, ValueError, LookupError) as error:
             raise ValueError(
                 f"annotations {file} are not as of VOC: {error}"
@@ -472,47 +500,64 @@ def _voc(
                 named_below(root, name, file, "image"), labels, boxes, file, size=size
             )
         )
-    used = set(chain.from_iterable(image.labels for image in noted))
-    return names or sorted(used), noted
+    return names or class_of_each(noted), noted
 
 
 def _voc_box(thing: ElementTree.Element) -> tuple[float, float, float, float]:
     """The box of a thing, whose first pixel is 1 in VOC: left, top, right, bottom."""
-    left = float(_text(thing, "bndbox/xmin"))
-    top = float(_text(thing, "bndbox/ymin"))
-    right = float(_text(thing, "bndbox/xmax"))
-    bottom = float(_text(thing, "bndbox/ymax"))
-    return left - 1, top - 1, right, bottom
+    box = {}
+    for side in ("xmin", "ymin", "xmax", "ymax"):
+        text = _text(thing, f"bndbox/{side}")
+        try:
+            box[side] = number_in(text)
+        except ValueError as error:
+            raise ValueError(
+                f"bndbox/{side} of {thing.findtext('name')!r}: {error}"
+            ) from None
+    return box["xmin"] - 1, box["ymin"] - 1, box["xmax"], box["ymax"]
+
+
+def _stated(tree: ElementTree.Element, side: str) -> str | None:
+    """The text of a side of the image; None if it is not stated."""
+    place = f"size/{side}"
+    return _only_text(tree, place)
 
 
 def _text(element: ElementTree.Element, name: str) -> str:
-    text = element.findtext(name)
-    if text is None:
-        raise ValueError(f"{name} is missing in {element.tag}")
-    return text.strip()
+    """The text of the one element of a name, which must be there."""
+    text = _only_text(element, name)
+    if not text:
+        empty = "missing" if text is None else "empty"
+        raise ValueError(f"{name} is {empty} in {element.tag}")
+    return text
+
+
+def _only_text(element: ElementTree.Element, name: str) -> str | None:
+    """The text of the element of a name, of which there may be one; None without."""
+    texts = [(inner.text or "").strip() for inner in element.findall(name)]
+    if len(texts) > 1:
+        raise ValueError(f"{name} must stand once in {element.tag}, got {texts}")
+    return texts[0] if texts else None
 
 
 def _yolo(
     files: Sequence[Path], root: Path, names: Sequence[str] | None
 ) -> tuple[Sequence[str], list[Noted]]:
-    listed = files[0].with_name("classes.txt")
+    listed = files[0].with_name(CLASSES)
     if names is None:
         _there(listed, "pass classes, or give their names one a line:")
-    if (
-        listed.is_file()
-    ):  # numbers count its lines, whatever the order of the names that were passed
-        names = [
-            name.strip()
-            for name in read_text(listed, LARGEST_NOTE).split("\n")
-            if name.strip()
-        ]
-    names = names or ()
+    # Numbers count its lines, whatever the order of the names that were passed.
+    names = classes_in(listed) if listed.is_file() else names or ()
     noted = []
-    images = {
-        path.stem: path
-        for path in sorted(root.glob("[!.]*"))
-        if path.suffix.lower() in image_suffixes()
-    }
+    images: dict[str, Path] = {}
+    for path in sorted(root.glob("[!.]*")):
+        if path.suffix.lower() in image_suffixes():
+            first = images.setdefault(path.stem, path)
+            if first is not path:
+                raise ValueError(
+                    f"{first} and {path} have one name, so that {path.stem}.txt would "
+                    "be of both: rename one"
+                )
     for file in files:
         labels, boxes = yolo_boxes(file, names)
         noted.append(

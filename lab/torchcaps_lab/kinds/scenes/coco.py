@@ -1,51 +1,98 @@
-"""Files of COCO annotations, read by pycocotools: boxes around things, and masks of
-them.
+"""Files of COCO annotations: boxes around things, and masks of them, which pycocotools
+draws.
 """
 
-import contextlib
-import io
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
+from msgspec import Meta, Struct
 from torch import Tensor
 
 from torchcaps.names import needing
 from torchcaps.whole import LARGEST_TABLE, named_below, parsed_json, read_text
+from torchcaps_lab.data.classes import composed
+from torchcaps_lab.data.schema import checked, each_once
+from torchcaps_lab.kinds.scenes.noted import Noted, check_names
 from torchcaps_lab.kinds.scenes.stated import frame_of, stated_size
 
-_WRONG = (
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-    AssertionError,
-    RecursionError,
-)
-"""Errors of readers that take the content of a file on trust."""
+Pixels: TypeAlias = Annotated[float, Meta(ge=-(2**31), le=2**31)]
+"""A coordinate: finite, since no comparison holds for NaN."""
 
 
-class Noted(NamedTuple):
-    """One image and the boxes around its things.
+class Picture(Struct):
+    """An image of the file.
 
     Args:
-        file: the file of the image.
-        labels: the class of each thing.
-        boxes: left, top, right, bottom in pixels, or shares of the sides of the image.
-        shares: whether they are shares.
-        source: the file that says so.
-        size: width and height of the image by that file, if it states them.
+        id: its number.
+        file_name: its path below the folder of images.
+        width: in pixels, if it is stated.
+        height: likewise.
     """
 
-    file: Path
-    labels: list[str]
-    boxes: Sequence[tuple[float, ...]]
-    source: Path
-    shares: bool = False
-    size: tuple[int, int] | None = None
+    id: int
+    file_name: str
+    width: int | float | None = None
+    height: int | float | None = None
+
+
+class Category(Struct):
+    """A class of the file.
+
+    Args:
+        id: its number.
+        name: its name.
+    """
+
+    id: int
+    name: str
+
+
+class Runs(Struct):
+    """Runs of pixels outside and inside a thing, column by column.
+
+    Args:
+        size: height and width of the image.
+        counts: the runs, as numbers or in COCO's text.
+    """
+
+    size: tuple[int, int]
+    counts: list[int] | str
+
+
+Outline: TypeAlias = Annotated[list[Pixels], Meta(min_length=6)]
+"""The corners of a polygon, x and y of each."""
+
+
+class Annotation(Struct):
+    """A thing in an image.
+
+    Args:
+        id: its number.
+        image_id: the number of the image.
+        category_id: the number of the class.
+        bbox: left, top, width and height of its box.
+        iscrowd: 1 for a crowd of things.
+        segmentation: its outlines, or its runs of pixels.
+    """
+
+    id: int
+    image_id: int
+    category_id: int
+    bbox: tuple[Pixels, Pixels, Pixels, Pixels] | None = None
+    iscrowd: Literal[0, 1] = 0
+    segmentation: list[Outline] | Runs | None = None
+
+
+class File(Struct):
+    """What a file of COCO may hold; other fields are of no use here."""
+
+    images: list[Picture]
+    annotations: list[Annotation]
+    categories: list[Category]
 
 
 class Coco:
@@ -55,76 +102,87 @@ class Coco:
         names: the names of the classes, by their numbers.
 
     Raises:
-        ValueError: if it is not as of COCO.
+        ValueError: it is not as of COCO: a value is missing or of another type, a
+            number, a name of a class or an image stands twice, or an annotation points
+            to an image or a class that is not there. Names the place and the value.
     """
 
     def __init__(self, path: Path) -> None:
-        with needing("COCO annotations", "torchcaps-lab[detection]"):
-            from pycocotools.coco import COCO
-
         self.path = path
+        self._title = f"annotations {path} are not as of COCO"
         text = read_text(path, LARGEST_TABLE)
-        with self._as_of_coco():
-            self.coco: Any = COCO()
-            self.coco.dataset = parsed_json(text)
-            with contextlib.redirect_stdout(
-                io.StringIO()
-            ):  # pycocotools prints progress
-                self.coco.createIndex()
-            self.names = {
-                label: self.coco.cats[label]["name"] for label in sorted(self.coco.cats)
-            }
-            self._entries: dict[str, list[Mapping[str, Any]]] = {}
-            for entry in self.coco.imgs.values():
-                self._entries.setdefault(
-                    PurePosixPath(entry["file_name"]).name, []
-                ).append(entry)
-            self._numbers = sorted(self.coco.imgs)
-            self._unlisted = {row["image_id"] for row in self.coco.anns.values()} - {
-                *self._numbers
-            }
-
-    @contextlib.contextmanager
-    def _as_of_coco(self) -> Iterator[None]:
         try:
-            yield
-        except FileNotFoundError:
-            raise
-        except _WRONG as error:
+            content = parsed_json(text)
+        except ValueError as error:
+            raise ValueError(f"{self._title}: {error}") from error
+        file = checked(File, content, self._title)
+        by_number = f"{self._title}: the id"
+        categories = each_once(file.categories, _number, f"{by_number} of a category")
+        self.names = {number: categories[number].name for number in sorted(categories)}
+        check_names([*self.names.values()], self._title)
+        images = each_once(file.images, _number, f"{by_number} of an image")
+        each_once(file.images, _file_of, f"{self._title}: the file_name of an image")
+        each_once(file.annotations, _number, f"{by_number} of an annotation")
+        self._images = [images[number] for number in sorted(images)]
+        self._entries: dict[str, list[Picture]] = defaultdict(list)
+        for image in file.images:
+            self._entries[PurePosixPath(_file_of(image)).name].append(image)
+        self._things: dict[int, list[Annotation]] = defaultdict(list)
+        for thing in file.annotations:
+            self._check_points(thing, images)
+            self._things[thing.image_id].append(thing)
+
+    def _check_points(self, thing: Annotation, images: dict[int, Picture]) -> None:
+        """Raise a `ValueError` if an annotation is of no image or of no class."""
+        if thing.image_id not in images:
             raise ValueError(
-                f"annotations {self.path} are not as of COCO: {type(error).__name__} "
-                f"{error}"
-            ) from error
+                f"annotations {self.path} have boxes in the image {thing.image_id}, "
+                f"which they do not list: image_id of the annotation {thing.id}"
+            )
+        if thing.category_id not in self.names:
+            raise ValueError(
+                f"annotations {self.path} have the class 'id {thing.category_id}', "
+                f"which is none of {[*self.names]}: category_id of the annotation "
+                f"{thing.id}"
+            )
 
     def boxes(self, root: Path) -> list[Noted]:
         """The images in a folder, with the boxes around their things, but for those
-        around crowds.
+        around crowds, which are counted.
         """
         noted = []
-        if self._unlisted:
-            example = min(self._unlisted, key=str)
-            raise ValueError(
-                f"annotations {self.path} have boxes in the image {example}, which they "
-                "do not list"
+        for image in self._images:
+            file = named_below(root, image.file_name, self.path, "image")
+            things = self._things[image.id]
+            mine = [thing for thing in things if not thing.iscrowd]
+            noted.append(
+                Noted(
+                    file,
+                    [self.names[thing.category_id] for thing in mine],
+                    [self._corners(thing) for thing in mine],
+                    self.path,
+                    size=self._stated(image),
+                    crowds=len(things) - len(mine),
+                )
             )
-        for number in self._numbers:
-            entry = self.coco.imgs[number]
-            mine = self.coco.imgToAnns[number]
-            file = named_below(root, entry["file_name"], self.path, "image")
-            with self._as_of_coco():
-                mine = [row for row in mine if not row.get("iscrowd")]
-                corners = []
-                for row in mine:
-                    left, top, width, height = row["bbox"]
-                    sides = (left, top, left + width, top + height)
-                    corners.append(tuple(map(float, sides)))
-                labels = [
-                    self.names.get(row["category_id"], f"id {row['category_id']}")
-                    for row in mine
-                ]
-                size = stated_size(entry.get("width"), entry.get("height"))
-            noted.append(Noted(file, labels, corners, self.path, size=size))
         return noted
+
+    def _corners(self, thing: Annotation) -> tuple[float, ...]:
+        """The box of a thing: left, top, right, bottom."""
+        if thing.bbox is None or min(thing.bbox[2:]) < 0:
+            raise ValueError(
+                f"{self._title}: bbox of the annotation {thing.id} must be left, top, "
+                f"width and height, the last two at least 0, got {thing.bbox}"
+            )
+        left, top, width, height = thing.bbox
+        return left, top, left + width, top + height
+
+    def _stated(self, image: Picture) -> tuple[int, int] | None:
+        """Width and height of an image by the file."""
+        try:
+            return stated_size(image.width, image.height)
+        except ValueError as error:
+            raise ValueError(f"{self._title}: image {image.id}: {error}") from None
 
     def mask(
         self,
@@ -143,33 +201,29 @@ class Coco:
 
         Raises:
             FileNotFoundError: if it is not among the images.
+            ModuleNotFoundError: pycocotools is not installed; it names the extra.
             ValueError: if it has another shape there, or an annotation marks nothing.
         """
         entry = self._entry(picture)
-        with self._as_of_coco():
-            stated = stated_size(entry.get("width"), entry.get("height")) or size
-        frame = frame_of(
-            stated, size, turn, self.path, picture
-        )  # before memory of the stated size is taken
+        stated = self._stated(entry) or size
+        # Before memory of the stated size is taken.
+        frame = frame_of(stated, size, turn, self.path, picture)
         places = list(self.names)
         parts = []
-        for annotation in self.coco.imgToAnns[entry["id"]]:
+        for thing in self._things[entry.id]:
             try:
-                parts.append(
-                    (
-                        self._marked(annotation, stated),
-                        1 + places.index(annotation["category_id"]),
-                    )
-                )
+                marked = marked_pixels(thing.segmentation, stated)
+            except ModuleNotFoundError:
+                raise
             except Exception as error:  # pycocotools raises that type, too
                 raise ValueError(
-                    f"{self.path}: annotation {annotation.get('id')} of {picture.name} has "
-                    f"no mask: {error}"
+                    f"{self.path}: annotation {thing.id} of {picture.name} has no "
+                    f"mask: {error}"
                 ) from error
+            parts.append((marked, 1 + places.index(thing.category_id)))
         mask = torch.zeros(stated[::-1], dtype=torch.uint8)
-        for marked, label in sorted(
-            parts, key=lambda part: -int(part[0].sum())
-        ):  # smaller ones over larger ones
+        # Smaller ones over larger ones.
+        for marked, label in sorted(parts, key=lambda part: -int(part[0].sum())):
             mask[marked] = label
         if not mask.any():
             raise ValueError(
@@ -177,16 +231,14 @@ class Coco:
             )
         return frame.mask(mask)
 
-    def _entry(self, picture: Path) -> Mapping[str, Any]:
+    def _entry(self, picture: Path) -> Picture:
         """What the file says of a picture."""
         entries = self._entries.get(picture.name, [])
         if len(entries) > 1:
             entries = [
                 entry
                 for entry in entries
-                if picture.as_posix().endswith(
-                    f"/{entry['file_name'].removeprefix('./')}"
-                )
+                if picture.as_posix().endswith(f"/{_file_of(entry)}")
             ]
         if not entries:
             raise FileNotFoundError(
@@ -198,49 +250,60 @@ class Coco:
             )
         return entries[0]
 
-    def _marked(self, annotation: Mapping[str, Any], size: tuple[int, int]) -> Tensor:
-        """The pixels of a thing, bool (H, W); a `ValueError` if they would be others
-        than those of the image.
-        """
-        from pycocotools import mask as masks
 
-        wide, high = size
-        marks = annotation["segmentation"]
-        if isinstance(marks, list):
-            for polygon in marks:
-                if not all(
-                    -wide - high <= place <= 2 * (wide + high) for place in polygon
-                ):
-                    raise ValueError(
-                        f"its outline leaves the image of {wide} x {high} pixels"
-                    )
-            marks = masks.merge(masks.frPyObjects(marks, high, wide))
-            with (
-                warnings.catch_warnings()
-            ):  # of NumPy, about how pycocotools hands it arrays
-                warnings.simplefilter("ignore", DeprecationWarning)
-                return torch.from_numpy(masks.decode(marks)).bool()
-        if tuple(marks["size"]) != (high, wide):
-            raise ValueError(
-                f"it has the size {marks['size']}, the image has {[high, wide]}"
-            )
-        if isinstance(marks["counts"], list):
-            runs = marks["counts"]
-        else:
-            runs = _runs(marks["counts"])
-        if (
-            not all(isinstance(run, int) and run >= 0 for run in runs)
-            or sum(runs) != high * wide
-        ):
-            raise ValueError(
-                f"its runs must make up the {high * wide:,} pixels of the image"
-            )
-        inside = torch.arange(len(runs)) % 2 == 1
-        return (
-            inside.repeat_interleave(torch.tensor(runs, dtype=torch.int64))
-            .view(wide, high)
-            .mT
+def _number(entry: Any) -> int:
+    return int(entry.id)
+
+
+def _file_of(image: Picture) -> str:
+    """The path of an image, written in one way."""
+    return PurePosixPath(composed(image.file_name).replace("\\", "/")).as_posix()
+
+
+def marked_pixels(
+    marks: list[list[float]] | Runs | None, size: tuple[int, int]
+) -> Tensor:
+    """The pixels of a thing, bool (H, W).
+
+    Args:
+        marks: its outlines, or its runs of pixels.
+        size: width and height of the image.
+
+    Raises:
+        ValueError: they would be others than those of the image.
+    """
+    wide, high = size
+    if marks is None:
+        raise ValueError("segmentation is missing")
+    if isinstance(marks, Runs):
+        return _of_runs(marks, size)
+    for polygon in marks:
+        if len(polygon) % 2:
+            raise ValueError(f"an outline has x and y of each corner, got {polygon}")
+        if not all(-wide - high <= place <= 2 * (wide + high) for place in polygon):
+            raise ValueError(f"its outline leaves the image of {wide} x {high} pixels")
+    with needing("COCO outlines", "torchcaps-lab[detection]"):
+        from pycocotools import mask as masks
+    merged = masks.merge(masks.frPyObjects(marks, high, wide))
+    # NumPy warns of how pycocotools hands it arrays.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.from_numpy(masks.decode(merged)).bool()
+
+
+def _of_runs(marks: Runs, size: tuple[int, int]) -> Tensor:
+    """The pixels of a thing from its runs."""
+    wide, high = size
+    if marks.size != (high, wide):
+        raise ValueError(f"it has the size {marks.size}, the image has {(high, wide)}")
+    runs = _runs(marks.counts) if isinstance(marks.counts, str) else marks.counts
+    if min(runs, default=-1) < 0 or sum(runs) != high * wide:
+        raise ValueError(
+            f"its runs must make up the {high * wide:,} pixels of the image"
         )
+    inside = torch.arange(len(runs)) % 2 == 1
+    lengths = torch.tensor(runs, dtype=torch.int64)
+    return inside.repeat_interleave(lengths).view(wide, high).mT
 
 
 def _runs(text: str) -> list[int]:

@@ -8,14 +8,14 @@ from html import unescape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchcaps.whole import named_below, parsed_json
+from torchcaps.whole import encoding_of, named_below, parsed_json
 from torchcaps_lab.data.listed import part_called
 from torchcaps_lab.data.reader import register_reader
 from torchcaps_lab.kinds.images.decoding.picture import image_suffixes
 from torchcaps_lab.kinds.images.guess import looked_at, shape_of
 from torchcaps_lab.kinds.images.reader import ImageReader
 from torchcaps_lab.kinds.images.sets.files import image_files
-from torchcaps_lab.kinds.scenes.yolo import YAML, of_yaml
+from torchcaps_lab.kinds.scenes.yolo import CLASSES, YAML, classes_in, of_yaml
 from torchcaps_lab.look import Guess, Place, plain_steps, trained_of, value_of, watched
 
 _NETWORK = "scene_capsnet"
@@ -97,7 +97,7 @@ def _of_yaml(place: Place) -> Form | None:
     for path in place.top:
         if path.suffix.lower() in YAML and _holds(path, "names:", "train:"):
             root = path.parent
-            _, train, _ = of_yaml(path, root, None)
+            train = of_yaml(path, root, None).train
             return Form("YOLO", root, path, trained=len(train) * 9 // 10)
     return None
 
@@ -177,19 +177,18 @@ def _of_labels(place: Place) -> Form | None:
     """Folders ``images`` and ``labels``, and classes.txt in one of them."""
     images = place.inner("images")
     labels = place.inner("labels")
-    lists = [path for path in place.files if path.name == "classes.txt"]
+    lists = [path for path in place.files if path.name == CLASSES]
     if images is None or labels is None or not lists:
         return None
     if not {path.suffix.lower() for path in images.iterdir()} & image_suffixes():
         return None
-    lines = lists[0].read_text(encoding="utf-8", errors="replace").split("\n")
-    names = [line.strip() for line in lines if line.strip()]
-    return Form("YOLO", images, labels, {"classes": names})
+    return Form("YOLO", images, labels, {"classes": [*classes_in(lists[0])]})
 
 
 def _beginning(path: Path) -> str:
     with path.open("rb") as file:
-        return file.read(_BEGINNING).decode("utf-8", errors="replace")
+        content = file.read(_BEGINNING)
+    return content.decode(encoding_of(content), errors="replace")
 
 
 def _holds(path: Path, *words: str) -> bool:

@@ -3,12 +3,16 @@ and a turn are followed.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from torchcaps.spec import is_finite
+from torchcaps_lab.look import number_in
 
 _Point = tuple[Tensor, Tensor]
 
@@ -110,21 +114,31 @@ def stated_size(width: Any, height: Any) -> tuple[int, int] | None:
     """Return a stated width and height as numbers; None where both are missing or 0, as
     some tools write.
 
+    Args:
+        width: a number, or the text of one.
+        height: likewise.
+
     Raises:
         ValueError: one of them is no whole number of at least 1.
     """
-    if all(side in (None, 0, "0") for side in (width, height)):
+    sides = [_side(width), _side(height)]
+    if sides in ([None, None], [0, 0]):
         return None
-    try:
-        sides = int(width), int(height)
-        if sides == (float(width), float(height)) and min(sides) >= 1:
-            return sides
-    except (TypeError, ValueError, OverflowError):
-        pass
+    if all(is_finite(side) and side >= 1 and side == int(side) for side in sides):
+        wide, high = map(int, sides)
+        return wide, high
     raise ValueError(
         f"width and height must be whole numbers, 1 or more, got {width!r:.40} and "
         f"{height!r:.40}"
     )
+
+
+def _side(stated: Any) -> Any:
+    """A stated side as a number; as it came if it is none."""
+    if isinstance(stated, str):
+        with suppress(ValueError):
+            return number_in(stated.strip())
+    return stated
 
 
 def _same_shape(first: tuple[int, int], second: tuple[int, int]) -> bool:

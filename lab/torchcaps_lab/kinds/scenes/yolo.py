@@ -2,14 +2,18 @@
 classes and the folders.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from torchcaps.whole import LARGEST_NOTE, read_text
+from torchcaps_lab.data.schema import checked
 from torchcaps_lab.kinds.images.sets.files import image_files
-from torchcaps_lab.kinds.scenes.coco import Noted
+from torchcaps_lab.kinds.scenes.noted import Annotations, Noted, check_names
+from torchcaps_lab.look import number_in
 from torchcaps_lab.training.reading import LARGEST_FILE, parsed
 
 YAML = (".yaml", ".yml")
@@ -21,6 +25,31 @@ images; where there is no test, validation images take its place.
 
 _BESIDE = {"images": "labels"}
 """The folder of the labels, by that of the images."""
+
+CLASSES = "classes.txt"
+"""The names of the classes beside labels, one a line."""
+
+
+class Yaml(Struct):
+    """What data.yaml may hold, read as texts: ``no`` and ``1_0`` are names.
+
+    Args:
+        names: the names of the classes, in their order or by their numbers.
+        train: the folder, or the folders, of the images to train on.
+        test: of those to test on.
+        val: of those to validate on.
+        valid: another name of that.
+        path: the folder that these are in, if it is not that of the file.
+        nc: how many classes there are.
+    """
+
+    names: list[str] | dict[str, str]
+    train: str | list[str] | None = None
+    test: str | list[str] | None = None
+    val: str | list[str] | None = None
+    valid: str | list[str] | None = None
+    path: str | None = None
+    nc: str | None = None
 
 
 def yolo_boxes(
@@ -41,16 +70,17 @@ def yolo_boxes(
     """
     labels = list[str]()
     boxes = list[tuple[float, ...]]()
-    for line in read_text(file, LARGEST_NOTE).split("\n"):
+    for place, line in enumerate(read_text(file, LARGEST_NOTE).split("\n"), 1):
         if not line.strip():
             continue
         try:
-            label, *numbers = (float(part) for part in line.split())
+            label, *numbers = (number_in(part) for part in line.split())
             boxes.append(_box(numbers))
         except ValueError as error:
             raise ValueError(
-                f"annotations {file} are not as of YOLO: {line.strip()!r} must be "
-                "five numbers"
+                f"annotations {file} are not as of YOLO: line {place}, "
+                f"{line.strip()[:80]!r}, must be five numbers, or the number of a class "
+                f"and three corners or more: {error}"
             ) from error
         is_known = label in range(len(names))
         labels.append(names[int(label)] if is_known else f"number {label:g}")
@@ -72,9 +102,17 @@ def _box(numbers: Sequence[float]) -> tuple[float, ...]:
     return min(across), min(down), max(across), max(down)
 
 
-def of_yaml(
-    path: Path, root: Path, names: Sequence[str] | None
-) -> tuple[tuple[str, ...], list[Noted], list[Noted] | None]:
+def classes_in(path: Path) -> tuple[str, ...]:
+    """Return the names of classes in a file, one a line; their numbers count lines.
+
+    Raises:
+        ValueError: a line between two names is empty, or a name stands twice.
+    """
+    lines = read_text(path, LARGEST_NOTE).rstrip().split("\n")
+    return check_names([line.strip() for line in lines], path)
+
+
+def of_yaml(path: Path, root: Path, names: Sequence[str] | None) -> Annotations:
     """Return the classes, the images to train on and those to test on.
 
     Args:
@@ -84,59 +122,76 @@ def of_yaml(
 
     Returns:
         The names of the classes, the images of ``train``, and those of ``test`` or
-        else ``val``; None if the file names neither.
+        else ``val``; None if the file names neither. Files of labels without an image
+        are left out.
 
     Raises:
         ValueError: the file is not as of YOLO, names a folder outside ``root``, or
             names no images.
         FileNotFoundError: a folder is not there.
     """
-    options = parsed(read_text(path, LARGEST_FILE), str(path))
-    if not isinstance(options, Mapping) or not options.get("names"):
+    content = parsed(read_text(path, LARGEST_FILE), str(path), as_text=True)
+    if not isinstance(content, dict) or not content.get("names"):
         raise ValueError(f"{path} must hold names, the classes, and train, a folder")
-    classes = tuple(map(str, names or names_in(options)))
+    file = checked(Yaml, content, path)
+    named = check_names(_names_in(file, path), path)
+    classes = tuple(map(str, names or named))
     noted: dict[str, list[Noted] | None] = {}
     for part, keys in _PARTS.items():
-        key = next((name for name in keys if options.get(name)), None)
-        folders = [] if key is None else _folders(options, key, path, root)
+        key = next((name for name in keys if getattr(file, name)), None)
+        folders = [] if key is None else _folders(file, key, path, root)
         images = chain.from_iterable(map(image_files, folders))
         noted[part] = [_noted(image, classes) for image in images] or None
     train = noted["train"]
     if train is None:
         raise ValueError(f"{path} names no images to train on: train must be a folder")
-    for image in [*train, *(noted["test"] or ())]:
-        strange = sorted({*image.labels} - {*classes})
-        if strange:
-            raise ValueError(
-                f"the annotations of {image.file} have the class {strange[0]!r}, which "
-                f"is none of {classes}"
-            )
-    return classes, train, noted["test"]
+    left_out = _without_image([*train, *(noted["test"] or ())])
+    return Annotations(classes, train, noted["test"], left_out)
 
 
-def names_in(options: Mapping[str, Any]) -> list[str]:
+def _names_in(file: Yaml, path: Path) -> list[str]:
     """The names of the classes in data.yaml, by their numbers or in their order."""
-    names = options["names"]
-    if isinstance(names, Mapping):
-        try:
-            return [str(names[key]) for key in sorted(names, key=int)]
-        except ValueError as error:
-            raise ValueError(f"names must be numbered from 0, got {names}") from error
-    return [str(name) for name in names]
+    names = file.names
+    if isinstance(names, dict):
+        # Numbers are counted as they are written, so that 1 and 01 are not both there.
+        numbers = list(map(str, range(len(names))))
+        if {*names} != {*numbers}:
+            raise ValueError(
+                f"{path}: names must be numbered from 0 to {len(names) - 1}, got "
+                f"{names!r:.200}"
+            )
+        names = [names[number] for number in numbers]
+    if file.nc not in (None, str(len(names))):
+        raise ValueError(
+            f"{path}: nc must be the number of names, {len(names)}, got {file.nc}"
+        )
+    return names
+
+
+def _without_image(noted: Iterable[Noted]) -> dict[str, str]:
+    """The files of labels that are of no image, and why they are left out."""
+    labels = {labels_beside(image.file) for image in noted}
+    left_out = dict[str, str]()
+    for folder in sorted({path.parent for path in labels}):
+        for path in sorted({*folder.glob("[!.]*.txt")} - labels):
+            if path.name != CLASSES:
+                left_out[str(path)] = "it has the name of no image"
+    return left_out
 
 
 def _folders(
-    options: Mapping[str, Any],
+    file: Yaml,
     key: str,
     path: Path,
     root: Path,
 ) -> list[Path]:
     """The folders of images of a split."""
-    values = options[key] if isinstance(options[key], list) else [options[key]]
-    base = path.parent / str(options.get("path") or "")
+    named: Any = getattr(file, key)
+    base = path.parent / (file.path or "")
     if not base.is_dir():  # that of the machine where the file was written
         base = path.parent
-    return [_folder(str(value), base, path, root) for value in values]
+    values = named if isinstance(named, list) else [named]
+    return [_folder(value, base, path, root) for value in values]
 
 
 def _folder(

@@ -15,7 +15,7 @@ from torchcaps_lab.data.files import Listing, list_folder
 from torchcaps_lab.data.listed import Item, Listed, part_called
 from torchcaps_lab.data.tables import Table
 from torchcaps_lab.kinds.series.sound import Sound
-from torchcaps_lab.look import is_junk, is_number
+from torchcaps_lab.look import is_junk, is_number, number_in
 
 TABLES = (".ts", ".arff", ".csv")
 """Suffixes of files with many series; of several with one name the first of these is
@@ -440,9 +440,9 @@ class _Numbers:
                 + " and ".join(self._first.values())
             )
         point = "," if "," in self._first else "."
-        written = [cell.replace(point, ".") for cell in cells]
+        written = [cell.replace(point, ".").strip() for cell in cells]
         try:
-            return [float(cell) for cell in written]
+            return [number_in(cell) for cell in written]
         except ValueError:
             wrong = {
                 name: row[name]

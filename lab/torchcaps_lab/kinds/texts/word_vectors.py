@@ -15,6 +15,7 @@ from torch import Tensor
 
 from torchcaps.whole import check_file, seen_from
 from torchcaps_lab.kinds.texts.words import RESERVED, Words
+from torchcaps_lab.look import number_in
 
 _LONGEST = 2**20
 """Letters of a line: those of a word and 50,000 numbers."""
@@ -132,7 +133,7 @@ def _is_count(text: str) -> bool:
 
 def _floats(parts: list[str], place: int) -> np.ndarray:
     try:
-        numbers = np.array(parts, dtype=np.float32)
+        numbers = np.array(list(map(number_in, parts)), dtype=np.float32)
     except ValueError:
         numbers = np.array([np.nan], dtype=np.float32)
     if not np.isfinite(numbers).all():

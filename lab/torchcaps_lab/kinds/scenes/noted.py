@@ -1,0 +1,116 @@
+"""What annotations say of an image, whoever wrote them, and what they may not say."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+from torchcaps_lab.data.classes import composed
+from torchcaps_lab.data.plain_text import check_text
+
+
+class Noted(NamedTuple):
+    """One image and the boxes around its things.
+
+    Args:
+        file: the file of the image.
+        labels: the class of each thing.
+        boxes: left, top, right, bottom in pixels, or shares of the sides of the image.
+        source: the file that says so.
+        shares: whether they are shares.
+        size: width and height of the image by that file, if it states them.
+        crowds: how many boxes around crowds it has beside these.
+    """
+
+    file: Path
+    labels: list[str]
+    boxes: Sequence[tuple[float, ...]]
+    source: Path
+    shares: bool = False
+    size: tuple[int, int] | None = None
+    crowds: int = 0
+
+
+class Annotations(NamedTuple):
+    """The images of annotations.
+
+    Args:
+        classes: the name of each label.
+        train: the images to train on.
+        test: the images to test on; None if the annotations name none.
+        left_out: the files that are not used, and why.
+    """
+
+    classes: tuple[str, ...]
+    train: list[Noted]
+    test: list[Noted] | None = None
+    left_out: Mapping[str, str] = {}
+
+
+def check_names(names: Sequence[str], source: object) -> tuple[str, ...]:
+    """Return the names of classes.
+
+    Raises:
+        ValueError: one is blank, or two are alike: their boxes would be of one class.
+    """
+    for name in names:
+        check_text(name, f"{source}: the name of a class")
+    blank = [place for place, name in enumerate(names) if not name.strip()]
+    if blank:
+        raise ValueError(
+            f"{source}: class {blank[0]} must have a name, got {names[blank[0]]!r}"
+        )
+    times = Counter(composed(name.strip()) for name in names)
+    twice = [name for name, count in times.items() if count > 1]
+    if twice:
+        raise ValueError(
+            f"{source}: each class must have a name of its own, and {twice[0]!r} is "
+            f"that of {times[twice[0]]} classes"
+        )
+    return (*names,)
+
+
+def check_noted(noted: Sequence[Noted], classes: Sequence[str]) -> None:
+    """Raise a `ValueError` if an image is there twice, or two images share one file of
+    labels, or a class is unknown. It names the files.
+    """
+    sources: dict[Path, Noted] = {}
+    labels: dict[Path, Noted] = {}
+    known = {*classes}
+    for image in noted:
+        first = sources.setdefault(image.file.resolve(), image)
+        if first is not image:
+            raise ValueError(
+                f"{image.file} must be annotated once, and is twice: by {first.source} "
+                f"and by {image.source}"
+            )
+        first = labels.setdefault(image.source, image) if image.shares else image
+        if first is not image:
+            raise ValueError(
+                f"{image.source} must be of one image, and is of {first.file} and of "
+                f"{image.file}"
+            )
+        strange = sorted({*image.labels} - known)
+        if strange:
+            raise ValueError(
+                f"the annotations of {image.file} have the class {strange[0]!r}, which "
+                f"is none of {(*classes,)}"
+            )
+
+
+def doubts(noted: Sequence[Noted]) -> list[str]:
+    """Tell people of boxes that are left out, and of those that stand twice."""
+    crowds = sum(image.crowds for image in noted)
+    again = 0
+    for image in noted:
+        again += len(image.labels) - len({*zip(image.labels, image.boxes, strict=True)})
+    lines = [f"boxes around crowds are left out: {crowds:,}"] if crowds else []
+    if again:
+        lines.append(f"boxes of the same class and place as another one: {again:,}")
+    return lines
+
+
+def class_of_each(noted: Sequence[Noted]) -> list[str]:
+    """All classes that images show, sorted."""
+    return sorted({*chain.from_iterable(image.labels for image in noted)})
