@@ -25,6 +25,7 @@ PARTS = {
     "first-minutes": "how long a newcomer waits: help, errors, predictions, the first epoch",
     "launches": "how many operations a GPU would be given, counted without one",
     "gpu": "values, times and memory on a GPU, beside the aims for one",
+    "options": "the declared options that no network, recipe, preset, example or benchmark sets",
     "faults": "behaviour with damaged and hostile files, and after interruptions",
 }
 """The parts, each with ``add_options(parser)`` and ``run(options, show)`` in the module

@@ -281,7 +281,7 @@ def test_code_of_words_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     network.save_pretrained(
         tmp_path / "runs" / "reviews" / "model",
         classes=["bad", "good"],
-        words=words.config(),
+        reader={"name": "texts", "words": words.config()},
     )
     names = executed("docs/words.md", tmp_path, monkeypatch)
     assert names["shares"].shape == (1, 7, 2)

@@ -106,7 +106,7 @@ def test_values_that_fit(hint: Any, value: Any, expected: Any) -> None:
         (Annotated[float, Within()], float("nan"), "finite"),
         (Shape, "pentagon", "x must be one of .'polygon'., got 'pentagon'"),
         (Shape, "polgon", "did you mean polygon"),
-        (Shape, {"sides": 3}, "must name a class before its arguments: polygon"),
+        (Shape, {"sides": 3}, r"must have a name beside its arguments \(sides\)"),
         (Shape, 3, "the name of a shape, got 3"),
         (Shape, "polygon", "x.sides is missing: Polygon needs it"),
         (Shape, {"name": "Circle", "sizes": 3}, "no option x.sizes; did you mean size"),

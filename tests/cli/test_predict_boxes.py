@@ -16,6 +16,7 @@ from torchcaps_lab.cli import main
 from torchcaps_lab.kinds.images.samples import digit_samples
 
 SURE = {"name": "several_labels", "threshold": 1e-6}
+AS_THEY_ARE = {"name": "images", "image_shape": [1, 32, 32], "resize": "keep"}
 """Says every class that is active at all."""
 
 
@@ -26,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
         "scene_capsnet", image_shape=(1, 32, 32), classes=3, channels=(3, 4)
     )
     network.save_pretrained(
-        tmp_path / "net", classes=["a", "$b", "c"], task=SURE, resize="keep"
+        tmp_path / "net", classes=["a", "$b", "c"], task=SURE, reader=AS_THEY_ARE
     )
     for name, size in (("wide", (70, 40)), ("tall", (30, 64)), ("same", (30, 64))):
         picture = (255 * torch.rand(size[1], size[0])).byte().numpy()
@@ -131,7 +132,7 @@ def test_an_image_with_nothing_in_it(
         for name in ("weight", "bias"):
             getattr(network.what, name).zero_()
     network.save_pretrained(
-        folder / "none", classes=["a", "b", "c"], task=SURE, resize="keep"
+        folder / "none", classes=["a", "b", "c"], task=SURE, reader=AS_THEY_ARE
     )
     Image.new("L", (50, 50)).save(folder / "black.png")
     main(

@@ -124,7 +124,7 @@ def told_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ),
         (
             ["train", "--data", "Digits", "--routing.steps", "2"],
-            "routing must name a class before its arg",
+            "routing must have a name beside its arg",
         ),
         (
             ["train", "--data", "Digits", "--optimizer", "Adm"],

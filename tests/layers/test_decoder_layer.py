@@ -8,7 +8,6 @@ import torch
 from torchcaps import (
     Capsules,
     FullyConnectedDecoder,
-    MatrixCapsNet,
     create_model,
     mask_capsules,
 )
@@ -148,32 +147,6 @@ class TestDecoder:
         decoder = FullyConnectedDecoder(6, (1, 2, 2), ())
         expected = torch.sigmoid(decoder.layers[0](torch.ones(1, 6))).view(1, 1, 2, 2)
         torch.testing.assert_close(decoder(torch.ones(1, 2, 3)), expected)
-
-    def test_without_the_class_a_pose_means_the_same_in_all_classes(
-        self, capsules: Capsules
-    ) -> None:
-        torch.manual_seed(0)
-        decoder = FullyConnectedDecoder(
-            capsules.pose[0, 0].numel(), (1, 3, 3), (5,), by_class=False
-        )
-        chosen = torch.tensor([2, 0])
-        moved = Capsules(capsules.pose.roll(1, 1), capsules.activation)
-        images = decoder(mask_capsules(capsules, chosen))
-        torch.testing.assert_close(
-            images, decoder(mask_capsules(moved, (chosen + 1) % 3))
-        )
-        assert not torch.allclose(images, decoder(mask_capsules(moved, chosen)))
-        network = MatrixCapsNet(
-            (1, 17, 17),
-            3,
-            2,
-            (2, 2, 2),
-            (2, 2),
-            decoder_hidden=(4,),
-            decoder_by_class=False,
-        )
-        assert network(torch.rand(2, 1, 17, 17)).reconstruction.shape == (2, 1, 17, 17)
-        assert network.decoder.layers[0].in_features == 4
 
 
 @pytest.mark.parametrize("shape", [(3, 12), (2, 4, 5, 6)], ids=["sequence", "volume"])

@@ -67,10 +67,6 @@ class FullyConnectedDecoder(SuggestsNames, nn.Module):
         in_features: numbers in all class poses together, J x H.
         image_shape: (C, H, W), or the shape of a sequence or a volume.
         hidden: widths of the hidden layers.
-        by_class: whether each class has weights of its own in the first layer, as in
-            the paper. If not, the decoder sees the pose of the chosen class but not
-            which class it is, so the numbers of a pose must mean the same in all
-            classes; ``in_features`` is then H, the size of one pose.
 
     Shape:
         Masked poses (B, J, *pose) to images (B, *image_shape) in [0, 1].
@@ -87,7 +83,6 @@ class FullyConnectedDecoder(SuggestsNames, nn.Module):
     in_features: Size
     image_shape: Sizes
     hidden: AnySizes = (512, 1024)
-    by_class: bool = True
 
     def __post_init__(self) -> None:
         widths = (self.in_features, *self.hidden)
@@ -100,8 +95,6 @@ class FullyConnectedDecoder(SuggestsNames, nn.Module):
 
     def forward(self, poses: Tensor) -> Tensor:
         """Decode poses to images."""
-        if not self.by_class:
-            poses = poses.sum(1)  # all others are zero
         return self.layers(poses.flatten(1)).unflatten(1, self.image_shape)
 
 

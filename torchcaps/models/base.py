@@ -459,8 +459,6 @@ class CapsuleClassifier(CapsuleNetwork, ImageClassifier):
         for part in self.decoder.modules():
             if isinstance(part, PoseInput):
                 return part.kind
-            if isinstance(part, FullyConnectedDecoder) and not part.by_class:
-                return "pose"
         return "masked"
 
     def decode(self, capsules: Capsules, target: Tensor | None = None) -> Tensor:

@@ -98,7 +98,6 @@ class MatrixCapsNet(CapsuleClassifier):
             ``"scaled"``: multiplied by how large their poses are.
         decoder_hidden: widths of the decoder's hidden layers; None for no decoder, as
             in the paper.
-        decoder_by_class: whether the decoder is told which class it decodes.
         pose_norm: normalise the poses that go into each routed layer, see
             :class:`~torchcaps.layers.PoseNorm`; None, as published, leaves them, and
             they fade from layer to layer.
@@ -133,7 +132,6 @@ class MatrixCapsNet(CapsuleClassifier):
     competition: Competition = "image"
     coordinates: Coordinates = True
     decoder_hidden: AnySizes | None = None
-    decoder_by_class: bool = True
     pose_norm: PoseScale | None = "element"
     residual: bool = False
     same_padding: bool = False
@@ -173,9 +171,9 @@ class MatrixCapsNet(CapsuleClassifier):
         )
         self.decoder = None
         if self.decoder_hidden is not None:
-            size = math.prod(self.pose) * (self.classes if self.decoder_by_class else 1)
+            size = math.prod(self.pose) * self.classes
             self.decoder = FullyConnectedDecoder(
-                size, self.image_shape, self.decoder_hidden, self.decoder_by_class
+                size, self.image_shape, self.decoder_hidden
             )
 
     def layers_of(self, images: Tensor) -> dict[str, Capsules]:

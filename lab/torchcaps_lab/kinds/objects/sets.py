@@ -89,7 +89,6 @@ class Shapes(DataSet):
         slots: how many slots networks get: one for each figure and one for the ground,
             or more. Default: ``most`` + 1.
         ground: ``plain``, black; or ``textured``, a random pattern of two colours.
-        alike: whether figures of an image may have the same colour.
         count: how many training images, those for validation among them.
         tests: how many test images.
 
@@ -112,7 +111,6 @@ class Shapes(DataSet):
     most: Annotated[int, Within(1, 8)] = 5
     slots: AtLeastTwo | None = None
     ground: Ground = "plain"
-    alike: bool = False
     count: Size = 10_000
     tests: Size = 500
 
@@ -142,7 +140,7 @@ class Shapes(DataSet):
         number = torch.randint(
             self.least, self.most + 1, (count, 1, 1), generator=generator
         )
-        chosen = _colours(count, self.most, self.alike, generator)
+        chosen = _colours(count, self.most, generator)
         for figure in range(self.most):
             inside = _figures(count, self.size, generator) & (figure < number)
             colour = _COLOURS[chosen[:, figure]][..., None, None]
@@ -151,17 +149,8 @@ class Shapes(DataSet):
         return ObjectSet(images, labels, slot_names(self.slots or self.most + 1))
 
 
-def _colours(
-    count: int,
-    most: int,
-    alike: bool,
-    generator: torch.Generator,
-) -> Tensor:
-    """Draw a colour for each figure, (N, most): all different, unless they may be
-    alike.
-    """
-    if alike:
-        return torch.randint(len(_COLOURS), (count, most), generator=generator)
+def _colours(count: int, most: int, generator: torch.Generator) -> Tensor:
+    """Draw another colour for each figure of an image, (N, most)."""
     return torch.rand(count, len(_COLOURS), generator=generator).argsort(1)[:, :most]
 
 
