@@ -1,0 +1,145 @@
+"""Write the figures of results into the pages: ``python -m docs.figures``.
+
+A template in ``docs/templates`` has an expression in the place of each figure, as
+``{{ mean("affine", "CapsNet", "affine test accuracy") | to(1) }}``. It makes the page of
+its name, or what stands between the marks of that page.
+"""
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs/results"
+MARKS = "<!-- from the results -->", "<!-- until here -->"
+
+
+class Seeds(NamedTuple):
+    """The figures of one row and one measure of a recipe, by seeds."""
+
+    ours: list[float]
+    published: float | None
+
+    @property
+    def mean(self) -> float:
+        """Return the mean over the seeds."""
+        return mean(self.ours)
+
+
+@cache
+def result(recipe: str) -> Any:
+    """The result of a recipe: that of the quick preset, unless the name ends with
+    ``-paper``.
+    """
+    name = recipe if recipe.endswith("-paper") else f"{recipe}-quick"
+    return run(f"recipes/{name}")
+
+
+@cache
+def run(name: str) -> Any:
+    """The result in a file."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def seeds(recipe: str, row: str, measure: str) -> Seeds:
+    """The figures of a row. A seed that was not run is left out.
+
+    Raises:
+        LookupError: if the result has no such row or measure.
+    """
+    for line in result(recipe)["rows"]:
+        if (line["row"], line["measure"]) == (row, measure):
+            ours = [value for value in line["ours"] if value is not None]
+            return Seeds(ours, line["published"])
+    raise LookupError(f"{recipe} must have {measure!r} of {row!r}")
+
+
+def differences(recipe: str, row: str, other: str, measure: str) -> list[float]:
+    """What a row has more than another one, by seeds."""
+    pairs = zip(
+        seeds(recipe, row, measure).ours,
+        seeds(recipe, other, measure).ours,
+        strict=True,
+    )
+    return [first - second for first, second in pairs]
+
+
+def runs(pattern: str, name: str, scale: float = 1) -> list[float]:
+    """A figure of the results in all files of a pattern."""
+    files = sorted(RESULTS.glob(f"{pattern}.json"))
+    return [scale * run(file.stem)[name] for file in files]
+
+
+def to(value: float, decimals: int, sign: str = "") -> str:
+    """A number with so many decimals, and commas between thousands."""
+    return f"{value:{sign},.{decimals}f}"
+
+
+def each(values: Sequence[float], decimals: int) -> str:
+    """Numbers in a row."""
+    return ", ".join(to(value, decimals) for value in values)
+
+
+def spread(values: Sequence[float], decimals: int) -> str:
+    """The mean and the range of numbers."""
+    low, high = to(min(values), decimals), to(max(values), decimals)
+    return f"{to(mean(values), decimals)} ({low} to {high})"
+
+
+def environment() -> Environment:
+    """What templates may use."""
+    made = Environment(
+        loader=FileSystemLoader(ROOT / "docs/templates"),
+        undefined=StrictUndefined,
+        autoescape=False,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+    )
+    made.filters.update(to=to, each=each, spread=spread)
+    made.globals.update(
+        facts=lambda recipe, row: result(recipe)["facts"][0][row],
+        seeds=lambda *place: seeds(*place).ours,
+        mean=lambda *place: seeds(*place).mean,
+        low=lambda *place: min(seeds(*place).ours),
+        high=lambda *place: max(seeds(*place).ours),
+        published=lambda *place: seeds(*place).published,
+        means=lambda recipe, rows, measure: [
+            seeds(recipe, row, measure).mean for row in rows
+        ],
+        accuracies=lambda recipe, row: [
+            100 - error for error in seeds(recipe, row, "test error").ours
+        ],
+        differences=differences,
+        runs=runs,
+    )
+    return made
+
+
+def pages() -> dict[Path, str]:
+    """The text of each page that a template makes, wholly or in part."""
+    made = environment()
+    texts = {}
+    for name in made.list_templates():
+        page = ROOT / name.removesuffix(".jinja").replace("__", "/")
+        figures = made.get_template(name).render()
+        before, begin, rest = page.read_text(encoding="utf-8").partition(MARKS[0])
+        if begin:
+            _, end, after = rest.partition(MARKS[1])
+            figures = f"{before}{begin}\n\n{figures}\n{end}{after}"
+        texts[page] = figures
+    return texts
+
+
+def main() -> None:
+    """Write the pages."""
+    for page, text in pages().items():
+        page.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
