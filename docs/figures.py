@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs/results"
-MARKS = "<!-- from the results -->", "<!-- until here -->"
+BEGIN, END = "<!-- from the results -->", "<!-- until here -->"
 
 
 class Seeds(NamedTuple):
@@ -120,6 +120,13 @@ def environment() -> Environment:
     return made
 
 
+def filled(page: str, begin: str, text: str) -> str:
+    """A page with another text between a mark and the end mark behind it."""
+    before, _, rest = page.partition(begin)
+    _, _, after = rest.partition(END)
+    return f"{before}{begin}\n\n{text.strip()}\n\n{END}{after}"
+
+
 def pages() -> dict[Path, str]:
     """The text of each page that a template makes, wholly or in part."""
     made = environment()
@@ -127,11 +134,8 @@ def pages() -> dict[Path, str]:
     for name in made.list_templates():
         page = ROOT / name.removesuffix(".jinja").replace("__", "/")
         figures = made.get_template(name).render()
-        before, begin, rest = page.read_text(encoding="utf-8").partition(MARKS[0])
-        if begin:
-            _, end, after = rest.partition(MARKS[1])
-            figures = f"{before}{begin}\n\n{figures}\n{end}{after}"
-        texts[page] = figures
+        text = page.read_text(encoding="utf-8")
+        texts[page] = filled(text, BEGIN, figures) if BEGIN in text else figures
     return texts
 
 

@@ -15,11 +15,13 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple, TypeGuard
 
+from docs.figures import filled
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = "torchcaps"
 LAB = "torchcaps_lab"
 PAGE = Path(__file__).with_suffix(".md")
-FROM, UNTIL = "<!-- from the imports -->", "<!-- until here -->"
+BEGIN = "<!-- from the imports -->"
 
 ORDER = (
     "names",
@@ -290,9 +292,7 @@ def table() -> str:
 
 def main() -> None:
     """Print the sizes, and write the table into the page."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(FROM)
-    after = rest.partition(UNTIL)[2]
-    page = f"{before}{FROM}\n\n{table()}\n\n{UNTIL}{after}"
+    page = filled(PAGE.read_text(encoding="utf-8"), BEGIN, table())
     PAGE.write_text(page, encoding="utf-8")
     sizes = {name: size(name) for name in rooms()}
     sizes["together"] = Size(*map(sum, zip(*sizes.values(), strict=True)))

@@ -10,7 +10,6 @@ below five.
 """
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, product
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from docs.figures import filled
 from recipes import digit_heads
 from recipes.smallnorb_viewpoints import (
     ENTROPY,
@@ -72,7 +72,7 @@ equal shares.
 ENOUGH = 5
 """Seeds for a verdict."""
 
-MARKS = "<!-- from the result -->", "<!-- until here -->"
+BEGIN = "<!-- from the result -->"
 
 
 class Run(NamedTuple):
@@ -551,25 +551,14 @@ def intervals(
     axes.grid(alpha=0.3)
 
 
-def filled(page: str, figures: str) -> str:
-    """A page with figures between its marks."""
-    begin, end = MARKS
-    return re.sub(
-        f"{re.escape(begin)}.*{re.escape(end)}",
-        lambda _: f"{begin}{figures}{end}",
-        page,
-        flags=re.DOTALL,
-    )
-
-
 def pages() -> dict[Path, str]:
     """What stands between the marks of each document."""
-    return {PAGE: f"\n\n{section()}\n\n", README: f"\n\n{claim()}\n\n"}
+    return {PAGE: section(), README: claim()}
 
 
 if __name__ == "__main__":
     for path, figures in pages().items():
-        page = filled(path.read_text(encoding="utf-8"), figures)
+        page = filled(path.read_text(encoding="utf-8"), BEGIN, figures)
         path.write_text(page, encoding="utf-8")
     draw().savefig(PICTURES / "where-routing-pays.png")
     if of_digits():

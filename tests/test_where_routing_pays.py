@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from docs import where_routing_pays as page
+from docs.figures import filled
 from docs.where_routing_pays import Run
 from recipes.smallnorb_viewpoints import FAMILIAR, NOVEL
 
@@ -29,8 +30,8 @@ def run(
 @pytest.mark.parametrize("path", page.pages(), ids=lambda path: path.name)
 def test_documents_have_the_figures_of_the_result(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert text.count(page.MARKS[0]) == 1
-    assert page.filled(text, page.pages()[path]) == text
+    assert text.count(page.BEGIN) == 1
+    assert filled(text, page.BEGIN, page.pages()[path]) == text
 
 
 def test_the_result_has_all_that_it_says(tmp_path: Path) -> None:
