@@ -140,6 +140,7 @@ def test_they_work(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.thorough
 def test_a_new_kind_of_input_is_one_folder_and_one_name(tmp_path: Path) -> None:
     """Its reader, data set, network, task and picture: check, train, predict, explain
     and export know it.

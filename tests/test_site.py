@@ -182,7 +182,7 @@ def kernel() -> Iterator[NotebookClient]:
 
 
 def slow_if_long(path: Path) -> Any:
-    """One of them runs each time; the others take longer."""
+    """The others take longer."""
     return pytest.param(
         path,
         id=path.stem,
@@ -194,6 +194,7 @@ class TestNotebooks:
     def test_there_are_some(self) -> None:
         assert len(NOTEBOOKS) >= 3
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("path", [slow_if_long(path) for path in NOTEBOOKS])
     def test_runs_and_shows_pictures(self, path: Path, kernel: NotebookClient) -> None:
         notebook = nbformat.read(path, as_version=4)

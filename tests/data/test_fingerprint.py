@@ -35,13 +35,13 @@ class Four(DataSet):
     [Four(("a", "c")), Four(flipped=True), Four(pixel=1)],
     ids=["class", "label", "byte"],
 )
-def test_item17_whatever_is_trained_on_changes_the_fingerprint(
+def test_whatever_is_trained_on_changes_the_fingerprint(
     another: DataSet,
 ) -> None:
     assert Four().fingerprint() == Four().fingerprint() != another.fingerprint()
 
 
-def test_item17_the_split_changes_the_fingerprint() -> None:
+def test_the_split_changes_the_fingerprint() -> None:
     assert (
         len(
             {

@@ -20,7 +20,26 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchcaps.models.installed.imagenet_installed", lambda: False)
 
 
-@pytest.mark.parametrize("name", SHAPES)
+ONE_OF_EACH_KIND = (
+    "class folders",
+    "several labels",
+    "masks",
+    "YOLO",
+    "a file of series",
+    "a table of texts",
+)
+ANY_SHAPE = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=() if name in ONE_OF_EACH_KIND else pytest.mark.thorough
+        )
+        for name in SHAPES
+    ],
+)
+
+
+@ANY_SHAPE
 def test_check_says_what_train_does(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,7 +112,7 @@ def _written_run(folder: Path) -> None:
         (run / "report" / name).write_text('{"annotations": [], "categories": []}')
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@ANY_SHAPE
 def test_an_earlier_run_in_the_folder_is_no_data(
     name: str,
     tmp_path: Path,

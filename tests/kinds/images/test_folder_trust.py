@@ -54,10 +54,7 @@ def part_of(data: ImageFolder) -> dict[str, str]:
     }
 
 
-# Item 1: the split
-
-
-class TestItem1:
+class TestSplitOfAFolder:
     def test_one_more_image_moves_one_of_its_class_at_most(self, tmp_path):
         before = part_of(ImageFolder(str(make_root(tmp_path))))
         for number in range(5):
@@ -180,10 +177,7 @@ class TestItem1:
         assert later.test.files == data.test.files
 
 
-# Item 2: names of folders
-
-
-class TestItem2:
+class TestNamesOfFolders:
     @pytest.mark.parametrize("validation", ["val", "Valid", "VALIDATION"])
     @pytest.mark.parametrize(
         ("train", "test"), [("train", "test"), ("Training", "Testing")]
@@ -274,15 +268,12 @@ class TestItem2:
         assert ImageFolder(str(tmp_path)).classes == ("car", "plane", "test", "train")
 
 
-# Item 7: broken files
-
-
 @pytest.fixture(scope="module")
 def troubles(tmp_path_factory) -> Path:
     return make_troubles(tmp_path_factory.mktemp("troubles") / "photos")
 
 
-class TestItem7:
+class TestBrokenFiles:
     @pytest.fixture(autouse=True)
     def limit(self, monkeypatch):
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", LIMIT)
@@ -522,7 +513,7 @@ def refusing(function, path: Path):
     return refuse
 
 
-def test_item13_an_image_starts_no_program(
+def test_an_image_starts_no_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The defect: Pillow knows files by their contents, and has Ghostscript run those

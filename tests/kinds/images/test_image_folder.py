@@ -92,7 +92,7 @@ def test_images_are_found_at_any_depth_and_nothing_else_is(tmp_path: Path) -> No
     assert names == ["a/00.png", "a/01.png", "a/deep/er/x.JPG", "b/00.png", "b/01.png"]
 
 
-def test_item7_a_broken_test_image_is_known_before_the_training(tmp_path: Path) -> None:
+def test_a_broken_test_image_is_known_before_the_training(tmp_path: Path) -> None:
     make_root(tmp_path / "train", 3)
     make_root(tmp_path / "test", 3)
     broken = tmp_path / "test" / "a" / "00.png"

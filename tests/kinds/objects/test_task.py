@@ -97,10 +97,19 @@ def test_from_a_folder_of_pictures_to_masks(
     main(["evaluate", "runs/shelf"])
     assert "error of what was drawn" in capsys.readouterr().out
     main(["explain", "runs/shelf"])
-    main(["export", "runs/shelf", "--to", "slots.onnx"])
+
+
+@pytest.mark.thorough
+def test_answers_of_exported_slots_differ_from_call_to_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Slots are drawn."""
+    monkeypatch.chdir(tmp_path)
+    main(["export", "shapes/slot_autoencoder", "--to", "slots.onnx"])
     assert "its answers differ" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_slots_of_features_from_a_folder_to_masks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
