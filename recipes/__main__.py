@@ -1,5 +1,5 @@
-"""``python -m recipes`` lists the recipes, ``python -m recipes run NAME ...`` runs one:
-from the root of a checkout.
+"""``python -m recipes`` lists the recipes, ``python -m recipes run NAME ...`` runs one,
+``python -m recipes queue`` those that are missing: from the root of a checkout.
 """
 
 import shlex
@@ -20,11 +20,14 @@ from recipes import (
     results_folder,
     run_recipe,
 )
+from recipes.kit.estimates import read_estimates
+from recipes.kit.queue import run_queue
 from torchcaps_lab.cli import OptionParser
 from torchcaps_lab.training import quiet_lightning
 
 LISTED = (
-    "List the recipes, published figures beside ours; 'python -m recipes run' runs one."
+    "List the recipes, published figures beside ours; 'python -m recipes run' runs one, "
+    "'python -m recipes queue' those that are missing."
 )
 
 
@@ -35,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         OptionParser.import_from(words)
         if words[:1] == ["run"]:
             run(words[1:])
+        elif words[:1] == ["queue"]:
+            queue(words[1:])
         else:
             listed(words)
     except (ValueError, OSError, FloatingPointError, ImportError) as error:
@@ -130,6 +135,52 @@ def run(arguments: list[str]) -> None:
     print(f"result {file}")
 
 
+def queue(arguments: list[str]) -> None:
+    """Trains the rows that no result has yet, the cheapest first."""
+    parser = OptionParser(
+        prog="python -m recipes queue",
+        description="Train the rows of a preset that no result has yet, the cheapest "
+        "first. Run it again to go on.",
+    )
+    add = parser.add_argument
+    add("names", type=str, nargs="*", help="recipes; default: all")
+    add("--preset", choices=PRESETS, default="paper", help="the preset")
+    add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="what each row needs")
+    add("--minutes", type=float, help="end before the epoch that would take longer")
+    add("--hours", type=float, help="leave out longer trainings; 0 to estimate only")
+    add("--runs", type=str, default=str(RUNS), help="folder for the trained networks")
+    add(
+        "--results",
+        type=str,
+        default=str(results_folder()),
+        help="folder for the results and the estimates",
+    )
+    add(
+        "--trainer",
+        type=dict[str, Any],
+        default={},
+        help="as in 'torchcaps train': --trainer.accelerator cpu",
+    )
+    parser.take_imports()
+    options = parser.parse_args(arguments)
+    for name in options.names:
+        get_recipe(name)
+    quiet_lightning()
+    outcomes = run_queue(
+        options.preset,
+        options.seeds,
+        options.names,
+        minutes=options.minutes,
+        hours=options.hours,
+        runs=Path(options.runs),
+        results=Path(options.results),
+        trainer=options.trainer,
+        show=partial(print, flush=True),
+    )
+    for entry, outcome in outcomes.items():
+        print(f"{entry}: {outcome}")
+
+
 def listed(arguments: list[str]) -> None:
     """Prints the published figures beside ours."""
     parser = OptionParser(prog="python -m recipes", description=LISTED)
@@ -156,6 +207,7 @@ def listed(arguments: list[str]) -> None:
                 recipe,
                 by_preset,
                 published_only=not options.names,
+                estimates=read_estimates(Path(options.results)),
             )
         )
     print("\n\n".join(texts))

@@ -44,6 +44,7 @@ def run_recipe(
     results: Path | None = None,
     trainer: Mapping[str, Any] | None = None,
     command: str = "",
+    callbacks: Sequence[Any] = (),
     show: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Runs a recipe to the end and, given a folder, writes its result, its pictures and
@@ -64,6 +65,7 @@ def run_recipe(
         trainer: options of the trainer, over those of the preset, such as
             ``{"accelerator": "cpu"}``.
         command: the command line, for the result.
+        callbacks: Lightning callbacks of all trainings.
         show: the function that shows a line of text.
 
     Returns:
@@ -97,7 +99,10 @@ def run_recipe(
         raise ValueError(f"rows must be among {list(growing)}, got {unknown_rows}")
     # a recipe that grows is run row by row
     parts = [replace(settings, rows=(row,)) for row in rows or growing] or [settings]
-    labs = [Lab(preset, seed, runs, trainer or {}, command, show) for seed in seeds]
+    labs = [
+        Lab(preset, seed, runs, trainer or {}, command, show, callbacks=callbacks)
+        for seed in seeds
+    ]
     studies = _saved_studies(recipe, labs[0], results)
     result: dict[str, Any] = {}
     for lab, part in product(labs, parts):

@@ -128,6 +128,7 @@ class Lab:
         show: the function that shows a line of text.
         trained: the networks trained so far.
         facts: what the result says of rows that were measured before, with this seed.
+        callbacks: Lightning callbacks of all trainings.
 
     Raises:
         ValueError: if the trainer is set to several devices.
@@ -148,6 +149,7 @@ class Lab:
     show: Callable[[str], None] = lambda line: None
     trained: list[Trained] = field(default_factory=list)
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    callbacks: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
         if self.trainer.get("devices", 1) not in (1, "1", "auto"):
@@ -209,7 +211,7 @@ class Lab:
                 options,
                 command=self.command,
                 show=self.show,
-                callbacks=callbacks,
+                callbacks=(*self.callbacks, *callbacks),
             )
         network = load_pretrained(folder.model).to(self.device)
         trained = Trained(network, read_summary(folder), folder.path)

@@ -9,6 +9,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from recipes.kit.base import RECIPES, Line, Recipe
+from recipes.kit.estimates import Estimate, Key, read_estimates
 from recipes.kit.lab import PRESETS, PresetName
 
 TABLE = "README.md"
@@ -57,13 +58,44 @@ def values_of(result: Mapping[str, Any] | None, line: Line) -> list[float]:
 
 
 def in_words(values: list[float], line: Line) -> str:
-    """Mean and, for several seeds, standard deviation, with the unit; empty for figures
-    of other implementations.
+    """Mean and, for several seeds, standard deviation, with the unit; empty without
+    values.
     """
     if not values:
-        return "" if line.elsewhere else "not run"
+        return ""
     spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
     return f"{mean(values):.2f}{spread} {line.unit}".rstrip()
+
+
+def not_run(estimate: Estimate | None) -> str:
+    """Say that a row was not run and, if it was rehearsed, what it costs.
+
+    Example:
+        >>> from recipes.kit.estimates import Estimate
+        >>> not_run(None), not_run(Estimate(72_000, 2.5, "CPU"))
+        ('not run', 'not run: 50 h on CPU')
+    """
+    if estimate is None:
+        return "not run"
+    hours = estimate.hours
+    cost = f"{hours:.0f} h" if hours >= 1 else f"{60 * hours:.0f} min"
+    return f"not run: {cost} on {estimate.hardware}"
+
+
+def ours_in_words(
+    recipe: Recipe[Any],
+    preset: PresetName,
+    line: Line,
+    result: Mapping[str, Any] | None,
+    estimates: Mapping[Key, Estimate],
+) -> str:
+    """Our figure of a line; or that it was not run, unless it is one of another
+    implementation.
+    """
+    values = values_of(result, line)
+    if values or line.elsewhere:
+        return in_words(values, line)
+    return not_run(estimates.get((recipe.name, preset, line.row)))
 
 
 def published_in_words(line: Line) -> str:
@@ -91,6 +123,7 @@ def describe(
     results: _Results,
     published_only: bool = False,
     without_missing: bool = False,
+    estimates: Mapping[Key, Estimate] | None = None,
 ) -> str:
     """The lines of a recipe as text, published figures beside ours.
 
@@ -99,6 +132,7 @@ def describe(
         results: the available results, by preset.
         published_only: leave out lines without a published figure, unless none has one.
         without_missing: leave out our lines that are in none of the results.
+        estimates: the cost of rows, for those that were not run.
     """
     presets = [preset for preset in PRESETS if preset != "smoke" or preset in results]
     published = [line for line in recipe.lines if line.published is not None]
@@ -110,7 +144,8 @@ def describe(
     cells = [("", "", "published", *presets)]
     for line in lines:
         ours = [
-            in_words(values_of(results.get(preset), line), line) for preset in presets
+            ours_in_words(recipe, preset, line, results.get(preset), estimates or {})
+            for preset in presets
         ]
         cells.append((line.row, line.measure, published_in_words(line), *ours))
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -139,7 +174,9 @@ def write_table(folder: Path) -> Path:
         if (name, preset) in results:
             shown[name][preset] = results[name, preset]
     sections = [_section(RECIPES[name], shown[name]) for name in RECIPES]
-    page = "\n\n".join([_INTRODUCTION, _overview(shown), *sections])
+    page = "\n\n".join(
+        [_INTRODUCTION, _overview(shown, read_estimates(folder)), *sections]
+    )
     path = folder / TABLE
     path.write_text(page + "\n", encoding="utf-8")
     return path
@@ -154,7 +191,9 @@ was chosen on test images. The gap is our figure (quick preset, unless the paper
 one. The papers trained for days, and the quick presets train for minutes on a CPU. Compare the rows with each other."""
 
 
-def _overview(results: Mapping[str, _Results]) -> str:
+def _overview(
+    results: Mapping[str, _Results], estimates: Mapping[Key, Estimate]
+) -> str:
     """One table of all lines with a published figure that were run, or are of other
     implementations.
     """
@@ -178,8 +217,8 @@ def _overview(results: Mapping[str, _Results]) -> str:
                 line.row,
                 line.measure,
                 f"{published_in_words(line)} ({line.source})",
-                in_words(of_paper, line),
-                in_words(of_quick, line),
+                ours_in_words(recipe, "paper", line, paper, estimates),
+                ours_in_words(recipe, "quick", line, quick, estimates),
                 gap_in_words(of_paper or of_quick, line),
                 "" if line.elsewhere else seeds,
             ]
