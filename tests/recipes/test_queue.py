@@ -16,7 +16,7 @@ from recipes import RECIPES, Recipe, run_recipe
 from recipes.kit.base import Line
 from recipes.kit.estimates import Estimate, read_estimates, write_estimates
 from recipes.kit.options import TrainingOptions
-from recipes.kit.queue import Deadline, missing, run_queue
+from recipes.kit.queue import Deadline, OutOfTime, missing, run_queue
 from recipes.kit.results import describe
 
 NETWORK: dict[str, Any] = {
@@ -55,56 +55,71 @@ def recipe(monkeypatch: pytest.MonkeyPatch) -> Recipe[TrainingOptions]:
 
 def figures(results: Path, row: str) -> list[float]:
     result = json.loads((results / "queued-smoke.json").read_text())
-    return [*(line["ours"] for line in result["rows"] if line["row"] == row)][0]
+    [line] = [line for line in result["rows"] if line["row"] == row]
+    return list(line["ours"])
+
+
+def known_costs(results: Path, hours: dict[str, float]) -> None:
+    """Write estimates, so that nothing need be rehearsed."""
+    write_estimates(
+        results,
+        {
+            ("queued", "smoke", row): Estimate(1, 3600 * cost, "1 x cpu")
+            for row, cost in hours.items()
+        },
+    )
 
 
 def test_cheapest_first_and_a_row_that_fails_stops_no_other(
     recipe: Recipe[TrainingOptions], tmp_path: Path
 ) -> None:
     results = tmp_path / "results"
+    known_costs(results, {LONG: 50, SHORT: 1})
     shown: list[str] = []
     outcomes = run_queue(
         "smoke",
         [0],
         ["queued"],
-        hours=1e-9 + read_hours(recipe, tmp_path),
+        hours=2,
         runs=tmp_path / "runs",
         results=results,
         show=shown.append,
     )
     assert "nothing_of_that_name" in outcomes.pop(f"queued, {BROKEN}, seed 0")
     assert outcomes == {f"queued, {SHORT}, seed 0": "done"}
-    order = [line for line in shown if line.endswith("hours")]
-    assert [SHORT in order[1], LONG in order[2]] == [True, True]
+    short, long = (
+        line for line in shown if line.startswith("queued") and line.endswith("hours")
+    )
+    assert SHORT in short
+    assert LONG in long
     assert len(figures(results, SHORT)) == 1
 
-    # What is done is left out; what is longer than the limit has its estimate.
+    # The row that is done is left out; the one that is too long is shown with its cost.
     rows = {entry.row for entry in missing("smoke", [0], ["queued"], results)}
     assert rows == {LONG, BROKEN}
+    text = describe(recipe, {"smoke": {"rows": []}}, estimates=read_estimates(results))
+    assert "not run: 50 h on 1 x cpu" in text
+
+
+def test_a_rehearsal_trains_nothing_that_stays(
+    recipe: Recipe[TrainingOptions], tmp_path: Path
+) -> None:
+    results = tmp_path / "results"
+    run_queue(
+        "smoke", [0], ["queued"], hours=0, runs=tmp_path / "runs", results=results
+    )
     estimates = read_estimates(results)
     assert estimates["queued", "smoke", LONG].steps == 60 * 8
-    text = describe(recipe, {}, estimates=estimates)
-    long_row = next(line for line in text.splitlines() if LONG in line)
-    assert "not run: " in long_row
-    assert " min on 1 x cpu" in long_row
-
-
-def read_hours(recipe: Recipe[TrainingOptions], folder: Path) -> float:
-    """The hours of the short row, by a rehearsal."""
-    results = folder / "rehearsed"
-    run_queue("smoke", [0], ["queued"], hours=-1, runs=folder, results=results)
-    estimates = read_estimates(results)
-    return 10 * estimates["queued", "smoke", SHORT].hours
+    assert estimates["queued", "smoke", SHORT].steps == 8
+    assert estimates["queued", "smoke", SHORT].seconds > 0
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_training_ends_with_the_time_and_goes_on_later(
     recipe: Recipe[TrainingOptions], tmp_path: Path
 ) -> None:
     results, runs = tmp_path / "results", tmp_path / "runs"
-    write_estimates(
-        results,
-        {("queued", "smoke", row): Estimate(1, 1.0, "") for row in (LONG, SHORT)},
-    )
+    known_costs(results, {LONG: 1, SHORT: 2})
     outcomes = run_queue(
         "smoke", [0], ["queued"], minutes=0.05, runs=runs, results=results
     )
@@ -123,6 +138,7 @@ def test_a_training_that_does_not_learn_is_stopped(
     still = replace(recipe.presets["smoke"], optimizer={"name": "Adam", "lr": 1e-12})
     monkeypatch.setattr(recipe, "presets", {**recipe.presets, "smoke": still})
     results = tmp_path / "results"
+    known_costs(results, {LONG: 1, SHORT: 2})
     outcomes = run_queue(
         "smoke", [0], ["queued"], runs=tmp_path / "runs", results=results
     )
@@ -131,8 +147,6 @@ def test_a_training_that_does_not_learn_is_stopped(
 
 
 def test_a_deadline_that_is_over_stops_before_the_first_epoch() -> None:
-    from recipes.kit.queue import OutOfTime
-
     with pytest.raises(OutOfTime):
         Deadline(time.monotonic() - 1).on_train_epoch_start()
 
