@@ -44,6 +44,7 @@ EXPERIMENTS = (
     "series",
     "segmentation",
     "object_discovery",
+    "published_objects",
     "scenes",
     "several",
     "transfer",

@@ -33,7 +33,7 @@ from torchcaps_lab.kinds.pixels.masks import MaskSet
 Ground = Literal["plain", "textured"]
 AtLeastTwo = Annotated[int, Within(2)]
 
-_TRAIN_SEED = 1
+TRAIN_SEED = 1
 _COLOURS = torch.tensor(
     [
         [255, 0, 0],
@@ -127,7 +127,7 @@ class Shapes(DataSet):
 
     def load_train(self) -> Examples:
         """The images to train on."""
-        return self._drawn(self.count, _TRAIN_SEED)
+        return self._drawn(self.count, TRAIN_SEED)
 
     def load_test(self) -> Examples:
         """Other images."""
