@@ -71,7 +71,7 @@ class PublishedObjects(Recipe[TrainingOptions]):
     def __init_subclass__(cls) -> None:
         facts = facts_of(cls.name)
         cls.rows = {**facts["rows"], **dict.fromkeys(UNTRAINED)}
-        cls.borrowed = {row: (cls.name, SLOTS) for row in UNTRAINED}
+        cls.borrowed = dict.fromkeys(UNTRAINED, (cls.name, SLOTS))
         common: dict[str, Any] = {"unit": "points", "higher_is_better": True}
         lines = []
         for row, (key, measure) in product(cls.rows, MEASURES.items()):
@@ -81,7 +81,9 @@ class PublishedObjects(Recipe[TrainingOptions]):
             figure = facts["published"].get(row, ()) if key == "fg_ari" else ()
             lines.append(Line(row, measure, *figure, **common))
         for row, figure in facts["elsewhere"].items():
-            lines.append(Line(row, MEASURES["fg_ari"], *figure, **common, elsewhere=True))
+            lines.append(
+                Line(row, MEASURES["fg_ari"], *figure, **common, elsewhere=True)
+            )
         cls.lines = tuple(lines)
 
     def measure(

@@ -1,6 +1,7 @@
 """The task objects: what it measures and answers, from training to export."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torchcaps.capsules import DrawnFeatures, Prediction
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import Digits, Shapes
-from torchcaps_lab.kinds.objects.task import Objects
+from torchcaps_lab.kinds.objects.task import Objects, slot_hints
 
 NETWORK: dict[str, Any] = {"channels": 4, "dim": 8}
 
@@ -37,6 +38,72 @@ def test_perfect_slots_have_perfect_figures() -> None:
     assert len(answer.classes) == batch.labels[0].unique().numel()
     assert answer.classes[0] == "slot 1"
     assert answer.seen == f"{len(answer.classes) - 1} objects and the ground"
+
+
+def slots_as(masks: torch.Tensor, drawn: torch.Tensor) -> Prediction:
+    """What a network predicts that draws pictures under these masks, (B, J, H, W)."""
+    return Prediction(masks.flatten(2).amax(2), None, drawn, masks=masks)
+
+
+class Answering(tc.models.SlotAutoencoder):
+    """Answers to any pictures with slots that a function makes of them."""
+
+    def __init__(self, answer: Callable[[torch.Tensor], Prediction]) -> None:
+        super().__init__(classes=6, **NETWORK)
+        self.answer = answer
+
+    def forward(
+        self, images: torch.Tensor, target: torch.Tensor | None = None
+    ) -> Prediction:
+        return self.answer(images)
+
+
+def test_a_network_that_found_nothing_is_told_so() -> None:
+    """Black pictures, and masks that are the same everywhere."""
+    test = Shapes(count=20, tests=12).test
+    masks = torch.full((12, 6, 32, 32), 1 / 6)
+    masks[:, 2, 4:20, 4:20] += 1e-3  # the largest mask there, by nothing
+    network = Answering(lambda images: slots_as(masks, torch.zeros_like(images)))
+    examination = Objects().examine(network, test)
+    assert examination.figures["objects"] == 0
+    assert examination.figures["drawn"] < 0
+    assert any("found nothing" in line for line in examination.lines)
+    answers = Objects().answers(network(test[0].inputs), test.classes)
+    assert {answer.seen for answer in answers} == {"0 objects and the ground"}
+
+
+def test_slots_that_divide_pictures_by_place_are_named() -> None:
+    test = Shapes(count=20, tests=12).test
+    place = torch.arange(32) * 3 // 32 + (torch.arange(32)[:, None] >= 16) * 3
+    grid = torch.nn.functional.one_hot(place, 6).movedim(-1, 0).float()
+    masks = grid.expand(12, -1, -1, -1)
+    examination = Objects().examine(
+        Answering(lambda images: slots_as(masks, images)), test
+    )
+    assert examination.figures["same_places"] == pytest.approx(1)
+    assert any("by place and not by object" in line for line in examination.lines)
+
+
+def test_objects_in_several_slots_are_named() -> None:
+    """Each object is divided into columns of pixels, which take turns."""
+    test = Shapes(count=20, tests=12).test
+    turns = (torch.arange(32) % 5 + 1).expand(12, 32, 32)
+    slots = torch.where(test.labels > 0, turns, 0)
+    masks = torch.nn.functional.one_hot(slots, 6).movedim(-1, 1).float()
+    examination = Objects().examine(
+        Answering(lambda images: slots_as(masks, images)), test
+    )
+    assert examination.figures["shared_objects"] > 0.9
+    assert any("in several slots" in line for line in examination.lines)
+
+
+def test_slots_of_the_objects_need_no_advice() -> None:
+    test = Shapes(count=20, tests=12).test
+    masks = torch.nn.functional.one_hot(test.labels.long(), 6).movedim(-1, 1).float()
+    network = Answering(lambda images: slots_as(masks, images))
+    figures = Objects().examine(network, test).figures
+    assert figures["drawn"] == 1
+    assert not list(slot_hints(figures))
 
 
 def test_it_takes_no_labels() -> None:
@@ -81,7 +148,7 @@ def test_from_a_folder_of_pictures_to_masks(
     assert "classes of" not in printed
     page = Path("runs/shelf/report/index.html").read_text()
     assert "learned from shelf</h1>" in page
-    assert "objects found in a picture" in page
+    assert "it has found nothing" in page
     report = Path("runs/shelf/report")
     names = {path.name for path in report.glob("*.png")}
     assert {"slots.png", "slots-worst.png", "slot-moves.png"} <= names
@@ -95,7 +162,7 @@ def test_from_a_folder_of_pictures_to_masks(
     assert values.max() < len(row["classes"])
 
     main(["evaluate", "runs/shelf"])
-    assert "error of what was drawn" in capsys.readouterr().out
+    assert "of the variance of the pictures drawn" in capsys.readouterr().out
     main(["explain", "runs/shelf"])
 
 
@@ -130,7 +197,7 @@ def test_slots_of_features_from_a_folder_to_masks(
     assert "# %: share of the pixels, not calibrated" in legend
     assert "# length: activation of the slot" in legend
     main(["evaluate", "runs/shelf"])
-    assert "error of what was drawn" in capsys.readouterr().out
+    assert "of the variance of the pictures drawn" in capsys.readouterr().out
     main(["export", "runs/shelf", "--to", "slots.onnx"])
     classifier = Classifier.open("runs/shelf")
     image = torch.rand(1, 3, 16, 16)

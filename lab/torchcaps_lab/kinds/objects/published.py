@@ -120,7 +120,9 @@ def fixed_tetrominoes() -> list[Tensor]:
     """Make the 17 shapes: each turned by quarters, without repetition; bool (H, W)."""
     shapes: list[Tensor] = []
     for rows in _ONE_SIDED:
-        blocks = torch.tensor([[block == "#" for block in row] for row in rows.split("/")])
+        blocks = torch.tensor(
+            [[block == "#" for block in row] for row in rows.split("/")]
+        )
         for quarter in range(4):
             turned = blocks.rot90(quarter)
             if not any(turned.equal(shape) for shape in shapes):

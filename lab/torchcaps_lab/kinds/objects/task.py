@@ -16,6 +16,7 @@ from torchcaps_lab.kinds.objects.measures import (
     UNKNOWN,
     adjusted_rand_index,
     best_overlap,
+    contingency,
     foreground_rand_index,
 )
 from torchcaps_lab.kinds.objects.pictures import (
@@ -29,7 +30,7 @@ from torchcaps_lab.kinds.objects.steps import SlotSteps
 from torchcaps_lab.kinds.pixels.pictures import drawings_of
 from torchcaps_lab.report.exhibit import Exhibit
 from torchcaps_lab.report.findings import check_asked, predicted
-from torchcaps_lab.report.hints import Commands, falling_loss, few_tested
+from torchcaps_lab.report.hints import Commands, Hint, falling_loss, few_tested
 from torchcaps_lab.report.observe import Metrics
 from torchcaps_lab.report.pictures.advice import Advice
 from torchcaps_lab.report.pictures.headline import page_title, sentence
@@ -52,6 +53,18 @@ _SHOWN = 6
 _LEAST_SHARE = 0.002
 """Of the pixels: slots with fewer draw nothing."""
 
+_CLAIM = 0.5
+"""A slot draws a pixel by itself where its mask is larger."""
+
+_NOTHING_DRAWN = 0.15
+"""A network that draws no larger share of the variance has found nothing."""
+
+_SAME_PLACES = 0.5
+"""Pictures of different things that are divided more alike are divided by place."""
+
+_SEVERAL_SLOTS = 0.6
+"""An object is in several slots if none has a larger share of its pixels."""
+
 _INDICES = {
     "fg_ari": foreground_rand_index,
     "ari": adjusted_rand_index,
@@ -71,9 +84,12 @@ _ASSIGNED = "_assigned"
 
 @register_task("objects")
 class Objects(Task):
-    """Learns to take pictures apart into objects, without labels: by drawing them.
+    r"""Learns to take pictures apart into objects, without labels: by drawing them.
 
-    The loss is the mean squared error of the reconstruction. Networks must draw each
+    The loss is the mean squared error of the reconstruction. Its main measure is the
+    share of the variance of the pixels that is drawn, :math:`1 - \sum (x - \hat x)^2 /
+    \sum (x - \bar x)^2` with the mean colour :math:`\bar x` of a picture: a network
+    that draws one colour has 0. Networks must draw each
     slot with a mask (:attr:`torchcaps.models.Prediction.masks`), as
     :class:`~torchcaps.models.SlotAutoencoder` does. What they draw is the image, or
     :attr:`~torchcaps.models.Prediction.features` of it. Where the objects of the pixels are
@@ -81,11 +97,12 @@ class Objects(Task):
 
     Example:
         >>> from torchcaps_lab.kinds.objects.task import Objects
-        >>> Objects().main.name, Objects().main.higher_is_better
-        ('error', False)
+        >>> [measure.name for measure in Objects().measures]
+        ['drawn', 'error']
     """
 
     measures = (
+        Measure("drawn", bounds=(-inf, 1.0)),
         Measure("error", higher_is_better=False, bounds=(0.0, inf), percent=False),
     )
 
@@ -122,10 +139,15 @@ class Objects(Task):
         return prediction, {"loss_of_drawing": error}
 
     def measure(self, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
-        """``error``, the mean squared error of each image; where objects are known
-        ``fg_ari`` of the masks, and ``fg_ari_assigned`` of the pixels.
+        """``error``, the mean squared error of each image, and ``drawn``, the share of
+        the variance that is drawn; where objects are known ``fg_ari`` of the masks, and
+        ``fg_ari_assigned`` of the pixels.
         """
-        figures = {"error": _errors(prediction, batch).detach()}
+        error = _errors(prediction, batch).detach()
+        # Over the batch, not picture by picture: a picture of one colour has no variance.
+        variance = _variances(prediction, batch).mean()
+        tiny = torch.finfo(variance.dtype).tiny
+        figures = {"drawn": 1 - error / variance.clamp_min(tiny), "error": error}
         if _known(batch.labels):
             slots = _slots_by_name(prediction)
             for end, slot in slots.items():
@@ -151,8 +173,10 @@ class Objects(Task):
         each = {name: torch.cat(values) for name, values in rows.items()}
         figures = {name: values.mean().item() for name, values in each.items()}
         lines = [
-            f"mean squared error of what was drawn {figures['error']:.4f}, "
-            f"{figures['objects']:.1f} objects found in a picture"
+            f"{figures['drawn']:.1%} of the variance of the pictures drawn (mean "
+            f"squared error {figures['error']:.4f}), {figures['objects']:.1f} objects "
+            "in a picture",
+            *(f"{hint.fact}, so {hint.advice}" for hint in slot_hints(figures)),
         ]
         for end, what in (("", "masks"), (_ASSIGNED, "assigned pixels")):
             of_slots = [
@@ -169,11 +193,17 @@ class Objects(Task):
 
     def _figures(self, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
         figures = self.measure(prediction, batch)
-        slots = prediction.activation.shape[1]
-        counts = [len(_things(mask, slots)) for mask in slot_of_pixels(prediction)]
+        slot = slot_of_pixels(prediction)
+        counts = [
+            len(_drawn_slots(row, claim))
+            for row, claim in zip(slot, _claims(prediction), strict=True)
+        ]
         figures["objects"] = torch.tensor(counts) - 1.0
+        # Each picture beside the one before; the first beside the last.
+        figures["same_places"] = adjusted_rand_index(slot, slot.roll(1, 0))
         true = batch.labels.to(prediction.activation.device)
         if _known(true):
+            figures["shared_objects"] = _shared_objects(true, slot)
             for (end, slot), (key, index) in product(
                 _slots_by_name(prediction).items(), _INDICES.items()
             ):
@@ -206,11 +236,12 @@ class Objects(Task):
         among them. So 0 is the ground, and objects count from 1.
         """
         slots = slot_of_pixels(prediction)
+        claims = _claims(prediction)
         poses = None if prediction.capsules is None else prediction.capsules.pose
         answers = []
         for row, mask in enumerate(slots):
             shares = _shares(mask, len(classes))
-            things = _things(mask, len(classes))
+            things = _drawn_slots(mask, claims[row])
             names = tuple(classes[slot] for slot in things)
             lengths = prediction.activation[row].tolist()
             answers.append(
@@ -256,8 +287,13 @@ class Objects(Task):
         )
         if isinstance(network, SlotAutoencoder):
             yield SlotMoves.of(network, images)
-        hints = chain(falling_loss(metrics), few_tested(images))
-        good = "the loss no longer falls, and there are enough pictures to test on"
+        hints = chain(
+            slot_hints(examination.figures), falling_loss(metrics), few_tested(images)
+        )
+        good = (
+            "slots follow the objects, the loss no longer falls, and there are enough "
+            "pictures to test on"
+        )
         yield Advice.of_hints(
             hints, images, Commands.of(summary), good, "--masks masks"
         )
@@ -265,8 +301,40 @@ class Objects(Task):
         yield Summary.of("Settings", summary, [])
 
 
-def _errors(prediction: Prediction, batch: Batch) -> Tensor:
-    """The mean squared error of what was drawn of each picture, (B,), in float32.
+def slot_hints(figures: Mapping[str, float]) -> Iterator[Hint]:
+    """Hint that slots are no objects: that they draw nothing, divide all pictures alike,
+    or share objects.
+
+    Args:
+        figures: those of :meth:`Objects.examine`.
+    """
+    if figures["drawn"] < _NOTHING_DRAWN or figures["objects"] <= 0:
+        yield Hint(
+            f"the network draws {max(figures['drawn'], 0):.0%} of the variance of the "
+            f"pictures, with {max(figures['objects'], 0):.1f} objects in a picture",
+            "it has found nothing. Train longer, "
+            "use pictures with other colours, or try the features of a trained network",
+            "--model slots_on_backbone",
+        )
+        return
+    if figures["same_places"] > _SAME_PLACES:
+        yield Hint(
+            f"the pixels of different pictures are divided alike (ARI "
+            f"{figures['same_places']:.2f} between them)",
+            "slots divide the picture by place and not by object. Use fewer slots, or "
+            "train longer",
+            "--data.slots",
+        )
+    if figures.get("shared_objects", 0) > _SEVERAL_SLOTS:
+        yield Hint(
+            f"{figures['shared_objects']:.0%} of the objects are in several slots",
+            "there are more slots than objects. Use fewer slots",
+            "--data.slots",
+        )
+
+
+def _drawn_and_true(prediction: Prediction, batch: Batch) -> tuple[Tensor, Tensor]:
+    """What was drawn and should be, pictures (B, C, H, W) or features, in float32.
 
     Raises:
         ValueError: if the network draws no slots.
@@ -278,7 +346,35 @@ def _errors(prediction: Prediction, batch: Batch) -> Tensor:
         true = batch.pictures.to(drawn.device)
     else:
         raise ValueError(NO_SLOTS)
-    return (drawn.float() - true.float()).square().flatten(1).mean(1)
+    return drawn.float(), true.float()
+
+
+def _errors(prediction: Prediction, batch: Batch) -> Tensor:
+    """The mean squared error of what was drawn of each picture, (B,), in float32."""
+    drawn, true = _drawn_and_true(prediction, batch)
+    return (drawn - true).square().flatten(1).mean(1)
+
+
+def _variances(prediction: Prediction, batch: Batch) -> Tensor:
+    """The mean squared distance of each picture from its mean colour, (B,)."""
+    _, true = _drawn_and_true(prediction, batch)
+    pixels = true.flatten(2) if prediction.features is None else true.mT
+    return pixels.var(2, correction=0).mean(1)
+
+
+def _claims(prediction: Prediction) -> Tensor:
+    """Whether each slot draws some pixel by itself, bool (B, J)."""
+    assert prediction.masks is not None
+    return prediction.masks.flatten(2).amax(2) > _CLAIM
+
+
+def _shared_objects(true: Tensor, slots: Tensor) -> Tensor:
+    """The share of the objects of each picture that are in several slots, (B,)."""
+    counts = contingency(true, slots)[:, 1:]  # without the ground, (B, K, J)
+    size = counts.sum(2)
+    largest = counts.amax(2) / size.clamp_min(1)
+    several = (largest < _SEVERAL_SLOTS) & (size > 0)
+    return several.sum(1) / (size > 0).sum(1).clamp_min(1)
 
 
 def _slots_by_name(prediction: Prediction) -> dict[str, Tensor]:
@@ -307,8 +403,17 @@ def _places(mask: Tensor, things: Sequence[int], slots: int) -> Tensor:
     return table[mask]
 
 
-def _things(mask: Tensor, slots: int) -> list[int]:
-    """The slots that draw something, those with the most pixels first."""
-    shares = _shares(mask, slots)
-    order = shares.argsort(descending=True).tolist()
-    return [slot for slot in order if shares[slot] > _LEAST_SHARE]
+def _drawn_slots(mask: Tensor, claims: Tensor) -> list[int]:
+    """The slots of one picture that draw something, those with the most pixels first.
+
+    The first is usually the ground, which slots may share. An object has a slot that
+    draws some of its pixels by itself: where all masks are alike, nothing was found.
+
+    Args:
+        mask: the slot of each pixel, int64 (H, W).
+        claims: whether each slot draws some pixel by itself, bool (J,).
+    """
+    shares = _shares(mask, len(claims))
+    ground, *others = shares.argsort(descending=True).tolist()
+    objects = [slot for slot in others if shares[slot] > _LEAST_SHARE and claims[slot]]
+    return [ground, *objects]
