@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler
@@ -126,3 +127,31 @@ def test_weights_that_are_none(weights: list[int]) -> None:
 def test_images_that_are_no_rows_name_the_argument() -> None:
     with pytest.raises(ValueError, match=r"image_shape=\(1, 8, 8\)"):
         CapsNetClassifier(**FEW).fit(np.zeros((4, 8, 8)), [0, 1, 0, 1])
+
+
+def features(largest: float) -> tuple[np.ndarray, np.ndarray]:
+    rows = np.random.default_rng(0).normal(size=(24, 3))
+    labels = np.arange(24) % 2
+    rows[:, 0] += 3 * labels
+    rows[7, 2] = largest
+    return rows, labels
+
+
+SMALL = {"hidden": 8, "types": 2, "epochs": 2, "random_state": 0}
+
+
+@pytest.mark.parametrize("largest", [1e200, -1e300, 1.7e308])
+def test_numbers_that_overflow_are_refused(largest: float) -> None:
+    rows, labels = features(largest)
+    with pytest.raises(ValueError, match=r"X holds numbers up to .* feature 2: scale"):
+        CapsNetClassifier(**SMALL).fit(rows, labels)
+    fitted = CapsNetClassifier(**SMALL).fit(*features(1.0))
+    with pytest.raises(ValueError, match=r"outputs of rows \[7\] are not finite"):
+        fitted.predict(rows)
+
+
+def test_one_answer_for_all_rows_is_told() -> None:
+    """Beside the biases nothing is left of features this small."""
+    rows, labels = features(1.0)
+    with pytest.warns(ConvergenceWarning, match="the same for all rows"):
+        CapsNetClassifier(**SMALL).fit(1e-30 * rows, labels)

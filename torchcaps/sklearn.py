@@ -2,6 +2,7 @@
 cross-validation.
 """
 
+import warnings
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from torchcaps.layers import CapsHead
 from torchcaps.names import needing
-from torchcaps.numerics import Positive, Size
+from torchcaps.numerics import Positive, Size, resolution
 from torchcaps.routing import create_routing
 from torchcaps.spec import SuggestsNames, Within, check_fields
 
@@ -20,6 +21,7 @@ with needing("estimators", "torchcaps[mixture]"):
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
     from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.exceptions import ConvergenceWarning
     from sklearn.utils import check_random_state
     from sklearn.utils.class_weight import compute_sample_weight
     from sklearn.utils.multiclass import check_classification_targets
@@ -69,7 +71,12 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
 
     Raises:
         ValueError: by ``fit``, if an argument is out of its range, rows do not have the
-            pixels of ``image_shape``, or a weight is negative or not finite.
+            pixels of ``image_shape``, a weight is negative or not finite, or a loss is
+            not finite, as with features of 1e200.
+
+    Warns:
+        ConvergenceWarning: by ``fit``, if the trained network answers the same for all
+            rows.
 
     Example:
         >>> from sklearn.datasets import load_iris
@@ -205,23 +212,68 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
                 cycle.step()
                 losses.append(loss.item())
             self.loss_curve_.append(float(np.mean(losses)))
+            _check_loss(self.loss_curve_, rows)
         self.network_.eval()
+        self._warn_if_dead(rows)
 
-    @torch.no_grad()
-    def predict_proba(self, X: ArrayLike) -> NDArray[Any]:
-        """The probability of each class, (n, E)."""
-        check_is_fitted(self)
-        _check_rows(X)
-        rows = torch.tensor(validate_data(self, X, dtype=np.float64, reset=False))
+    def _warn_if_dead(self, rows: Tensor) -> None:
+        """Warns if nothing of the rows gets to the classes."""
+        with torch.no_grad():
+            lengths = self._lengths(rows)
+        least, most = lengths.aminmax(dim=0)
+        if len(rows.unique(dim=0)) > 1 and (most - least <= resolution(most)).all():
+            warnings.warn(
+                "CapsNetClassifier answers the same for all rows of X: scale them "
+                "before (StandardScaler), or lower learning_rate",
+                ConvergenceWarning,
+                stacklevel=4,
+            )
+
+    def _lengths(self, rows: Tensor) -> Tensor:
+        """The lengths of the class capsules, (n, E)."""
         parts = [
             self.network_(part.to(self.device)).activation for part in rows.split(1024)
         ]
-        return (_INVERSE_TEMPERATURE * torch.cat(parts)).softmax(1).cpu().numpy()
+        return torch.cat(parts)
+
+    @torch.no_grad()
+    def predict_proba(self, X: ArrayLike) -> NDArray[Any]:
+        """The probability of each class, (n, E).
+
+        Raises:
+            ValueError: if rows are so large that the network's numbers overflow.
+        """
+        check_is_fitted(self)
+        _check_rows(X)
+        rows = torch.tensor(validate_data(self, X, dtype=np.float64, reset=False))
+        lengths = self._lengths(rows)
+        overflown = (~lengths.isfinite().all(1)).nonzero().flatten().tolist()
+        if overflown:
+            raise ValueError(
+                f"X holds numbers up to {float(rows.abs().max()):.3g}, with which the "
+                f"outputs of rows {overflown[:5]} are not finite: scale them before "
+                "(StandardScaler)"
+            )
+        return (_INVERSE_TEMPERATURE * lengths).softmax(1).cpu().numpy()
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """The most probable label of each row, (n,)."""
         most = self.predict_proba(X).argmax(1)
         return self.classes_[most]
+
+
+def _check_loss(losses: list[float], rows: Tensor) -> None:
+    """Raises a ValueError that names the likely cause if the last loss is not
+    finite.
+    """
+    if np.isfinite(losses[-1]):
+        return
+    largest, feature = rows.abs().amax(0).max(0)
+    raise ValueError(
+        f"the loss of epoch {len(losses)} is {losses[-1]}: X holds numbers up to "
+        f"{float(largest):.3g}, in feature {int(feature)}: scale it before "
+        "(StandardScaler), or lower learning_rate"
+    )
 
 
 def _check_rows(X: Any) -> None:

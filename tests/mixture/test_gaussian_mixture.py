@@ -13,7 +13,7 @@ from torchcaps.mixture import GaussianMixture
 
 DATA = pytest.mark.parametrize("name", ["iris", "two-components"])
 TYPES = pytest.mark.parametrize("covariance_type", ["diag", "full"])
-UNSETTLED = pytest.mark.filterwarnings("ignore:.*did not settle")
+UNSETTLED = pytest.mark.filterwarnings("ignore:.*(did not settle|without points)")
 
 
 def start(points: Array, centres: Array, covariance_type: str) -> dict[str, Array]:

@@ -110,3 +110,20 @@ def test_errors() -> None:
         InterestRouting(form="other")
     with pytest.raises(ValueError, match="steps must be at least 1"):
         InterestRouting(steps=0)
+
+
+@pytest.mark.parametrize("size", [1, 5])
+@pytest.mark.parametrize("scale", [1e-15, 1e-9, 1e9])
+def test_released_parents_have_length_1(size: int, scale: float) -> None:
+    """Of votes of any scale, in float32 as in float64."""
+    routing = InterestRouting(form="released")
+    items = normal(B, I, D)
+    transforms = normal(1, 1, D, size, seed=1).expand(-1, J, -1, -1)
+    exact = routing.route(Votes(items[:, :, None], transforms), None, start=START)
+    for dtype in (torch.float32, torch.float64):
+        votes = Votes((scale * items[:, :, None]).to(dtype), transforms.to(dtype))
+        routed = routing.route(votes, None, start=START.to(dtype))
+        torch.testing.assert_close(routed.activation, torch.ones(B, J, dtype=dtype))
+        torch.testing.assert_close(
+            routed.pose.double(), exact.pose, rtol=1e-3, atol=1e-4
+        )

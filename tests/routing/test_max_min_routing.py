@@ -78,7 +78,8 @@ class TestMap:
         logits = torch.stack([1 + spread, torch.ones(2001)], -1)[:, None]
         least = MaxMin().assignment(logits)[:, 0, 1]
         assert (least.diff() <= 0).all()
-        assert least[0] == 1 and least[-1] == 0
+        assert least[0] == 1
+        assert least[-1] == 0
         assert least.diff().abs().max() < 0.05
 
     def test_shares_do_not_compete(self) -> None:

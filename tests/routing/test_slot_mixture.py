@@ -88,3 +88,30 @@ def test_a_fused_backend_is_taken() -> None:
     routing: Any = SlotMixtureRouting().bind(LayerShape(None, J, (H,), (H,)))
     routed = routing(votes_of(torch.randn(B, 40960, H)))
     assert tc.choose_backend(routed.votes, routed.similarity).backend == "native"
+
+
+@pytest.mark.parametrize("options", [{}, {"gru": False, "hidden": 0, "readout": False}])
+def test_a_small_floor_has_the_gradient_of_small_steps(options: dict[str, Any]) -> None:
+    """Central differences reach it as h² does; a step of 0.1 is far too long."""
+    routing = bound(variance_floor=1e-4, **options)
+    children = numbers(B, I, H, seed=4).requires_grad_()
+    along = numbers(B, I, H, seed=5)
+    upstream = numbers(B, J, H, seed=6)
+
+    def weighted(children: Tensor) -> Tensor:
+        return (routing(votes_of(children[:, :, None])).pose * upstream).sum()
+
+    (gradient,) = torch.autograd.grad(weighted(children), children)
+    slope = (gradient * along).sum().item()
+    with torch.no_grad():
+        errors = [
+            abs(
+                (weighted(children + h * along) - weighted(children - h * along))
+                / 2
+                / h
+                - slope
+            ).item()
+            for h in (1e-3, 1e-5)
+        ]
+    assert errors[1] < 1e-7 * abs(slope)
+    assert errors[1] < 0.01 * errors[0]

@@ -163,3 +163,21 @@ def test_second_moments(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
         masked.gram(),
         torch.einsum("bijh,bijk->bjhk", stored[:, mask[0]], stored[:, mask[0]]),
     )
+
+
+@pytest.mark.parametrize("gap", [1e-1, 1e-3, 1e-5])
+def test_the_rounding_of_a_pose_grows_as_the_gap_shrinks(gap: float) -> None:
+    """By no more than the docstring says; the activation does not depend on it."""
+    basis = torch.linalg.qr(normal(20, H, H))[0]
+    lengths = torch.tensor([1 + gap, 1.0] + [0.3] * (H - 2), dtype=torch.float64)
+    children = lengths.sqrt()[:, None] * basis.mT
+    transforms = torch.eye(H).double().expand(H, 1, H, H)
+    exact = SpectralRouting()(Votes(children, transforms))
+    rounded = SpectralRouting()(Votes(children.float(), transforms.float()))
+    bound = 8 * torch.finfo(torch.float32).eps * lengths.sum() / gap
+    error = (rounded.pose - exact.pose).norm(dim=-1)
+    opposite = (rounded.pose + exact.pose).norm(dim=-1)
+    assert torch.minimum(error, opposite).max() < bound
+    torch.testing.assert_close(
+        rounded.activation.double(), exact.activation, atol=1e-6, rtol=0
+    )

@@ -2,10 +2,11 @@
 until convergence.
 """
 
+import math
 import warnings
 from abc import ABC, abstractmethod
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,9 +14,11 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 from sklearn.cluster import kmeans_plusplus
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from torch import Tensor
 
+from torchcaps.numerics import positive, resolution
 from torchcaps.ops import Moments, Normaliser, Similarity, Votes
 from torchcaps.spec import SuggestsNames
 
@@ -102,6 +105,45 @@ def cluster_moments(points: Tensor, share: Tensor, *, scatter: bool = False) -> 
     return votes.moments(weights=share.T, scatter=scatter)
 
 
+_UNSETTLED = "did not settle in max_iter={} steps: raise max_iter or tol"
+
+
+class _Run(NamedTuple):
+    """The steps from one start.
+
+    Args:
+        states: the state after each step.
+        objectives: the objective before each step.
+        settled: whether the last step changed next to nothing.
+    """
+
+    states: list[Any]
+    objectives: list[float]
+    settled: bool
+
+
+def distinct(points: Tensor, most: int) -> int:
+    """How many points are further from each other than rounding, ``most`` at most.
+
+    Each is the farthest from those before it (Gonzalez 1985).
+
+    Args:
+        points: (I, D), one at least.
+        most: where to stop.
+    """
+    # In units of the largest number, whose square might not be finite.
+    points = points / positive(points.abs().max())
+    least = resolution(points).norm(dim=-1)
+    distance = (points - points[0]).norm(dim=-1)
+    for count in range(1, most):
+        apart = distance.where(distance > least, 0.0)
+        if not apart.any():
+            return count
+        farthest = points[apart.argmax()]
+        distance = torch.minimum(distance, (points - farthest).norm(dim=-1))
+    return most
+
+
 class Clustering(SuggestsNames, BaseEstimator, ABC):
     """The loop of all estimators here: a step is one E-step and one M-step on the votes
     of the points.
@@ -111,7 +153,8 @@ class Clustering(SuggestsNames, BaseEstimator, ABC):
 
     Attributes:
         n_iter_: how many steps :meth:`fit` made.
-        converged_: whether the last of them changed less than ``tol``.
+        converged_: whether the last of them changed less than ``tol``, and every
+            cluster has points: there are as many distinct ones, but for rounding.
         history_: the clusters after each step.
         labels_: the cluster of each training point, (n_samples,).
     """
@@ -119,14 +162,15 @@ class Clustering(SuggestsNames, BaseEstimator, ABC):
     max_iter: int
     tol: float
     random_state: Any
+    n_init: int = 1
 
     @abstractmethod
     def _clusters(self) -> int:
         """How many clusters are asked for, checked."""
 
     @abstractmethod
-    def _start(self, points: Tensor, weights: Tensor | None) -> Any:
-        """The state before the first step."""
+    def _start(self, points: Tensor, weights: Tensor | None, chance: Any) -> Any:
+        """The state before the first step, drawn with a random state."""
 
     @abstractmethod
     def _step(
@@ -182,11 +226,16 @@ class Clustering(SuggestsNames, BaseEstimator, ABC):
             The estimator itself.
 
         Raises:
-            ValueError: if a setting is out of its range, or the points or weights do
-                not fit.
+            ValueError: if a setting is out of its range, the points or weights do not
+                fit, or the points are so large that the objective is not finite.
+
+        Warns:
+            ConvergenceWarning: if the last step changed more than ``tol``; if there are
+                fewer distinct points than clusters, or a cluster is without points.
         """
         check_number("max_iter", self.max_iter, 1, integral=True)
         check_number("tol", self.tol, 0)
+        check_number("n_init", self.n_init, 1, integral=True)
         clusters = self._clusters()
         points = torch.tensor(self._validated(X, reset=True))
         if len(points) < clusters:
@@ -195,27 +244,68 @@ class Clustering(SuggestsNames, BaseEstimator, ABC):
                 f"{clusters}"
             )
         weights = check_weights(sample_weight, points)
-        state = self._start(points, weights)
-        self.history_: list[Any] = []
+        chance = check_random_state(self.random_state)
+        runs = [self._run(points, weights, chance) for _ in range(self.n_init)]
+        # Mixtures alone have several starts, and their objective is to be high.
+        run = max(runs, key=lambda run: run.objectives[-1])
+        self.history_ = [self._export(state) for state in run.states]
+        self.n_iter_ = len(run.objectives)
+        self._store(run.states[-1], run.objectives)
+        assignment = self._assignment(points, run.states[-1])
+        self.labels_ = assignment.argmax(-1).numpy()
+        trouble = "" if run.settled else _UNSETTLED.format(self.max_iter)
+        trouble = self._degenerate(points, weights, assignment) or trouble
+        self.converged_ = not trouble
+        if trouble:
+            warnings.warn(
+                f"{type(self).__name__} {trouble}", ConvergenceWarning, stacklevel=2
+            )
+        return self
+
+    def _run(self, points: Tensor, weights: Tensor | None, chance: Any) -> "_Run":
+        """Steps from one start, until they settle.
+
+        Raises:
+            ValueError: if the objective of a step is not finite.
+        """
+        state = self._start(points, weights, chance)
+        states: list[Any] = []
         objectives: list[float] = []
-        self.converged_ = False
-        while len(objectives) < self.max_iter and not self.converged_:
+        settled = False
+        while len(objectives) < self.max_iter and not settled:
             old = state
             state, objective = self._step(points, weights, old)
+            if not math.isfinite(objective):
+                raise ValueError(
+                    f"X holds numbers up to {points.abs().max():.3g}, with which the "
+                    f"objective is {objective} in {points.dtype}: scale them"
+                )
             objectives.append(objective)
-            self.history_.append(self._export(state))
-            self.converged_ = self._settled(points, old, state, objectives)
-        self.n_iter_ = len(objectives)
-        if not self.converged_:
-            warnings.warn(
-                f"{type(self).__name__} did not settle in max_iter={self.max_iter} "
-                "steps: raise max_iter or tol",
-                ConvergenceWarning,
-                stacklevel=2,
+            states.append(state)
+            settled = self._settled(points, old, state, objectives)
+        return _Run(states, objectives, settled)
+
+    def _degenerate(
+        self, points: Tensor, weights: Tensor | None, assignment: Tensor
+    ) -> str:
+        """Why clusters cannot all mean something; empty if they can."""
+        clusters = assignment.shape[1]
+        present = points if weights is None else points[weights > 0]
+        count = distinct(self._compared(present), clusters)
+        if count < clusters:
+            return (
+                f"was asked for {clusters} clusters of {count} distinct points: some "
+                "of the clusters are the same, or empty"
             )
-        self._store(state, objectives)
-        self.labels_ = self._assignment(points, state).argmax(-1).numpy()
-        return self
+        mass = assignment.sum(0) if weights is None else weights @ assignment
+        empty = (mass <= resolution(mass.sum())).nonzero().flatten().tolist()
+        if empty:
+            return f"has clusters without points, {empty} of {clusters}: ask for fewer"
+        return ""
+
+    def _compared(self, points: Tensor) -> Tensor:
+        """What of the points clusters can tell apart."""
+        return points
 
     def fit_predict(
         self,

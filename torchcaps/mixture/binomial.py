@@ -14,6 +14,7 @@ from torchcaps.mixture.base import (
     Array,
     check_initial,
     check_learn,
+    check_number,
     cluster_moments,
     plusplus_points,
     point_votes,
@@ -73,7 +74,8 @@ class BinomialMixture(Mixture):
             where None.
         max_iter: the largest number of steps.
         tol: settled when the mean log-likelihood of a point changes by less.
-        random_state: the random state of the start.
+        n_init: how many starts; the one of the highest log-likelihood is kept.
+        random_state: the random state of the start, and of :meth:`sample`.
 
     Attributes:
         probabilities_: theta, (n_components, n_features).
@@ -82,7 +84,7 @@ class BinomialMixture(Mixture):
         history_: :class:`Coins` after each step.
         labels_: (n_samples,).
         n_iter_: steps made.
-        converged_: whether they settled.
+        converged_: whether they settled, and every component has points.
 
     Source: Do & Batzoglou 2008, "What is the expectation maximization algorithm?"
 
@@ -102,6 +104,7 @@ class BinomialMixture(Mixture):
     max_iter: int = 100
     tol: float = 1e-5
     random_state: Any = None
+    n_init: int = 1
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -162,13 +165,16 @@ class BinomialMixture(Mixture):
         check_non_negative(points, "BinomialMixture")
         return points
 
-    def _start(self, points: Tensor, weights: Tensor | None) -> Coins:
+    def _compared(self, points: Tensor) -> Tensor:
+        return _shares(points)
+
+    def _start(self, points: Tensor, weights: Tensor | None, chance: Any) -> Coins:
         shape = (self.n_components, points.shape[1])
         even = points.new_full((self.n_components,), 1 / self.n_components)
         start_weights = self._initial_weights(points)
         if self.probabilities_init is None:
             chosen = plusplus_points(
-                _shares(points), self.n_components, weights, self.random_state
+                self._compared(points), self.n_components, weights, chance
             )
             probabilities = _shares(points[chosen] + 1)
         else:
@@ -211,6 +217,21 @@ class BinomialMixture(Mixture):
         """With the number of orders in which the sides can come up."""
         orders = torch.lgamma(points.sum(-1) + 1) - torch.lgamma(points + 1).sum(-1)
         return self._log_partition(points, state) + orders
+
+    def sample(self, n_samples: int = 1, throws: int = 1) -> tuple[Array, Array]:
+        """Draw points, of so many throws each, (n_samples, n_features), and their
+        components (n_samples,), sorted by these.
+        """
+        check_number("throws", throws, 1, integral=True)
+        return self._sample(n_samples, throws)
+
+    def _draw(self, component: int, count: int, chance: Any, throws: int = 1) -> Array:
+        sides = self.probabilities_[component].astype(np.float64)
+        return np.asarray(chance.multinomial(throws, sides / sides.sum(), count))
+
+    def _parameters(self) -> dict[str, int]:
+        components, sides = self.probabilities_.shape
+        return {"weights": components - 1, "probabilities": components * (sides - 1)}
 
     def _store(self, state: Coins, objectives: list[float]) -> None:
         super()._store(state, objectives)

@@ -2,11 +2,16 @@
 log-likelihood.
 """
 
+import math
+from abc import abstractmethod
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import DensityMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from torchcaps.mixture.base import (
@@ -36,6 +41,7 @@ class Mixture(DensityMixin, Clustering):
     n_components: int
     weights_init: Any
     learn: tuple[str, ...]
+    weights_: Array
 
     def _clusters(self) -> int:
         check_number("n_components", self.n_components, 1, integral=True)
@@ -88,3 +94,46 @@ class Mixture(DensityMixin, Clustering):
     def score(self, X: ArrayLike, y: Any = None) -> float:
         """The mean log-likelihood of the points, natural logarithm."""
         return float(self.score_samples(X).mean())
+
+    def bic(self, X: ArrayLike) -> float:
+        r"""The Bayesian information criterion, :math:`-2 \log L + k \log n` for k
+        numbers that are learned: lower is better.
+        """
+        points = self.score_samples(X)
+        return float(self._count() * math.log(len(points)) - 2 * points.sum())
+
+    def aic(self, X: ArrayLike) -> float:
+        r"""The Akaike information criterion, :math:`-2 \log L + 2 k`: lower is
+        better.
+        """
+        return float(2 * self._count() - 2 * self.score_samples(X).sum())
+
+    def _count(self) -> int:
+        """How many numbers are learned."""
+        return sum(self._parameters()[name] for name in self.learn)
+
+    @abstractmethod
+    def _parameters(self) -> dict[str, int]:
+        """How many free numbers each tensor has that can be learned."""
+
+    def sample(self, n_samples: int = 1) -> tuple[Array, Array]:
+        """Draw points, (n_samples, n_features), and their components (n_samples,),
+        sorted by these.
+        """
+        return self._sample(n_samples)
+
+    def _sample(self, n_samples: int, *how: int) -> tuple[Array, Array]:
+        check_is_fitted(self)
+        check_number("n_samples", n_samples, 1, integral=True)
+        chance = check_random_state(self.random_state)
+        weights = self.weights_.astype(np.float64)
+        counts = chance.multinomial(n_samples, weights / weights.sum())
+        drawn = [
+            self._draw(component, count, chance, *how)
+            for component, count in enumerate(counts)
+        ]
+        return np.vstack(drawn), np.repeat(np.arange(len(counts)), counts)
+
+    @abstractmethod
+    def _draw(self, component: int, count: int, chance: Any, *how: int) -> Array:
+        """Draw as many points of one component, (count, n_features)."""

@@ -1,13 +1,17 @@
 """Gaussian mixtures, diagonal and full, as estimators."""
 
 import math
+import warnings
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
+import numpy as np
 import torch
+from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from torchcaps.mixture.base import (
+    Array,
     check_initial,
     check_learn,
     check_number,
@@ -210,7 +214,8 @@ class GaussianMixture(Mixture):
             falls; a component that has shrunk to a point then is an error.
         max_iter: the largest number of steps.
         tol: settled when the mean log-likelihood of a point changes by less.
-        random_state: the random state of K-Means.
+        n_init: how many starts; the one of the highest log-likelihood is kept.
+        random_state: the random state of K-Means, and of :meth:`sample`.
 
     Attributes:
         means_: (n_components, n_features).
@@ -220,7 +225,7 @@ class GaussianMixture(Mixture):
         history_: :class:`Gaussians` after each step.
         labels_: (n_samples,).
         n_iter_: steps made.
-        converged_: whether they settled.
+        converged_: whether they settled, and every component has points.
 
     Source: Dempster, Laird & Rubin 1977; parameters and attributes as in
     ``sklearn.mixture.GaussianMixture``.
@@ -244,6 +249,7 @@ class GaussianMixture(Mixture):
     max_iter: int = 100
     tol: float = 1e-3
     random_state: Any = None
+    n_init: int = 1
 
     @property
     def _covariance(self) -> Covariance:
@@ -257,7 +263,7 @@ class GaussianMixture(Mixture):
         check_learn(self.learn, ("weights", "means", "covariances"))
         return super()._clusters()
 
-    def _start(self, points: Tensor, weights: Tensor | None) -> Gaussians:
+    def _start(self, points: Tensor, weights: Tensor | None, chance: Any) -> Gaussians:
         start = {
             "means": self._given(
                 "means_init", (self.n_components, points.shape[1]), points
@@ -268,7 +274,7 @@ class GaussianMixture(Mixture):
         chosen = {name: tensor for name, tensor in start.items() if tensor is not None}
         if len(chosen) == len(start):
             return Gaussians(**chosen)
-        return self._from_kmeans(points, weights)._replace(**chosen)
+        return self._from_kmeans(points, weights, chance)._replace(**chosen)
 
     def _given(
         self,
@@ -284,11 +290,17 @@ class GaussianMixture(Mixture):
         precisions = self._given("precisions_init", shape, points)
         return None if precisions is None else self._covariance.inverse(precisions)
 
-    def _from_kmeans(self, points: Tensor, weights: Tensor | None) -> Gaussians:
-        kmeans = KMeans(self.n_components, random_state=self.random_state)
-        kmeans.fit(
-            points.numpy(), sample_weight=None if weights is None else weights.numpy()
-        )
+    def _from_kmeans(
+        self, points: Tensor, weights: Tensor | None, chance: Any
+    ) -> Gaussians:
+        kmeans = KMeans(self.n_components, random_state=chance)
+        with warnings.catch_warnings():
+            # The mixture says itself where it has too few points.
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            kmeans.fit(
+                points.numpy(),
+                sample_weight=None if weights is None else weights.numpy(),
+            )
         votes = point_votes(points, self.n_components, hard=True)
         similarity = Gaussian.spherical(
             torch.tensor(kmeans.cluster_centers_)[None], 1.0
@@ -322,6 +334,23 @@ class GaussianMixture(Mixture):
             weights=log_mass.softmax(0),
         )
         return new, self._mean_log_likelihood(points, weights, state)
+
+    def _parameters(self) -> dict[str, int]:
+        components, size = self.means_.shape
+        covariances = {"diag": size, "full": size * (size + 1) // 2}
+        return {
+            "weights": components - 1,
+            "means": components * size,
+            "covariances": components * covariances[self.covariance_type],
+        }
+
+    def _draw(self, component: int, count: int, chance: Any) -> Array:
+        mean = self.means_[component]
+        covariance = self.covariances_[component]
+        if self.covariance_type == "full":
+            return np.asarray(chance.multivariate_normal(mean, covariance, count))
+        noise = chance.standard_normal(size=(count, len(mean)))
+        return np.asarray(mean + noise * np.sqrt(covariance))
 
     def _store(self, state: Gaussians, objectives: list[float]) -> None:
         super()._store(state, objectives)

@@ -9,7 +9,11 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from numpy.typing import ArrayLike
-from sklearn.base import ClusterMixin
+from sklearn.base import (
+    ClassNamePrefixFeaturesOutMixin,
+    ClusterMixin,
+    TransformerMixin,
+)
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -66,7 +70,9 @@ class Centres(NamedTuple):
 
 
 @dataclass(eq=False, repr=False)
-class CentreClustering(ClusterMixin, Clustering):
+class CentreClustering(
+    ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Clustering
+):
     """What hard and soft K-Means share."""
 
     _metrics: ClassVar[tuple[str, ...]]
@@ -89,7 +95,7 @@ class CentreClustering(ClusterMixin, Clustering):
         check_choice("metric", self.metric, self._metrics)
         return int(self.n_clusters)
 
-    def _start(self, points: Tensor, weights: Tensor | None) -> Centres:
+    def _start(self, points: Tensor, weights: Tensor | None, chance: Any) -> Centres:
         if not isinstance(self.init, str):
             return Centres(
                 check_initial(
@@ -100,10 +106,13 @@ class CentreClustering(ClusterMixin, Clustering):
             raise ValueError(
                 f"init must be 'k-means++' or an array of centres, got {self.init!r}"
             )
-        seen = points if self.metric == "euclidean" else normalize(points, dim=-1)
+        compared = self._compared(points)
         return Centres(
-            points[plusplus_points(seen, self.n_clusters, weights, self.random_state)]
+            points[plusplus_points(compared, self.n_clusters, weights, chance)]
         )
+
+    def _compared(self, points: Tensor) -> Tensor:
+        return points if self.metric == "euclidean" else normalize(points, dim=-1)
 
     def _view(self, points: Tensor, state: Centres) -> tuple[Votes, Similarity]:
         similarity = METRICS[self.metric].similarity(
@@ -192,6 +201,21 @@ class CentreClustering(ClusterMixin, Clustering):
         self.inertia_ = -self.score(X, sample_weight=sample_weight)
         return self
 
+    def transform(self, X: ArrayLike) -> Array:
+        """How far each point is from each centre, (n_samples, n_clusters): the
+        Euclidean distance, or the d(x, c) of other metrics.
+        """
+        points = self._points(X)
+        state = self._state()
+        if self.metric == "euclidean":
+            return torch.cdist(points, state.centres).numpy()
+        votes, similarity = self._view(points, state)
+        return (-votes.logits(similarity)[0] / self._sharpness).numpy()
+
+    @property
+    def _n_features_out(self) -> int:
+        return len(self.cluster_centers_)
+
     def score(
         self,
         X: ArrayLike,
@@ -236,7 +260,7 @@ class KMeans(CentreClustering):
         history_: the centres after each step.
         labels_: (n_samples,).
         n_iter_: steps made.
-        converged_: whether they settled.
+        converged_: whether they settled, and every cluster has points.
 
     Source: Lloyd 1982; Arthur & Vassilvitskii 2007 for the start; Su 2018
     (kexue.fm/archives/5112) for ``inner``.
@@ -307,7 +331,7 @@ class SoftKMeans(CentreClustering):
         history_: the centres after each step.
         labels_: the most probable clusters, (n_samples,).
         n_iter_: steps made.
-        converged_: whether they settled.
+        converged_: whether they settled, and every cluster has points.
 
     Source: Su 2018, from K-Means to capsules (kexue.fm/archives/5112).
 

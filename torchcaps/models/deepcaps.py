@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear, DecoderInput
+from torchcaps.layers.early_norm import EarlyBatchNorm2d
 from torchcaps.models.base import CapsuleClassifier, same_padded
 from torchcaps.models.initial import cut_normal, glorot, he_deviation
 from torchcaps.models.registry import register_model
@@ -86,7 +87,7 @@ class DeepCaps(CapsuleClassifier):
         if len(self.dims) < 2:
             raise ValueError(f"dims must be of at least two cells, got {self.dims}")
         self.conv = nn.Conv2d(self.image_shape[0], self.channels, 3, padding=1)
-        self.norm = nn.BatchNorm2d(self.channels, 1e-3, 0.01)
+        self.norm = EarlyBatchNorm2d(self.channels, 1e-3, 0.01)
         glorot(self.conv)
         widths = (self.channels, *(self.types * dim for dim in self.dims))
         last = len(self.dims) - 1
@@ -376,7 +377,7 @@ class TransposedDecoder(SuggestsNames, nn.Module):
         self.linear = nn.Linear(
             self.in_features, self._CHANNELS * math.prod(self.first)
         )
-        self.norm = nn.BatchNorm2d(self._CHANNELS, 1e-3, 0.2)
+        self.norm = EarlyBatchNorm2d(self._CHANNELS, 1e-3, 0.2)
         widths = (self._CHANNELS, *channels, self.image_shape[0])
         strides = (1, *[2] * (len(channels) - 1), 1)[: len(widths) - 1]
         self.convolutions = nn.ModuleList(

@@ -16,6 +16,7 @@ from torchcaps.layers import (
     FullyConnectedDecoder,
     PrimaryCaps,
 )
+from torchcaps.layers.early_norm import EarlyBatchNorm2d
 from torchcaps.models.base import CapsuleClassifier, check_extent
 from torchcaps.models.initial import cut_normal, glorot, he_deviation, zero_bias
 from torchcaps.models.registry import register_model
@@ -202,7 +203,7 @@ class EfficientCapsNet(CapsuleClassifier):
             layers += [
                 nn.Conv2d(before, width, kernel, stride),
                 nn.LeakyReLU(self.slope) if self.slope else nn.ReLU(),
-                nn.BatchNorm2d(width, 1e-3, 0.01)
+                EarlyBatchNorm2d(width, 1e-3, 0.01)
                 if self.norm == "batch"
                 else InstanceNorm(width),
             ]

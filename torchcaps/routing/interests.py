@@ -140,8 +140,10 @@ class InterestRouting(Routing):
         steps = check_steps(self.steps)
         for step in range(steps):
             logits = _paired(logits, pairs)
-            pose = squash(votes.moments(Given(logits), weights).sum)
-            pose = pose / positive(length(pose))[..., None]
+            # The squash before this division would square the length: 1e-10 of float32
+            # were 0 then.
+            total = votes.moments(Given(logits), weights).sum
+            pose = total / positive(length(total))[..., None]
             if step < steps - 1:
                 agreement = self.sharpness * votes.logits(InnerProduct(pose))
                 logits = logits.softmax(-1) + agreement * shrink[..., None]

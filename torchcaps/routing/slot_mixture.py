@@ -61,6 +61,10 @@ class SlotMixtureRouting(Routing):
 
     The activation of a slot is :math:`\pi_j`.
 
+    The gradient is exact, but with a small ``variance_floor`` f it changes within
+    :math:`\sqrt f` of the children: central differences with a step h are off by about
+    8 h² of it at f = 1e-4, so by 8 % for h = 0.1 and by 1e-7 for h = 1e-4.
+
     Args:
         steps: how many M-steps.
         start: the start of the means: from learned ``queries``, one for each slot; or

@@ -42,6 +42,12 @@ class SpectralRouting(Routing):
     eigenvector has no gradient, and 0 is given. In forward mode and ``torch.func``,
     derivatives are right up to the eighth.
 
+    How well rounding leaves the direction depends on how much longer the first axis is
+    than the second: the pose is off by about :math:`\epsilon \sum_k s_k^2 / (s_1^2 -
+    s_2^2)`. In float32 that is 1e-5 where the difference is a hundredth of the sum, and
+    a tenth where it is a millionth: then one example alone, in a batch, and on another
+    backend have different poses. The activation is right to a few :math:`\epsilon`.
+
     The paper leaves open the sign, here that of the inner product with the weighted sum
     of the votes, and what becomes of a parent without votes: here its pose is 0, and so
     is its ratio.

@@ -218,6 +218,32 @@ class Manifest:
         ]
 
 
+def one_digest(shown: Mapping[str, str]) -> dict[str, str]:
+    """One digest for all files that show the same: the smallest of their own.
+
+    Files that show what no other file does keep their digest, and with it their place
+    in the split.
+
+    Args:
+        shown: what the file of each digest shows.
+
+    Returns:
+        That digest by the digest of a file, of those files for which it is another one.
+
+    Example:
+        >>> one_digest({"b": "a cat", "a": "a cat", "c": "a dog"})
+        {'b': 'a'}
+    """
+    first: dict[str, str] = {}
+    for digest, content in shown.items():
+        first[content] = min(digest, first.get(content, digest))
+    return {
+        digest: first[content]
+        for digest, content in shown.items()
+        if first[content] != digest
+    }
+
+
 def _parts_of(rows: Sequence[tuple[str, Entry]]) -> set[str]:
     return {part for part, _ in rows}
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from torchcaps_lab.data import MadeSeries, Scale, Series, SeriesSet
+from torchcaps_lab.kinds.series.files import read_sound
 from torchcaps_lab.kinds.series.sound import Sound
 from torchcaps_lab.look import Place
 from torchcaps_lab.testing import check_dataset
@@ -145,6 +146,28 @@ def test_a_tone_is_in_the_band_of_its_frequency_at_any_rate() -> None:
         frames = sound.frames(wave, rate)
         assert frames.shape[1] == 51
         assert frames[:, 25].argmax() == wanted
+
+
+@pytest.mark.parametrize("right", [-1.0, -0.999])
+def test_channels_of_opposite_phase_are_refused(tmp_path: Path, right: float) -> None:
+    """Their mean is rounding, which would be heard as a sound."""
+    path = tmp_path / "a_b_c.wav"
+    left = 0.5 * np.sin(2 * math.pi * 300 * np.arange(2000) / 8000)
+    soundfile.write(path, np.stack([left, right * left], 1), 8000)
+    with pytest.raises(ValueError, match="a_b_c.wav: its channels are of opposite"):
+        read_sound(path, Sound())
+    soundfile.write(path, np.stack([left, 0.1 * right * left], 1), 8000)
+    other = np.cos(2 * math.pi * 500 * np.arange(2000) / 8000)
+    assert read_sound(path, Sound()).std() > 0.1
+    soundfile.write(path, np.stack([left, other], 1), 8000)
+    assert read_sound(path, Sound()).std() > 0.1
+
+
+def test_a_constant_that_was_rounded_is_silent() -> None:
+    samples = torch.full((4000,), 0.3)
+    samples[::3] = samples[::3].nextafter(torch.tensor(1.0))
+    with pytest.raises(ValueError, match="silent"):
+        Sound().frames(samples, 8000)
 
 
 BROKEN: list[tuple[str, Callable[[Path], object], str]] = [

@@ -503,3 +503,42 @@ def test_a_column_of_labels_may_have_the_name_of_a_class(tmp_path: Path) -> None
     table = tmp_path / "mails.csv"
     table.write_text("\n".join(["mail,spam", *rows]))
     assert Text(table, text="mail", label="spam").classes == ("ham", "spam")
+
+
+COPIES = [
+    "a  lovely film, number 0",
+    "A Lovely FILM, number 0",
+    "a lovely film, number 0.",
+    "\ta lovely film number 0 !\r\n",
+    "\u201ca lovely\u00a0film, number 0\u201d",
+    "a lovely \ufb01lm, number\u200b 0",
+]
+
+
+class TestCopies:
+    @pytest.mark.parametrize("copy", COPIES)
+    def test_copies_but_for_blanks_case_and_marks_are_told(
+        self, tmp_path: Path, copy: str
+    ) -> None:
+        reviews(tmp_path / "train")
+        write(tmp_path / "test", {"good/new.txt": copy, "bad/new.txt": "dull"})
+        (note,) = (
+            note for note in Text(str(tmp_path)).notes() if "same content" in note
+        )
+        assert "good/new.txt (test)" in note and "train/good/0.txt" in note
+
+    @pytest.mark.parametrize(
+        "other", ["a lovely film, number 0 :)", "a lovely film number 0.0", ":(", "..."]
+    )
+    def test_other_texts_are_no_copies(self, tmp_path: Path, other: str) -> None:
+        reviews(tmp_path / "train")
+        write(tmp_path / "train", {"good/smile.txt": ":)", "good/dots.txt": "...."})
+        write(tmp_path / "test", {"good/new.txt": other, "bad/new.txt": "dull"})
+        notes = Text(str(tmp_path)).notes()
+        assert not [note for note in notes if "same content" in note]
+
+    def test_copies_stay_in_one_part(self, tmp_path: Path) -> None:
+        texts = {f"good/copy{number}.txt": copy for number, copy in enumerate(COPIES)}
+        write(reviews(tmp_path, 3), texts)
+        notes = Text(str(tmp_path), validation=0.4).notes()
+        assert not [note for note in notes if "several parts" in note]

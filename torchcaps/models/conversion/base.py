@@ -48,6 +48,11 @@ class Converted(NamedTuple):
 COUNTER = "num_batches_tracked"
 """Of a normalisation; it takes no part in what a trained network computes."""
 
+TRAINED = 10_000
+"""The batches that a file without that number is taken to have seen: its running values
+are those of a long training, from which further training goes on.
+"""
+
 
 def of_smallnorb(preprocess: Mapping[str, Any]) -> dict[str, Any]:
     """What is kept with a network that was trained on smallNORB, whose images were

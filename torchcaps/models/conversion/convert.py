@@ -4,7 +4,13 @@ import tempfile
 from pathlib import Path
 
 from torchcaps.models.conversion import efficient_capsnet, heinsen
-from torchcaps.models.conversion.base import COUNTER, Converted, check_names, outline
+from torchcaps.models.conversion.base import (
+    COUNTER,
+    TRAINED,
+    Converted,
+    check_names,
+    outline,
+)
 from torchcaps.models.network import Network
 
 
@@ -106,4 +112,7 @@ def _filled(file: Path, converted: Converted) -> Network:
                 f"{file}: {stored.name} holds NaN or infinite values, or none"
             )
         stored.layout(state[name]).copy_(numbers[stored.name])
+    for name, tensor in state.items():
+        if name.endswith(COUNTER):
+            tensor.fill_(TRAINED)
     return network

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from torchcaps_lab.data.manifest import Manifest
+from torchcaps_lab.data.manifest import Manifest, one_digest
 from torchcaps_lab.kinds.images.decoding.store import threaded
 
 if TYPE_CHECKING:
@@ -40,30 +40,18 @@ def pixels_digest(image: "Image | Bands") -> str:
 
 
 def same_content(manifest: Manifest, images: Mapping[str, Tensor]) -> dict[str, str]:
-    """One digest for all files of the same pixels: the smallest of their own.
-
-    Files whose pixels are in no other file keep their digest, and with it their place
-    in the split.
+    """One digest for all files of the same pixels, see
+    :func:`~torchcaps_lab.data.manifest.one_digest`.
 
     Args:
         manifest: the manifest of the images.
         images: the images of each part as they are decoded, uint8 (N, C, H, W).
-
-    Returns:
-        That digest by the digest of a file, of those files for which it is another one.
     """
     shown: dict[str, str] = {}
-    first: dict[str, str] = {}
     for part, entries in manifest.parts.items():
         digests = threaded(partial(_row_digest, images[part]), range(len(entries)))
-        for entry, pixels in zip(entries, digests, strict=True):
-            shown[entry.digest] = pixels
-            first[pixels] = min(entry.digest, first.get(pixels, entry.digest))
-    return {
-        digest: first[pixels]
-        for digest, pixels in shown.items()
-        if first[pixels] != digest
-    }
+        shown |= zip((entry.digest for entry in entries), digests, strict=True)
+    return one_digest(shown)
 
 
 def _row_digest(images: Tensor, index: int) -> str:

@@ -40,6 +40,12 @@ _OPEN = 2**62
 """From here on libsndfile means that a file states no number of samples."""
 
 
+_LEAST_POWER = 1e-3
+"""Of the channels of a sound, which their mean must keep: that of what two microphones
+hear keeps a tenth and more.
+"""
+
+
 class Columns(NamedTuple):
     """The columns of a table that are no channels.
 
@@ -203,6 +209,7 @@ def _pieces(file: Any, size: int) -> Iterator[Tensor]:
     stated = file.frames if file.frames < _OPEN else 0
     most = _DENSEST * size + _ALWAYS
     heard = 0
+    power = _Power()
     _check_count(stated, most, size)
     while len(
         samples := file.read(
@@ -214,12 +221,44 @@ def _pieces(file: Any, size: int) -> Iterator[Tensor]:
         piece = torch.from_numpy(samples).mean(1)
         if not piece.isfinite().all():
             raise ValueError("it holds NaN or infinite samples")
+        power = power.plus(samples, piece)
         yield piece
+    power.check()
     if heard < stated:
         raise ValueError(
             f"it states {stated:,} samples and holds {heard:,}: it is cut off, or "
             "damaged"
         )
+
+
+class _Power(NamedTuple):
+    """How strong the samples of a sound are.
+
+    Args:
+        channels: the sum of their squares, the mean of all channels.
+        mean: that of the mean of the channels.
+    """
+
+    channels: float = 0.0
+    mean: float = 0.0
+
+    def plus(self, samples: Any, mean: Tensor) -> "_Power":
+        """With more samples, (L, C), and their mean, (L,)."""
+        channels = torch.from_numpy(samples).double().square().mean(1).sum().item()
+        return _Power(
+            self.channels + channels, self.mean + mean.double().square().sum().item()
+        )
+
+    def check(self) -> None:
+        """Raise a `ValueError` if the mean is next to nothing of the channels: noise is
+        what is left then.
+        """
+        if self.mean < _LEAST_POWER * self.channels:
+            raise ValueError(
+                "its channels are of opposite phase: their mean has "
+                f"{self.mean / self.channels:.1g} of their power, and is noise; turn "
+                "one of them round, or keep one alone"
+            )
 
 
 def _check_count(count: int, most: int, size: int) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import Positive
+from torchcaps.numerics import Positive, resolution
 from torchcaps.spec import Within, check_fields
 
 _WINDOW = 0.025
@@ -138,7 +138,8 @@ class _Heard:
         """Raise a `ValueError` if there was nothing to hear."""
         if not self.count:
             raise ValueError("it holds no samples")
-        if self.lowest == self.highest:
+        ends = torch.tensor([self.lowest, self.highest])
+        if ends.diff() <= resolution(ends.abs().max(), roundings=4):
             raise ValueError("it is silent: all samples are equal")
 
 

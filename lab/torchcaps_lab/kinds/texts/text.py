@@ -15,12 +15,12 @@ from torchcaps_lab.data.base import register_dataset
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.files import found_root
 from torchcaps_lab.data.listed import Decoded, Listed, ListedData
-from torchcaps_lab.data.manifest import PARTS, Manifest, count_of
+from torchcaps_lab.data.manifest import PARTS, Manifest, count_of, one_digest
 from torchcaps_lab.data.view import Preprocess
 from torchcaps_lab.kinds.texts.files import list_texts
 from torchcaps_lab.kinds.texts.text_set import TextSet
 from torchcaps_lab.kinds.texts.word_vectors import read_vectors
-from torchcaps_lab.kinds.texts.words import Words
+from torchcaps_lab.kinds.texts.words import Words, plain_words
 
 
 @register_dataset("text")
@@ -180,6 +180,19 @@ class Text(ListedData):
             f"{count_of(cut, 'text')} of {sum(map(len, sets)):,} longer than "
             f"{self.longest} words, of which the first "
             f"{self.longest} are read; the longest has {max(cut):,}",
+        )
+
+    def _same_content(
+        self, manifest: Manifest, sets: Mapping[str, Examples]
+    ) -> Mapping[str, str]:
+        """The digest that stands for those of texts that differ in blanks, case or
+        marks at the ends of words alone.
+        """
+        return one_digest(
+            {
+                entry.digest: plain_words(self._items[entry.name].text)
+                for entry in chain.from_iterable(manifest.parts.values())
+            }
         )
 
     def _decode(self, manifest: Manifest, decoded: Mapping[str, Tensor]) -> Decoded:

@@ -1,5 +1,6 @@
 """Words: a vocabulary, and how texts are cut into the numbers that networks read."""
 
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,25 @@ RESERVED = 2
 """Numbers of the padding, of words that are not in the vocabulary, and of the first
 word of the vocabulary.
 """
+
+
+_MARKS = ".,;:!?\u2026\"'`\u00b4\u2018\u2019\u201c\u201d\u00ab\u00bb\u3001\u3002"
+_UNSEEN = dict.fromkeys(map(ord, "\u00ad\u200b\u200c\u200d\u2060\ufeff"))
+
+
+def plain_words(text: str) -> str:
+    """The words of a text in lower case, without the marks at their ends: what two
+    copies of a text have in common.
+
+    Marks inside a word, and smileys, remain.
+
+    Example:
+        >>> plain_words("It isn't 3.5,  is it? :)")
+        "it isn't 3.5 is it )"
+    """
+    seen = unicodedata.normalize("NFKC", text).translate(_UNSEEN).casefold()
+    words = (word.strip(_MARKS) for word in seen.split())
+    return " ".join(filter(None, words)) or text
 
 
 class Reading(NamedTuple):

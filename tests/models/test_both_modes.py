@@ -1,0 +1,119 @@
+"""After few steps of training a network knows in evaluation mode what it knows in
+training mode.
+"""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from tests.small_networks import SMALLER
+from torchcaps import create_model, list_models
+from torchcaps.layers.early_norm import EarlyBatchNorm2d
+from torchcaps.models import ClassifierNetwork
+
+SMALLEST: dict[str, dict[str, Any]] = {
+    "capsnet_on_backbone": {"widths": (4, 6), "blocks": 1},
+    "capsnet_on_backbone_cnn": {"widths": (4, 6), "blocks": 1},
+    "deepcaps": {
+        "image_shape": (1, 16, 16),
+        "channels": 16,
+        "types": 4,
+        "dims": (2, 4, 4),
+        "pose_dim": 6,
+    },
+    "efficient_capsnet": {"channels": (8, 8, 8, 16)},
+    "efficient_capsnet_multimnist": {"channels": (8, 8, 8, 16)},
+}
+QUICK = ("byerly", "deepcaps", "efficient_capsnet", "series_capsnet")
+"""One of each way of normalising: a thorough run tries all."""
+
+STEPS = 50
+IMAGES = 64
+
+
+def small(name: str) -> ClassifierNetwork | None:
+    torch.manual_seed(0)
+    arguments = {**SMALLER.get(name, {}), **SMALLEST.get(name, {})}
+    network = create_model(name, **arguments)
+    return network if isinstance(network, ClassifierNetwork) else None
+
+
+def normalised(network: nn.Module) -> bool:
+    """Whether it has running values, in which alone its modes differ for long."""
+    return any(isinstance(module, _NormBase) for module in network.modules())
+
+
+def examples(network: ClassifierNetwork, classes: int) -> tuple[Tensor, Tensor]:
+    """Patterns of the classes under noise, and their classes."""
+    noise = network.examples(IMAGES)
+    labels = torch.arange(IMAGES) % classes
+    patterns = noise[:classes]
+    return 0.6 * patterns[labels] + 0.4 * noise, labels
+
+
+def activations(network: nn.Module, inputs: Tensor) -> Tensor:
+    """Of all classes, one row each for an image, or for a pixel of it."""
+    with torch.no_grad():
+        return network(inputs).activation.movedim(1, -1).flatten(0, -2)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough)
+        for name in list_models()
+    ],
+)
+def test_both_modes_agree(name: str) -> None:
+    network = small(name)
+    if network is None or not normalised(network):
+        return
+    inputs, labels = examples(network, min(network.classes, 10))
+    optimizer = torch.optim.Adam(network.parameters(), 1e-3)
+    for _ in range(STEPS):
+        activation = network(inputs).activation
+        activation = (
+            activation.flatten(2).mean(2) if activation.ndim > 2 else activation
+        )
+        target = nn.functional.one_hot(labels, activation.shape[1])
+        loss = (activation - target).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    trained = activations(copy.deepcopy(network).train(), inputs)
+    evaluated = activations(network.eval(), inputs)
+    agreeing = (trained.argmax(1) == evaluated.argmax(1)).double().mean()
+    assert agreeing > 0.9
+    assert (trained - evaluated).abs().mean() < 0.1
+
+
+class TestEarlyBatchNorm:
+    def test_the_first_batch_replaces_the_start(self) -> None:
+        maps = 5 + 3 * torch.randn(8, 4, 6, 6)
+        norm = EarlyBatchNorm2d(4, momentum=0.01)
+        torch.testing.assert_close(norm(maps), nn.BatchNorm2d(4)(maps))
+        torch.testing.assert_close(norm.running_mean, maps.mean((0, 2, 3)))
+        torch.testing.assert_close(norm.running_var, maps.var((0, 2, 3)))
+
+    def test_after_a_long_training_it_is_torchs(self) -> None:
+        early = EarlyBatchNorm2d(4, momentum=0.01)
+        late = nn.BatchNorm2d(4, momentum=0.01)
+        state = early.state_dict()
+        state["num_batches_tracked"] += 1000
+        early.load_state_dict(state)
+        for _ in range(3):
+            maps = 5 + 3 * torch.randn(8, 4, 6, 6)
+            torch.testing.assert_close(early(maps), late(maps))
+        torch.testing.assert_close(early.running_mean, late.running_mean)
+        torch.testing.assert_close(early.running_var, late.running_var)
+        torch.testing.assert_close(early.eval()(maps), late.eval()(maps))
+
+    def test_it_forgets_what_a_training_began_with(self) -> None:
+        norm = EarlyBatchNorm2d(1, momentum=0.01)
+        for step in range(200):
+            norm(torch.randn(16, 1, 4, 4) + (10.0 if step < 100 else 0.0))
+        assert norm.running_mean.abs() < 0.1
