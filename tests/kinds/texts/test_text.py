@@ -525,7 +525,8 @@ class TestCopies:
         (note,) = (
             note for note in Text(str(tmp_path)).notes() if "same content" in note
         )
-        assert "good/new.txt (test)" in note and "train/good/0.txt" in note
+        assert "good/new.txt (test)" in note
+        assert "train/good/0.txt" in note
 
     @pytest.mark.parametrize(
         "other", ["a lovely film, number 0 :)", "a lovely film number 0.0", ":(", "..."]
