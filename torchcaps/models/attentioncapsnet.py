@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsConv2d, CapsConvNd, CapsLinear, ClassCaps
 from torchcaps.layers.concurrent import concurrent_routing
+from torchcaps.layers.early_norm import EarlyBatchNorm2d
 from torchcaps.models.base import CapsuleClassifier, check_extent
 from torchcaps.models.registry import register_model
 from torchcaps.models.residual import Residual
@@ -88,7 +89,7 @@ class AttentionCapsNet(CapsuleClassifier):
         first, second = self.channels
         self.features = nn.Sequential(
             nn.Conv2d(self.image_shape[0], first, 3, padding=1, bias=False),
-            nn.BatchNorm2d(first),
+            EarlyBatchNorm2d(first),
             nn.ReLU(),
         )
         self.features.extend([Residual(first, first) for _ in range(self.blocks[0])])

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear
+from torchcaps.layers.early_norm import EarlyBatchNorm2d
 from torchcaps.models.base import CapsuleClassifier, check_extent, routing_of
 from torchcaps.models.initial import zero_bias
 from torchcaps.models.registry import register_model
@@ -106,17 +107,17 @@ class HeinsenCapsNet(CapsuleClassifier):
         for stride in self.strides:
             self.features.extend(
                 [
-                    nn.BatchNorm2d(before),
+                    EarlyBatchNorm2d(before),
                     nn.Conv2d(before, channels, 3, stride),
                     nn.SiLU(),
                 ]
             )
             before = channels
         self.activations = nn.Sequential(
-            nn.BatchNorm2d(channels), nn.Conv2d(channels, parts, 1)
+            EarlyBatchNorm2d(channels), nn.Conv2d(channels, parts, 1)
         )
         self.poses = nn.Sequential(
-            nn.BatchNorm2d(channels),
+            EarlyBatchNorm2d(channels),
             nn.Conv2d(channels, parts * math.prod(self.pose), 1),
         )
         part_routing = part_routing or Heinsen2019Routing()
