@@ -10,7 +10,7 @@ JOBS ?= 2
 # Many processes import the same: what they compile of Python is kept, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test test-all thorough cover lowest compile-test wheel release-check lint bench guide docs house clean
+.PHONY: setup demo test test-all thorough elsewhere cover lowest compile-test wheel release-check lint bench guide docs house clean
 
 setup: .venv/.installed
 
@@ -37,6 +37,13 @@ test-all: setup
 # Of some folders of tests, only what make test leaves out; pytest ends with 5 where that is nothing.
 thorough: setup
 	$(BIN)/python -m pytest -m thorough --numprocesses $(JOBS) --dist worksteal $(FOLDERS) || [ $$? -eq 5 ]
+
+# What may depend on the processor, as on others: with the oldest kernels of PyTorch on two threads, then without a compiler.
+ELSEWHERE ?= tests/ops/test_backends_agree.py tests/ops/test_agreement.py tests/routing/test_every_routing.py \
+	tests/training/test_memory_of_a_training.py
+elsewhere: setup
+	TORCHCAPS_THREADS=2 ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest $(ELSEWHERE)
+	CXX= PATH=/nowhere $(abspath $(BIN))/python -m pytest $(filter tests tests/ops%,$(ELSEWHERE)) tests/ops/test_dispatcher.py
 
 # All, with the lines that no test reaches.
 cover: setup

@@ -4,14 +4,14 @@ kernels compiled beforehand.
 
 import os
 
-os.environ["OMP_NUM_THREADS"] = (
-    # Of this process and of those that tests start; before torch starts any threads
-    "1"
-)
+# With tensors this small, threads only wait for each other. The variable is for the
+# processes that tests start, too, and is set before torch starts any threads.
+THREADS = os.environ["OMP_NUM_THREADS"] = os.environ.get("TORCHCAPS_THREADS", "1")
 
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -23,7 +23,7 @@ settings.register_profile(
     "tests", deadline=None, derandomize=True, database=None
 )  # the same everywhere, at any speed
 settings.load_profile("tests")
-torch.set_num_threads(1)  # with tensors this small, threads only wait for each other
+torch.set_num_threads(int(THREADS))
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton
 
@@ -123,12 +123,44 @@ def _values(item: pytest.Function) -> tuple[tuple[int, ...], ...]:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Compiles the kernels once, before processes start that would all do so at the
-    same time.
+    same time, and asks whether they run here. The warning that they do not comes once
+    in a process: no test gets it by chance.
     """
+    from torchcaps.ops.fused import library, why_not
+
     if not hasattr(
         config, "workerinput"
     ):  # not in one of the processes that pytest-xdist starts
-        from torchcaps.ops.fused import library
-
-        with suppress(RuntimeError):  # the tests of the kernels will tell
+        with suppress(RuntimeError):
             library.build()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        config.stash[NO_KERNELS] = why_not("native")
+
+
+NO_KERNELS = pytest.StashKey[str]()
+"""Why the C++ kernels do not run here; empty if they do."""
+
+
+@contextmanager
+def _skipped_without_kernels(item: pytest.Item) -> Iterator[None]:
+    """Skips a test that asks for the C++ kernels where they cannot be compiled."""
+    reason = item.config.stash[NO_KERNELS]
+    try:
+        yield
+    except (RuntimeError, RuntimeWarning) as error:
+        if reason and reason in str(error):
+            pytest.skip(reason)
+        raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    with _skipped_without_kernels(item):
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    with _skipped_without_kernels(item):
+        yield
