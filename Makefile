@@ -39,8 +39,7 @@ thorough: setup
 	$(BIN)/python -m pytest -m thorough --numprocesses $(JOBS) --dist worksteal $(FOLDERS) || [ $$? -eq 5 ]
 
 # What may depend on the processor, as on others: with the oldest kernels of PyTorch on two threads, then without a compiler.
-ELSEWHERE ?= tests/ops/test_backends_agree.py tests/ops/test_agreement.py tests/routing/test_every_routing.py \
-	tests/training/test_memory_of_a_training.py
+ELSEWHERE ?= tests/ops/test_agreement.py tests/routing/test_dynamic_routing.py tests/training/test_memory_of_a_training.py
 elsewhere: setup
 	TORCHCAPS_THREADS=2 ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest $(ELSEWHERE)
 	CXX= PATH=/nowhere $(abspath $(BIN))/python -m pytest $(filter tests tests/ops%,$(ELSEWHERE)) tests/ops/test_dispatcher.py

@@ -3,7 +3,6 @@ there is.
 """
 
 import resource
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -111,7 +110,6 @@ def test_what_does_not_fit_is_refused_before_it_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "available_memory", lambda: 500_000_000)
-    begun = time.process_time()
     subject = Subject(data=Digits(size=64), model="capsnet")
     monkeypatch.setattr(
         Subject, "network", lambda *_: pytest.fail("a network was made")
@@ -121,7 +119,6 @@ def test_what_does_not_fit_is_refused_before_it_is_made(
         match=r"capsnet takes at least \d\.\d GB to train \(weights .* GB, gradients",
     ) as error:
         memory.check_memory(subject, ADAM, Schedule(), CPU)
-    assert time.process_time() - begun < 10
     message = str(error.value)
     assert "class_caps.weight (18432, 10, 8, 16) alone has 94.4 MB" in message
     assert "this machine has 0.5 GB free" in message
