@@ -3,6 +3,7 @@ parameters or neither.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -30,17 +31,11 @@ def modules_that_ran(module: nn.Module, *inputs: object) -> set[str]:
     return ran
 
 
-TRANSFORMS_OF_VOTES = ("to_key_value", "to_value")
-"""Projections whose weights the votes take as their transforms, so that no kernel
-stores what they give.
-"""
-
-
 def modules_to_run(module: nn.Module) -> set[str]:
     return {
         name
         for name, part in module.named_modules()
-        if not isinstance(part, CONTAINERS) and not name.endswith(TRANSFORMS_OF_VOTES)
+        if not isinstance(part, CONTAINERS)
     }
 
 
@@ -56,7 +51,14 @@ def test_every_module_of_a_network_is_called(name: str, training: bool) -> None:
     assert modules_that_ran(network, network.examples(3)) == modules_to_run(network)
 
 
-ROUTINGS = {"attention": {"readout": True}}
+ROUTINGS: dict[str, dict[str, Any]] = {
+    "attention": {"readout": True},
+    "dynamic": {"squash": "learned", "evidence": True},
+    "kmeans": {"squash": "learned", "evidence": True},
+    "euclidean": {"evidence": True},
+    "em": {"evidence": True},
+    "slots": {"bias": True},
+}
 """Settings by which a routing has all the modules that it can have."""
 
 
@@ -101,6 +103,26 @@ def test_a_hook_of_slots_may_change_what_is_drawn() -> None:
     nothing = torch.zeros(2, network.classes, network.dim)
     expected = network.drawn(nothing).reconstruction
     torch.testing.assert_close(hooked.reconstruction, expected)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("name", ["slots", "slot_mixture"])
+def test_a_hook_of_a_projection_of_slots_changes_all_votes(
+    name: str, bias: bool
+) -> None:
+    """Doubling what a linear map gives is doubling its weight and its bias."""
+    more = {"bias": bias} if name == "slots" else {}
+    slots = tc.Slots(3, dim=4, features=6, routing=create_routing(name, **more))
+    projection: Any = slots.routing.get_submodule(
+        "to_key_value" if name == "slots" else "to_value"
+    )
+    features = torch.randn(2, 5, 6)
+    with projection.register_forward_hook(lambda module, inputs, output: 2 * output):
+        hooked = slots(features)
+    with torch.no_grad():
+        for parameter in projection.parameters():
+            parameter.mul_(2)
+    torch.testing.assert_close(hooked, slots(features))
 
 
 @pytest.mark.parametrize("groups", [6, 1])

@@ -109,7 +109,8 @@ class AttentionRouting(Routing):
     def _normalised(self, total: Tensor) -> Tensor:
         """The sums (B, J, H) after dropout and the layer normalisation."""
         if self.training and self.dropout:
-            total = functional.dropout(total, self.dropout)
+            # Chance goes by the layout in memory, which differs between backends.
+            total = functional.dropout(total.contiguous(), self.dropout)
         size = total.shape[-1]
         if size == 1:
             return total

@@ -24,7 +24,6 @@ from torchcaps.routing.base import (
 from torchcaps.routing.means import moments_and_shares
 from torchcaps.routing.slot_parts import (
     HiddenSize,
-    Projection,
     SlotStart,
     SlotUpdate,
     Start,
@@ -106,7 +105,7 @@ class SlotAttentionRouting(Routing):
         hidden = 2 * size if self.hidden is None else self.hidden
         self.first = SlotStart(self.start, shape.parents, size)
         self.norm_child, self.norm_slot = nn.LayerNorm(child_size), nn.LayerNorm(size)
-        self.to_key_value = Projection(child_size, 2 * size, bias=self.bias)
+        self.to_key_value = nn.Linear(child_size, 2 * size, bias=self.bias)
         self.to_query = nn.Linear(size, size, bias=self.bias)
         self.update = SlotUpdate(size, self.gru, hidden)
 
@@ -123,7 +122,9 @@ class SlotAttentionRouting(Routing):
             raise unbound(self)
         with full_precision(votes.children):
             # [key | value], (B, I, J, 2 H)
-            keyed = projected_votes(votes, self.norm_child, self.to_key_value)
+            keyed = projected_votes(
+                votes, self.norm_child, self.to_key_value, self.bias
+            )
             B, _, J, _ = keyed.shape
             first = (
                 self.first(B, J, keyed.dtype) if initial is None else initial.pose

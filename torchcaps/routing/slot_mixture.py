@@ -24,7 +24,6 @@ from torchcaps.routing.base import (
 from torchcaps.routing.means import moments_and_shares
 from torchcaps.routing.slot_parts import (
     HiddenSize,
-    Projection,
     SlotStart,
     SlotUpdate,
     Start,
@@ -111,7 +110,7 @@ class SlotMixtureRouting(Routing):
         hidden = 2 * size if self.hidden is None else self.hidden
         self.first = SlotStart(self.start, shape.parents, size)
         self.norm_child = nn.LayerNorm(child_size)
-        self.to_value = Projection(child_size, size, bias=False)
+        self.to_value = nn.Linear(child_size, size, bias=False)
         self.update = SlotUpdate(size, self.gru, hidden)
         self.to_pose = _readout(size, hidden) if self.readout else None
 

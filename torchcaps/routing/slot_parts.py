@@ -163,30 +163,39 @@ def passed_on(first: Tensor, slots: Tensor) -> Tensor:
     return first + (slots - first).detach()
 
 
-class Projection(nn.Linear):
-    """A linear map whose weight :func:`projected_votes` reads as the transform of votes.
-
-    ``quantize_dynamic`` replaces layers of the type ``nn.Linear`` alone by others that
-    have no weight to read, so it leaves this one.
-    """
-
-
-def projected_votes(votes: Votes, norm: nn.Module, projection: Projection) -> Votes:
+def projected_votes(
+    votes: Votes, norm: nn.Module, projection: nn.Module, bias: bool = False
+) -> Votes:
     """Votes of the same children, normalised and projected alike for all parents, (B,
     I, J, H); their own transforms and coordinates are not used.
+
+    Args:
+        votes: the votes.
+        norm: the normalisation of the children, flattened.
+        projection: the linear map from them to the votes, which no kernel stores. It is
+            called once, with the identity, for the transform: so its hooks run, and
+            whatever stands in its place, as after quantisation, need only be linear.
+        bias: whether the map has a bias.
     """
     children = applied(norm, votes.children.flatten(2).to(votes.dtype))
+    P = children.shape[-1]
+    # One more row for the bias, at the origin.
+    points = torch.eye(P + bias, P, dtype=children.dtype, device=children.device)
+    transform = applied(projection, points)  # [P, H], or [P + 1, H]
+    offset = transform[P:]
+    if bias:
+        transform = transform[:P] - offset
     projected = Votes(
         children,
-        projection.weight.T[None, None].expand(1, votes.parents, -1, -1),
+        transform.expand(1, votes.parents, -1, -1),
         normaliser=votes.normaliser,
         backend=votes.backend,
         sites=votes.sites,
         mask=votes.mask,
     )
-    if projection.bias is None:
+    if not bias:
         return projected
-    return projected.with_bias(projection.bias.expand(1, votes.parents, -1))
+    return projected.with_bias(offset.expand(1, votes.parents, -1))
 
 
 def applied(module: nn.Module, *inputs: Tensor) -> Tensor:

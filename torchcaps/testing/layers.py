@@ -5,6 +5,7 @@ import inspect
 import pickle
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchcaps.capsules import Capsules
 from torchcaps.ops import use_backend
-from torchcaps.routing import Routing
+from torchcaps.routing import Routing, create_routing
 from torchcaps.testing.compare import (
     TOLERANCE,
     assert_finite,
@@ -23,6 +24,9 @@ from torchcaps.testing.compare import (
     by_name,
     with_gradients,
 )
+from torchcaps.testing.options import Row, check_together, forgetful, options_of
+
+Tensors = dict[str, Tensor]
 
 SCALES = (1e-3, 1.0, 1e3)
 """Of the poses that half precision is checked with."""
@@ -83,7 +87,11 @@ class Subject:
 
 
 def check_layer(
-    layer: nn.Module, children: Capsules, *, skip: Collection[str] = ()
+    layer: nn.Module | Callable[..., nn.Module],
+    children: Capsules,
+    *,
+    skip: Collection[str] = (),
+    together: int = 2,
 ) -> None:
     """Assert that a layer of capsules, alone, has everything that a network of such
     layers relies on.
@@ -97,22 +105,41 @@ def check_layer(
     results on all backends that support it, forward and backward; and gradients along
     random directions against finite differences.
 
+    Given a class, or a ``functools.partial`` of one, it checks the layer that this makes,
+    and the declared options that it was not given with each other, and with those of the
+    routing: as in :func:`~torchcaps.testing.check_routing`.
+
     A layer whose routing is not ``trainable`` is checked in evaluation mode, without
     gradients. With statistics of batches, the independence of examples is checked in
     evaluation mode.
 
     Args:
         layer: maps :class:`~torchcaps.Capsules` to capsules; not changed. It may take a
-            mask, as those here do.
+            mask, as those here do. Or what makes such a layer.
         children: a few for it, of two examples or more.
         skip: names of checks that do not hold for this layer: a function of this module
             without its underscore.
+        together: how many options meet in all their values. From 3 on, whole numbers
+            have their least values too.
 
     Raises:
         AssertionError: with the name of the check that failed, and by how much.
         ValueError: if a name in ``skip`` is not that of a check.
     """
-    checks = by_name(CHECKS, skip)
+    checks = by_name((*CHECKS, _options_together), skip)
+    options = checks.pop("options_together", None)
+    made = layer if isinstance(layer, nn.Module) else layer()
+    children = Capsules(*(field.detach().double() for field in children))
+    subject = Subject(_with_noise(made), children)
+    for name, check in checks.items():
+        attempt(check, subject, made, name)
+    if options is not None and not isinstance(layer, nn.Module):
+        together_with = partial(_options_together, layer, together=together)
+        attempt(together_with, children, made, "options_together")
+
+
+def _with_noise(layer: nn.Module) -> nn.Module:
+    """A copy in float64, with noise added to its parameters."""
     generator = torch.Generator().manual_seed(1)
     twin = copy.deepcopy(layer).double()
     with torch.no_grad():
@@ -121,14 +148,7 @@ def check_layer(
                 torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
                 / 4
             )
-    subject = Subject(
-        twin,
-        Capsules(
-            children.pose.detach().double(), children.activation.detach().double()
-        ),
-    )
-    for name, check in checks.items():
-        attempt(check, subject, layer, name)
+    return twin
 
 
 def _follows(module: nn.Module) -> bool:
@@ -357,6 +377,82 @@ def _backends(subject: Subject) -> None:
             return _results(subject.copy(), subject.children, None, subject.learns)
 
     assert_same_on_backends(results)
+
+
+OF_ROUTING = "routing."
+"""Before the names of options of the routing."""
+
+
+def _options_together(
+    make: Callable[..., nn.Module], children: Capsules, together: int
+) -> None:
+    """Options of a layer and of its routing with each other, with a mask and without."""
+    options = options_of(make, least=together > 2)
+    routing = _routing_of(make)
+    if routing is not None:
+        of_routing = options_of(type(routing), routing.config(), least=together > 2)
+        options |= {OF_ROUTING + name: values for name, values in of_routing.items()}
+    if Subject(make(), children).masked:
+        options["masked"] = [False, True]
+    check_together(
+        options,
+        partial(_with_options, make, routing),
+        partial(_same_whatever_is_kept, make, routing, children),
+        together,
+    )
+
+
+def _routing_of(make: Callable[..., nn.Module]) -> Routing | None:
+    """The routing that a layer is made with, if it is given one."""
+    routing = make.keywords.get("routing") if isinstance(make, partial) else None
+    return create_routing(routing) if isinstance(routing, str) else routing
+
+
+def _with_options(
+    make: Callable[..., nn.Module], routing: Routing | None, row: Row
+) -> nn.Module:
+    """A layer with these options."""
+    of_layer = {
+        name: value
+        for name, value in row.items()
+        if name != "masked" and not name.startswith(OF_ROUTING)
+    }
+    if routing is not None:
+        config = {
+            name: row.get(OF_ROUTING + name, value)
+            for name, value in routing.config().items()
+        }
+        of_layer["routing"] = type(routing)(**config)
+    return make(**of_layer)
+
+
+def _same_whatever_is_kept(
+    make: Callable[..., nn.Module],
+    routing: Routing | None,
+    children: Capsules,
+    row: Row,
+) -> None:
+    """Asserts that results are those of stored votes of which nothing is kept, on every
+    backend, and those of a layer that was made alike and loaded.
+    """
+    subject = Subject(_with_noise(_with_options(make, routing, row)), children)
+    mask = None
+    if row.get("masked"):
+        mask = torch.ones_like(children.activation, dtype=torch.bool)
+        mask.view(len(mask), -1)[:, ::3] = False
+
+    def results(layer: nn.Module, backend: str) -> Tensors:
+        with use_backend(backend), torch.random.fork_rng(devices=()):
+            torch.manual_seed(0)
+            return _results(layer, children, mask, subject.learns)
+
+    expected = results(forgetful(subject.copy()), "naive")
+    actual = results(subject.copy(), "naive")
+    assert_same(actual, expected, 1e-11)
+    assert_same_on_backends(lambda backend: results(subject.copy(), backend))
+    loaded = _with_options(make, routing, row).double().train(subject.learns)
+    loaded.load_state_dict(subject.layer.state_dict())
+    assert_same(results(loaded, "naive"), actual, 0.0)
 
 
 def _gradients(subject: Subject) -> None:

@@ -1,7 +1,7 @@
 """Checks of what every layer relies on in a routing algorithm."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,8 +18,10 @@ from torchcaps.testing.compare import (
     assert_same,
     assert_same_on_backends,
     attempt,
+    by_name,
     with_gradients,
 )
+from torchcaps.testing.options import Row, check_together, forgetful, options_of
 
 B = 3
 I = 7
@@ -27,6 +29,7 @@ J = 4
 M = 2
 P = 3
 D = 2
+MASK = torch.tensor([[True, False, True, True, False, True, True]]).repeat(B, 1)
 
 
 @dataclass
@@ -98,7 +101,9 @@ class Problem:
         )
 
 
-def check_routing(routing: Routing | str) -> None:
+def check_routing(
+    routing: Routing | str, *, skip: Collection[str] = (), together: int = 2
+) -> None:
     """Assert that a routing has everything that layers and networks rely on.
 
     Checked are configuration and ``repr``; copies that
@@ -108,8 +113,12 @@ def check_routing(routing: Routing | str) -> None:
     gradients for poses and activations of 0, and for votes far apart; masked children;
     a pose of NaN, which must show in all parents of its example and in no other; equal
     results on all backends that support it; gradients against finite differences, and
-    those of each example by ``torch.func``; and resuming from earlier parents, or
-    refusing to.
+    those of each example by ``torch.func``; resuming from earlier parents, or refusing
+    to; and options with each other, as declared in the constructor: in settings in which
+    any values of two of them meet, outputs and gradients are those of stored votes of
+    which nothing is kept from step to step, on every backend, and those of the routing
+    that is made from its configuration and loaded. Options that do not go together are
+    refused by the constructor, with the name of one of them.
 
     A routing that is not ``trainable`` is checked in evaluation mode, without
     gradients, and one without ``exact_gradients`` not against finite differences. With
@@ -118,17 +127,23 @@ def check_routing(routing: Routing | str) -> None:
 
     Args:
         routing: as passed to a layer, or a registered name.
+        skip: names of checks that do not hold for this routing: a function of this
+            module without its underscore.
+        together: how many options meet in all their values. From 3 on, whole numbers
+            have their least values too.
 
     Raises:
         AssertionError: with the name of the check that failed, and by how much.
+        ValueError: if a name in ``skip`` is not that of a check.
     """
     template = create_routing(routing) if isinstance(routing, str) else routing
-    for check in CHECKS:
+    options = partial(_options_together, together=together)
+    for name, check in by_name((*CHECKS, _options_together), skip).items():
         attempt(
-            check,
+            options if check is _options_together else check,
             template,
             template,
-            check.__name__.removeprefix("_").replace("_", " "),
+            name.replace("_", " "),
         )
 
 
@@ -173,7 +188,13 @@ def _results(
 ) -> dict[str, Tensor]:
     """Poses, activations and assignments, and the gradients of all inputs."""
     leaves = problem.leaves()
-    seen = _seen(routing(leaves.votes(mask=mask, **settings), leaves.activation))
+    routed = routing(leaves.votes(mask=mask, **settings), leaves.activation)
+    return _of_parents(routing, leaves, routed)
+
+
+def _of_parents(routing: Routing, leaves: Problem, routed: Routed) -> dict[str, Tensor]:
+    """The parents, and the gradients of the leaves and of all parameters."""
+    seen = _seen(routed)
     if not routing.trainable:
         return seen
     inputs = {**vars(leaves), **dict(routing.named_parameters())}
@@ -321,7 +342,7 @@ def _votes_far_apart(template: Routing) -> None:
 def _children_that_are_not_there(template: Routing) -> None:
     problem = Problem.make(shared=True)
     routing = _bound(template, problem)
-    mask = torch.tensor([[True, False, True, True, False, True, True]]).repeat(B, 1)
+    mask = MASK
     places = mask[0].nonzero().squeeze(1)
     expected = _results(routing, problem.of_children(places))
     gone = Problem(*(tensor.clone() for tensor in vars(problem).values()))
@@ -376,6 +397,65 @@ def _backends(template: Routing) -> None:
 
 def _on_backend(routing: Routing, problem: Problem, backend: str) -> dict[str, Tensor]:
     return _results(routing, problem, backend=backend)
+
+
+OF_A_CALL = ("shared", "masked", "coordinates", "activation")
+"""What a call may have or not, beside the options of its routing."""
+
+
+def _options_together(template: Routing, together: int) -> None:
+    """Options with each other, and with what a call may have or not."""
+    of_routing = options_of(type(template), template.config(), least=together > 2)
+    check_together(
+        {**of_routing, **dict.fromkeys(OF_A_CALL, (False, True))},
+        partial(_with_options, template),
+        partial(_same_whatever_is_kept, template),
+        together,
+    )
+
+
+def _with_options(template: Routing, row: Row) -> Routing:
+    """A routing with these options."""
+    config = template.config()
+    return type(template)(**{name: row.get(name, config[name]) for name in config})
+
+
+def _same_whatever_is_kept(template: Routing, row: Row) -> None:
+    """Asserts that results are those of stored votes of which nothing is kept, on every
+    backend, and those of a routing that was made from the configuration and loaded.
+    """
+    problem = Problem.make(shared=row.get("shared", False))
+    routing = _bound(_with_options(template, row), problem)
+    results = partial(_results_with, row, problem, routing)
+    assert_same(results("naive"), results("naive", fresh=True), 1e-11)
+    assert_same_on_backends(results)
+    loaded = type(routing)(**routing.config()).bind(problem.shape)
+    loaded.to(problem.transforms.dtype).train(routing.training)
+    loaded.load_state_dict(routing.state_dict())
+    assert_same(_results_with(row, problem, loaded, "naive"), results("naive"), 0.0)
+
+
+def _results_with(
+    row: Row, problem: Problem, routing: Routing, backend: str, fresh: bool = False
+) -> dict[str, Tensor]:
+    """Results of a call with or without what the row says; chance is the same each
+    time.
+    """
+    routing = copy.deepcopy(routing)
+    if fresh:
+        forgetful(routing)
+    leaves = problem.leaves()
+    votes = Votes(
+        leaves.children,
+        leaves.transforms,
+        leaves.coordinates if row.get("coordinates") else None,
+        backend=backend,
+        mask=MASK if row.get("masked") else None,
+    )
+    activation = leaves.activation if row.get("activation") else None
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        return _of_parents(routing, leaves, routing(votes, activation))
 
 
 def _gradients(template: Routing) -> None:
