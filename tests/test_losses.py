@@ -1,7 +1,9 @@
 """Losses by hand-computed numbers."""
 
 import math
+import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +23,8 @@ from torchcaps import (
     reconstruction_loss,
     spread_loss,
 )
+from torchcaps.losses import LOSSES, ActivationLoss
+from torchcaps.testing.options import Row, check_together, options_of
 
 # Two images, three classes.
 ACTIVATION = torch.tensor([[0.7, 0.3, 0.05], [0.95, 0.1, 0.5]], dtype=torch.float64)
@@ -32,6 +36,32 @@ def activation(batch: int = 3, classes: int = 4) -> torch.Tensor:
     return torch.rand(
         batch, classes, generator=generator, dtype=torch.float64
     ).requires_grad_()
+
+
+@pytest.mark.parametrize("make", LOSSES.classes())
+def test_options_of_a_loss_with_each_other(make: Any) -> None:
+    """With labels or a mask, and with weights: gradients are those of differences, and
+    images of no weight count for nothing.
+    """
+    of_call = {"masked": [False, True], "weighted": [False, make.weighs]}
+
+    def made(row: Row) -> ActivationLoss:
+        return make(**{key: row[key] for key in row.keys() - of_call})
+
+    def check(row: Row) -> None:
+        loss = pickle.loads(pickle.dumps(made(row))).double()
+        labels = torch.tensor([1, 3, 0])
+        target = F.one_hot(labels, 4) if row["masked"] else labels
+        if row["weighted"]:
+            loss.weigh(torch.tensor([0.5, 2.0, 1.0, 0.0], dtype=torch.float64))
+        assert torch.autograd.gradcheck(lambda x: loss(x, target), activation())
+        if row["weighted"]:
+            (gradient,) = torch.autograd.grad(
+                loss(inputs := activation(), target), inputs
+            )
+            assert not gradient[1].any()
+
+    check_together({**options_of(make), **of_call}, made, check)
 
 
 @pytest.mark.parametrize("loss", [NegativeLogLikelihood(), LengthCrossEntropy(7.0)])

@@ -3,6 +3,7 @@ hold is told.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torchcaps import (
     CapsLinear,
     Capsules,
     ClassCaps,
+    Slots,
     create_routing,
     list_routings,
 )
@@ -22,6 +24,7 @@ from torchcaps.layers import LocalCaps
 from torchcaps.ops.windows import _kept_children
 from torchcaps.routing import DynamicRouting, EMRouting, Routed, Routing
 from torchcaps.testing import check_layer
+from torchcaps.testing.layers import CHECKS
 
 POSE = (2, 3)
 PARENT = (2, 2)
@@ -39,7 +42,7 @@ def convolution(**options: Any) -> Callable[[Routing], nn.Module]:
     return lambda routing: CapsConv2d(2, 2, POSE, PARENT, 2, routing=routing, **options)
 
 
-Make = Callable[[Routing], nn.Module]
+Make = Callable[..., nn.Module]
 LAYERS: dict[str, tuple[Make, tuple[int, ...], tuple[int, ...]]] = {
     "full": (lambda routing: CapsLinear(5, 3, 3, 4, routing=routing), (5,), (3,)),
     "shared": (
@@ -159,14 +162,74 @@ def test_inference_after_a_transform() -> None:
         assert layer(children).pose.isfinite().all()
 
 
+SLOTS = ("slots", "slot_mixture")
+"""Routings that start from learned slots, which are what is left without children."""
+
+
+OPTIONS: dict[str, tuple[str, Make, tuple[int, ...], tuple[int, ...]]] = {
+    "linear": ("kmeans", partial(CapsLinear, 5, 3, 3, 3), (5,), (3,)),
+    "any number": (
+        "euclidean",
+        partial(CapsLinear, None, 3, POSE, PARENT, transforms="shared"),
+        (6,),
+        POSE,
+    ),
+    "class": ("em", partial(ClassCaps, 2, 3, POSE, PARENT), (2, 3, 2), POSE),
+    "convolution": (
+        "dynamic",
+        partial(CapsConv2d, 2, 2, POSE, POSE, 2),
+        (3, 2, 2),
+        POSE,
+    ),
+    "groups": (
+        "attention",
+        partial(CapsConv1d, 2, 2, 3, 3, 2, groups=2, padding=1),
+        (4, 2),
+        (3,),
+    ),
+    "local": ("spectral", partial(LocalCaps, 2, 2, 3, 3), (3, 2, 2), (3,)),
+    "slots": ("slots", partial(Slots, 3, dim=4, features=6), (5,), POSE),
+}
+"""By name, the routing that is always tried, what makes the layer, the sites and the
+poses of its children.
+"""
+
+
+@pytest.mark.parametrize(
+    ("routing", "layer"),
+    [
+        pytest.param(
+            routing, layer, marks=[] if routing == always else [pytest.mark.thorough]
+        )
+        for layer, (always, *_) in OPTIONS.items()
+        for routing in (SLOTS if layer == "slots" else list_routings())
+    ],
+)
+def test_options_of_every_layer_with_those_of_every_routing(
+    routing: str, layer: str
+) -> None:
+    torch.manual_seed(0)
+    _, make, sites, pose = OPTIONS[layer]
+    others = [check.__name__.removeprefix("_") for check in CHECKS]
+    check_layer(
+        partial(make, routing=routing), capsules(*sites, pose=pose), skip=others
+    )
+
+
+def test_hard_assignments_need_parents_that_differ() -> None:
+    """With one transform for all they would be shared out by rounding."""
+    for routing in (
+        create_routing("hard_kmeans"),
+        create_routing("kmeans", assignment="straight_through"),
+    ):
+        with pytest.raises(ValueError, match="transforms='subspace'"):
+            CapsLinear(None, 3, 4, 4, transforms="subspace", routing=routing)
+
+
 PROBABLE = ("em", "heinsen_2019", "spectral", "variational_bayes")
 """Routings whose activations are probabilities that have a bias; ``local`` uses none of
 the children's.
 """
-
-
-SLOTS = ("slots", "slot_mixture")
-"""Routings that start from learned slots, which are what is left without children."""
 
 
 @EVERY

@@ -4,8 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from torchcaps.spec import fit, kept, make, plain
+from torchcaps.testing.options import Row, check_together, options_of
 from torchcaps_lab.tasks import Classification, create_task, list_tasks, register_task
-from torchcaps_lab.tasks.base import TASKS
+from torchcaps_lab.tasks.base import TASKS, Task
 
 
 @pytest.fixture(autouse=True)
@@ -15,6 +17,21 @@ def registry_as_it_was() -> Iterator[None]:
     TASKS.clear()
     TASKS.update(before)
     Classification.name = "classification"
+
+
+@pytest.mark.parametrize("name", list_tasks())
+def test_options_of_a_task_with_each_other(name: str) -> None:
+    """Each is made, is written down, and is made from that again."""
+    cls = TASKS[name]
+
+    def check(row: Row) -> None:
+        written = plain(cls(**row), "task")
+        again = make(fit(Task, written, "task"))
+        assert plain(again, "task") == written
+        assert {option: kept(again, option) for option in row} == row
+
+    options = options_of(cls)
+    check_together(options, lambda row: cls(**row), check)
 
 
 def made() -> type[Classification]:

@@ -3,11 +3,13 @@ does.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from torchcaps.numerics import as_constants
 from torchcaps.ops import InnerProduct, Votes
 from torchcaps.routing import (
     EM_PRESETS,
@@ -58,9 +60,15 @@ def test_every_routing(name: str) -> None:
     check_routing(name)
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", list_routings())
+def test_any_three_options(name: str) -> None:
+    check_routing(name, together=3)
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_settings(name: str) -> None:
-    check_routing(OTHERS[name]())
+    check_routing(OTHERS[name](), skip=("options_together",))
 
 
 class Plain(Routing):
@@ -73,6 +81,50 @@ class Plain(Routing):
 
 def test_plain() -> None:
     check_routing(Plain())
+
+
+class Remembered(Votes):
+    """Votes that keep their sum, as it was made in the first call."""
+
+    def total(self) -> Tensor:
+        if not hasattr(self, "kept"):
+            self.kept = super().total()
+        return self.kept
+
+
+class Keeping(Plain):
+    """Its first step has no gradients with the one option, and is the only one without
+    the other.
+    """
+
+    evidence = True
+
+    def __init__(self, last: bool = False, twice: bool = False) -> None:
+        super().__init__()
+        self.last = last
+        self.twice = twice
+
+    def prepared(self, votes: Votes) -> Votes:
+        fields = votes.children, votes.transforms, votes.coordinates
+        return Remembered(*fields, backend=votes.backend, mask=votes.mask)
+
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        if self.twice:
+            with as_constants() if self.last else nullcontext():
+                votes.total()
+        pose = votes.total()
+        return Routed(pose, length(pose), votes, None)
+
+
+class Unclear(Plain):
+    """It refuses two options together, and does not say which."""
+
+    def __init__(self, first: bool = False, second: bool = False) -> None:
+        super().__init__()
+        if first and second:
+            raise ValueError("that makes no sense")
+        self.first = first
+        self.second = second
 
 
 class Forgetful(Plain):
@@ -210,6 +262,8 @@ class Obliging(Plain):
         ),
         (Detached, "gradients", "Jacobian mismatch"),
         (Obliging, "earlier parents", "is off by"),
+        (Keeping, "options together", "with last=True, twice=True, "),
+        (Unclear, "options together", "is refused without the name of an option"),
     ],
 )
 def test_broken(broken: type[Routing], check: str, words: str) -> None:

@@ -158,6 +158,15 @@ class CapsLinear(CapsuleLayer):
             in_capsules, out_capsules, self.in_pose, self.out_pose, types=kinds
         )
         bound = routing_of(shape, routing, DynamicRouting())
+        if (
+            transforms == "subspace"
+            and bound.hard
+            and not (vote_bias or bound.evidence)
+        ):
+            raise ValueError(
+                f"routing must not be hard with transforms='subspace', by which all "
+                f"parents have the same votes, got {bound!r}: use vote_bias=True"
+            )
         pairs = (kinds, 1 if transforms == "subspace" else out_capsules)
         if (
             bound.own_transforms

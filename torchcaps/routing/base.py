@@ -202,6 +202,11 @@ class Routing(SuggestsNames, nn.Module, ABC):
     argmax or an assignment map.
     """
 
+    hard: bool = False
+    """Whether a child goes to its most similar parent alone: parents with the same votes
+    would be told apart by rounding.
+    """
+
     evidence: bool = False
     """Whether :meth:`prepared` gets the votes before :meth:`route` does: if children
     have evidence of their own.

@@ -220,6 +220,7 @@ class InnerProductKMeansRouting(AgreementRouting):
 
     def __post_init__(self) -> None:
         self.resumable = soft = self.assignment == "soft"
+        self.hard = not soft
         self.exact_gradients = soft and self.gradient == "all"
         check_softmax(self.softmax, straight_through=not soft)
         self.within_window = not soft or self.softmax == "children"
@@ -301,6 +302,7 @@ class EuclideanKMeansRouting(AgreementRouting):
 
     def __post_init__(self) -> None:
         soft = self.assignment == "soft"
+        self.hard = not soft
         self.exact_gradients = soft and self.gradient == "all"
         self.within_window = not soft
 
@@ -363,6 +365,7 @@ class HardKMeansRouting(Routing):
     """
 
     trainable = False
+    hard = True
     within_window = True
 
     steps: Steps = 3
