@@ -3,6 +3,7 @@
 import math
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from torchcaps import (
     reconstruction_loss,
     spread_loss,
 )
-from torchcaps.losses import LOSSES, ActivationLoss
+from torchcaps.losses import LOSSES
 from torchcaps.testing.options import Row, check_together, options_of
 
 # Two images, three classes.
@@ -38,30 +39,34 @@ def activation(batch: int = 3, classes: int = 4) -> torch.Tensor:
     ).requires_grad_()
 
 
+TARGETS = [torch.tensor([1, 3, 0]), F.one_hot(torch.tensor([1, 3, 0]), 4)]
+
+
 @pytest.mark.parametrize("make", LOSSES.classes())
 def test_options_of_a_loss_with_each_other(make: Any) -> None:
-    """With labels or a mask, and with weights: gradients are those of differences, and
-    images of no weight count for nothing.
+    """With labels or a mask, unless it refuses one, and with weights: gradients are
+    those of differences, and images of no weight count for nothing.
     """
-    of_call = {"masked": [False, True], "weighted": [False, make.weighs]}
+    of_call = {"target": [0, 1], "weighted": [False, make.weighs]}
 
-    def made(row: Row) -> ActivationLoss:
-        return make(**{key: row[key] for key in row.keys() - of_call})
+    def called(row: Row) -> Callable[[Tensor], Tensor]:
+        loss = make(**{key: row[key] for key in row.keys() - of_call})
+        loss = pickle.loads(pickle.dumps(loss)).double()
+        if row.get("weighted"):
+            loss.weigh(torch.tensor([0.5, 2.0, 1.0, 0.0], dtype=torch.float64))
+        call = partial(loss, target=TARGETS[row.get("target", 0)])
+        call(activation())
+        return call
 
     def check(row: Row) -> None:
-        loss = pickle.loads(pickle.dumps(made(row))).double()
-        labels = torch.tensor([1, 3, 0])
-        target = F.one_hot(labels, 4) if row["masked"] else labels
+        call = called(row)
+        assert torch.autograd.gradcheck(call, activation())
         if row["weighted"]:
-            loss.weigh(torch.tensor([0.5, 2.0, 1.0, 0.0], dtype=torch.float64))
-        assert torch.autograd.gradcheck(lambda x: loss(x, target), activation())
-        if row["weighted"]:
-            (gradient,) = torch.autograd.grad(
-                loss(inputs := activation(), target), inputs
-            )
+            inputs = activation()
+            (gradient,) = torch.autograd.grad(call(inputs), inputs)
             assert not gradient[1].any()
 
-    check_together({**options_of(make), **of_call}, made, check)
+    check_together({**options_of(make), **of_call}, called, check)
 
 
 @pytest.mark.parametrize("loss", [NegativeLogLikelihood(), LengthCrossEntropy(7.0)])
