@@ -488,8 +488,8 @@ def run(options: argparse.Namespace, show: Show) -> None:
 from benchmarks import (  # noqa: E402  # they put their rows into the table
     faults_guesses,  # noqa: F401
     faults_numerics,  # noqa: F401
-    faults_platform,  # noqa: F401
     faults_options,  # noqa: F401
+    faults_platform,  # noqa: F401
     faults_readers,  # noqa: F401
     faults_resume,  # noqa: F401
 )
