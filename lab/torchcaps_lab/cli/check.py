@@ -5,23 +5,28 @@ with it.
 import shlex
 from itertools import chain
 from json import dumps
+from typing import Any
 
 from torchcaps_lab.cli.places import Existing
 from torchcaps_lab.data.manifest import count_of
 from torchcaps_lab.look import Guess, Place
 from torchcaps_lab.training.guess import over, seen
+from torchcaps_lab.training.reading import merged
 
 _SKIPPING = {"data": {"skip_broken": True}}
 """Options of a training that leaves out what cannot be read."""
 
 
-def command(folder: Existing, *, json: bool = False) -> None:
+def command(
+    folder: Existing, *, data: dict[str, Any] | None = None, json: bool = False
+) -> None:
     """Read every example of a folder or a file as 'torchcaps train' would.
 
     Args:
         folder: what to check, anything that 'torchcaps train' takes: a folder with a
             sub-folder of images for each class, images with a table of labels, with
             masks or with boxes, texts, series or sounds
+        data: options of the data set, as of 'torchcaps train': --data.skip_broken true
         json: print JSON
 
     Raises:
@@ -29,15 +34,22 @@ def command(folder: Existing, *, json: bool = False) -> None:
             several parts or classes.
     """
     place = Place(folder)
-    reader, guess = seen(place, {})
+    given = {"data": data} if data else {}
+    reader, guess = seen(place, given)
+    if isinstance(guess, Guess):
+        guess = guess._replace(options=over(guess, given)[0])
     report = reader.report(place, guess)
     if json:
         print(dumps(report.json()))
     else:
         print("\n".join(report.lines()))
-    trained = guess if isinstance(guess, Guess) else seen(place, _SKIPPING)[1]
+    skipping = merged(given, _SKIPPING)
+    trained = guess if isinstance(guess, Guess) else seen(place, skipping)[1]
     if isinstance(trained, Guess) and not json:
-        print("\n".join(_advice(folder, trained, report.advised(trained.options))))
+        advised = report.advised(trained.options)
+        chosen = {f"--data.{name}": str(value) for name, value in (data or {}).items()}
+        advised = None if advised is None else {**chosen, **advised}
+        print("\n".join(_advice(folder, trained, advised)))
     if report.problems:
         raise ValueError(
             f"{count_of(report.problems, 'problem')} in {folder}, see above"

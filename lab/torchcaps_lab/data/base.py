@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from torchcaps.spec import Within, argument, is_finite, settings
 from torchcaps_lab.data.examples import Examples
-from torchcaps_lab.data.manifest import Changes, Manifest
+from torchcaps_lab.data.manifest import PARTS, Changes, Manifest, lacking_lines
 from torchcaps_lab.data.view import Preprocess
 from torchcaps_lab.kinds import SharedRegistry
 
@@ -243,6 +243,18 @@ class DataSet(ABC):
         """
         return ()
 
+    def contradictions(self) -> tuple[str, ...]:
+        """Return those of the notes that should be repaired before a training."""
+        return self.repeated()
+
+    def lacking(self) -> list[str]:
+        """Tell people which classes each split lacks, of examples that are read."""
+        parts = {}
+        for part in PARTS:
+            counts = getattr(self, part).counts()
+            parts[part] = [name for name, count in counts.items() if count]
+        return lacking_lines(self.classes, parts)
+
     @property
     def called(self) -> str:
         """What people call the data: the folder or the file that they are in, or else
@@ -278,8 +290,8 @@ def stratified_split(labels: Tensor, share: float, seed: int) -> tuple[Tensor, T
     """Put aside the same share of every class, at random.
 
     Args:
-        labels: int64 (N,); or masks, bool (N, E): then all images count as one class,
-            because each mask may be unique.
+        labels: int64 (N,); or masks, bool (N, E), of which :func:`share_of_labels` puts
+            the same share of every label aside.
         share: how much of each class to put aside, in [0, 1). Unless it is 0, every
             class of two or more keeps at least one on each side; a class of one is
             never put aside.
@@ -293,13 +305,61 @@ def stratified_split(labels: Tensor, share: float, seed: int) -> tuple[Tensor, T
     """
     check_held_out_share("share", share)
     generator = torch.Generator().manual_seed(seed)
-    labels = labels if labels.ndim == 1 else torch.zeros(len(labels), dtype=torch.int64)
+    if labels.ndim == 2:
+        order = torch.randperm(len(labels), generator=generator)
+        return _two_parts(share_of_labels(labels, order, share))
     held_out = torch.zeros(len(labels), dtype=torch.bool)
     for label in labels.unique():
         members = (labels == label).nonzero().squeeze(1)
         order = torch.randperm(len(members), generator=generator)
         held_out[members[order[: count_aside(share, len(members))]]] = True
+    return _two_parts(held_out)
+
+
+def _two_parts(held_out: Tensor) -> tuple[Tensor, Tensor]:
+    """The indices of the rest and of those put aside, of bool (N,)."""
     return (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
+
+
+def share_of_labels(labels: Tensor, order: Tensor, share: float) -> Tensor:
+    """Put aside the same share of every label, where one may have several.
+
+    The label that the fewest undecided have is next: of these, the share of the label
+    that is still missing is put aside, and the others are kept. First come those that
+    another label would miss, last those whose other labels have all that they want.
+
+    Args:
+        labels: the labels of each, bool (N, E). Those without any count as one more
+            label.
+        order: int64 (N,); among equals, those that come first here are put aside.
+        share: how much of each label to put aside, in [0, 1). Unless it is 0, a label
+            of two or more should be on both sides; one of one is never put aside.
+
+    Returns:
+        Whether each is put aside, bool (N,).
+
+    Source: Sechidis, Tsoumakas & Vlahavas 2011, "On the Stratification of Multi-Label
+    Data", algorithm 1 (iterative stratification), with two subsets and a fixed order in
+    place of chance.
+    """
+    masks = torch.cat([labels, ~labels.any(1, keepdim=True)], 1)[order]
+    counts = masks.sum(0)
+    wanted = torch.tensor([count_aside(share, count) for count in counts.tolist()])
+    held_out = torch.zeros(len(masks), dtype=torch.bool)
+    undecided = torch.ones_like(held_out)
+    while undecided.any():
+        left = masks[undecided].sum(0)
+        label = left.masked_fill(left == 0, len(masks) + 1).argmin()
+        members = masks[:, label] & undecided
+        missing = wanted - masks[held_out].sum(0)
+        undecided &= ~members
+        # Labels that find too few elsewhere.
+        urgent = masks[undecided].sum(0) < missing
+        rows = members.nonzero().squeeze(1)
+        worth = (masks[rows] & urgent).sum(1) - (masks[rows] & (missing <= 0)).sum(1)
+        chosen = rows[worth.argsort(descending=True, stable=True)]
+        held_out[chosen[: max(int(missing[label]), 0)]] = True
+    return torch.zeros_like(held_out).index_put((order,), held_out)
 
 
 def stable_split(
@@ -307,6 +367,7 @@ def stable_split(
     digests: Sequence[str],
     share: float,
     seed: int,
+    groups: Sequence[str] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Put aside the same share of every class: the images whose digests, mixed with the
     seed, are the smallest.
@@ -316,12 +377,14 @@ def stable_split(
     Copies of an image stay together if both sides keep images.
 
     Args:
-        labels: int64 (N,).
+        labels: int64 (N,); or masks, bool (N, E), see :func:`share_of_labels`.
         digests: the digests of the images' contents.
         share: how much of each class to put aside, in [0, 1). Unless it is 0, every
             class of two or more keeps at least one on each side; a class of one is
             never put aside.
         seed: the seed of the choice.
+        groups: whom or what each image is of, empty where that is not known. Groups
+            stay whole, and the share counts groups of each class.
 
     Returns:
         The indices of the rest and of those put aside, int64, each in ascending order.
@@ -330,9 +393,16 @@ def stable_split(
         ValueError: `share` is outside [0, 1).
     """
     check_held_out_share("share", share)
-    scores = [
-        hashlib.sha256(f"{seed} {digest}".encode()).digest() for digest in digests
-    ]
+    if labels.ndim == 2 or groups is not None:
+        keys = digests
+        if groups is not None:
+            pairs = zip(groups, digests, strict=True)
+            keys = [group or digest for group, digest in pairs]
+        elif len({*digests}) == 1:
+            # Copies of one image can only be on both sides.
+            keys = [f"{digest} {place}" for place, digest in enumerate(digests)]
+        return _two_parts(_whole_units(labels, keys, share, seed))
+    scores = [_score(digest, seed) for digest in digests]
     held_out = torch.zeros(len(labels), dtype=torch.bool)
     of_class: dict[int, list[int]] = {}
     for index, label in enumerate(labels.tolist()):
@@ -346,7 +416,31 @@ def stable_split(
         ):
             end += 1
         held_out[members[: count if end == len(members) else end]] = True
-    return (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
+    return _two_parts(held_out)
+
+
+def _whole_units(
+    labels: Tensor, keys: Sequence[str], share: float, seed: int
+) -> Tensor:
+    """Put aside the same share of every label, and all that have one key or none of
+    them: bool (N,).
+    """
+    if labels.ndim == 1:
+        labels = labels[:, None] == labels.unique()
+    place_of = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+    places = torch.tensor([place_of[key] for key in keys], dtype=torch.int64)
+    masks = torch.zeros(len(place_of), labels.shape[1], dtype=torch.int64)
+    masks.index_add_(0, places, labels.long())
+    scores = [_score(key, seed) for key in place_of]
+    order = torch.tensor(
+        sorted(range(len(scores)), key=scores.__getitem__), dtype=torch.int64
+    )
+    return share_of_labels(masks > 0, order, share)[places]
+
+
+def _score(key: str, seed: int) -> bytes:
+    """A number that decides which come first, the same for equal contents."""
+    return hashlib.sha256(f"{seed} {key}".encode()).digest()
 
 
 def mixed_digest(*digests: str) -> str:

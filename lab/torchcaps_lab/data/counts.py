@@ -43,6 +43,7 @@ class DataReport:
         classes: how many of them show each class, by split.
         notes: what a reader of results should know.
         problems: what should be repaired. Without examples, it cannot be trained on.
+        broken: whether some cannot be read, and are not counted.
     """
 
     what: str = "examples"
@@ -50,6 +51,7 @@ class DataReport:
     classes: dict[str, dict[str, int]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+    broken: bool = False
 
     @classmethod
     def of(cls, data: DataSet) -> "DataReport":
@@ -60,7 +62,7 @@ class DataReport:
             split = getattr(data, part)
             examples[part] = len(split)
             classes[part] = split.counts()
-        problems = data.repeated()
+        problems = data.contradictions()
         notes = tuple(note for note in data.notes() if note not in problems)
         return cls(data.train.what, examples, classes, notes, problems)
 
@@ -82,5 +84,7 @@ class DataReport:
         return lines + [f"PROBLEM: {problem}" for problem in self.problems]
 
     def advised(self, options: Mapping[str, Any]) -> dict[str, str] | None:
-        """Nothing: all is guessed from the path."""
-        return {} if self.examples else None
+        """Whether broken ones are left out; all else is guessed from the path."""
+        if not self.examples:
+            return None
+        return {"--data.skip_broken": "true"} if self.broken else {}

@@ -60,14 +60,12 @@ class Listing(Listed):
 
     Attributes:
         root: the folder; names are relative to it.
-        refused: why it cannot be trained on, for people.
         empty: the class folders for which it cannot, since they hold none.
         skip_empty: whether empty class folders are left out, with a note, instead of
             refused.
     """
 
     root: Path = Path()
-    refused: list[str] = field(default_factory=list)
     empty: list[Path] = field(default_factory=list)
     skip_empty: bool = False
     what: ClassVar[str]

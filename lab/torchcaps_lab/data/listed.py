@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,12 +27,13 @@ from torchcaps_lab.data.manifest import (
     Manifest,
     copies_lines,
     count_of,
+    groups_lines,
+    lacking_lines,
     left_out_lines,
     names_doubts,
     readable,
     repeated_lines,
     some,
-    untested_lines,
 )
 from torchcaps_lab.data.streams import digest_of
 
@@ -85,6 +86,12 @@ class BrokenItem(ValueError):
         self.name = str(name)
         self.why = why
 
+    @classmethod
+    def of(cls, path: Path, error: OSError | ValueError) -> "BrokenItem":
+        """The problem of a file, from an error that may begin with its path."""
+        why = str(error).removeprefix(f"{path}: ")
+        return cls(path, why.replace(f"{path} ", "it ", 1))
+
 
 @dataclass(frozen=True)
 class Item(ABC):
@@ -93,10 +100,12 @@ class Item(ABC):
     Args:
         name: identifies it among all listed ones.
         category: the name of its class; empty where it is not known.
+        group: whom or what it is of; empty where that is not known.
     """
 
     name: str
     category: str
+    group: str = field(default="", kw_only=True)
 
     @property
     def title(self) -> str:
@@ -117,12 +126,16 @@ class Listed:
         parts: the items of each split of the source; ``all`` if it has no splits.
         left_out: other things that were found, by name, and why they were left out.
         notes: what a reader of results should know.
+        refused: why it cannot be trained on, for people.
+        broken: the problems of items that were read and cannot be, by name.
     """
 
     classes: tuple[str, ...] = ()
     parts: dict[str, list[Any]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    refused: list[str] = field(default_factory=list)
+    broken: dict[str, BrokenItem] = field(default_factory=dict)
 
     @property
     def items(self) -> list[Item]:
@@ -168,9 +181,15 @@ class ListedData(DataSet):
             on their contents, so it barely changes when the source changes.
         classes: the names of the classes in the order of their labels, some of which
             may have no items; default: those of the training items.
+        test_groups: the groups to test on, of items whose group is known; default: a
+            share of them, ``test``, the same for every ``seed``.
+        validation_groups: likewise; default: a share of the others, ``validation``.
+        skip_broken: leave out items that cannot be read, with a note, instead of
+            raising an error.
 
     Raises:
-        ValueError: there are fewer than two classes, or items of another one.
+        ValueError: there are fewer than two classes, or items of another one, or no
+            such groups.
     """
 
     thing: ClassVar[str] = "image"
@@ -182,15 +201,13 @@ class ListedData(DataSet):
     advice = "leave them out to see the rest"
     """How to see the broken items that an error does not list."""
 
-    skip_broken = False
-    """Whether items that cannot be read are left out, with a note, instead of raising
-    an error.
-    """
-
     test_share: HeldOut = argument(default=0.2, alias="test", kw_only=True)
     class_names: Sequence[Any] | None = argument(
         default=None, alias="classes", kw_only=True
     )
+    test_groups: tuple[str, ...] = argument(default=(), kw_only=True)
+    validation_groups: tuple[str, ...] = argument(default=(), kw_only=True)
+    skip_broken: bool = argument(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         self.named = tuple(map(str, self.class_names or ()))
@@ -207,6 +224,12 @@ class ListedData(DataSet):
     def listed(self) -> Listed:
         """The list of images, made once; their classes are matched by name."""
         listed = self.list_images()
+        if listed.refused:
+            raise ValueError("; ".join(listed.refused))
+        if listed.broken and not self.skip_broken:
+            raise all_broken(list(listed.broken.values()), self.advice)
+        listed.left_out |= {name: why.why for name, why in listed.broken.items()}
+        self._check_groups(listed)
         trained = listed.parts.get("train", listed.parts.get("all", ()))
         listed.classes = (
             self.named or listed.classes or tuple(sorted(self._labels_in(trained)))
@@ -240,9 +263,28 @@ class ListedData(DataSet):
         labels = [label_of[entry.category] for entry in entries]
         return torch.tensor(labels, dtype=torch.int64)
 
-    def group_of(self, category: str) -> str:
-        """The group that an item belongs to: the same share of each is put aside."""
-        return category
+    def _check_groups(self, listed: Listed) -> None:
+        """Raise a `ValueError` if groups to put aside are not there, or are in both."""
+        groups = {item.group for item in listed.items}
+        if unknown := {*self.test_groups, *self.validation_groups} - groups:
+            raise ValueError(
+                f"test_groups and validation_groups must be among {sorted(groups)}, "
+                f"got {sorted(unknown)}"
+            )
+        for part, named in (
+            ("test", self.test_groups),
+            ("validation", self.validation_groups),
+        ):
+            if named and part in listed.parts:
+                raise ValueError(
+                    f"{part}_groups must be empty, since the source has a {part} part "
+                    f"of its own, got {named}"
+                )
+        if both := {*self.test_groups} & {*self.validation_groups}:
+            raise ValueError(
+                "a group must be in test_groups or in validation_groups, got "
+                f"{sorted(both)} in both"
+            )
 
     def _labels_in(self, items: Iterable[Item | Entry]) -> set[str]:
         """The labels of items."""
@@ -301,21 +343,33 @@ class ListedData(DataSet):
         in several splits, lookalikes.
         """
         manifest = self._merged
-        tested = self._labels_in(manifest.parts["test"])
         return (
             *self.listed.notes,
             *self._changes.lines(),
             *_left_out_lines(manifest.left_out, self.in_file),
-            *untested_lines(
-                [name for name in manifest.classes if tested and name not in tested]
+            *lacking_lines(
+                manifest.classes,
+                {part: self._labels_in(rows) for part, rows in manifest.parts.items()},
+                self.thing,
             ),
             *copies_lines(manifest, self.thing),
+            *self._groups_in_several_parts(),
             *names_doubts(manifest.classes),
         )
 
     def repeated(self) -> tuple[str, ...]:
         """The splits that have no items of their own, a sentence each."""
         return tuple(repeated_lines(self._merged, self.thing))
+
+    def contradictions(self) -> tuple[str, ...]:
+        """Copies in several parts or classes, and groups in several parts."""
+        copies = copies_lines(self._merged, self.thing)
+        return (*copies, *self._groups_in_several_parts())
+
+    def _groups_in_several_parts(self) -> list[str]:
+        """Tell people of groups that the source has in several parts."""
+        groups = {name: item.group for name, item in self._items.items()}
+        return groups_lines(groups, self.manifest())
 
     @property
     def _merged(self) -> Manifest:
@@ -376,15 +430,17 @@ class ListedData(DataSet):
         for part, items in self.listed.parts.items():
             present = [item for item in items if item.name not in left_out]
             entries[part] = list(map(self._entry, present))
-        divided = partial(_divided, same, self.group_of)
         if "all" in entries:
-            entries["train"], entries["test"] = divided(
-                entries.pop("all"), self.test_share, TEST_SEED
+            entries["train"], entries["test"] = self._divided(
+                entries.pop("all"), self.test_groups, self.test_share, TEST_SEED, same
             )
         if "validation" not in entries:
-            share = self.validation_share
-            entries["train"], entries["validation"] = divided(
-                entries["train"], share, self.seed
+            entries["train"], entries["validation"] = self._divided(
+                entries["train"],
+                self.validation_groups,
+                self.validation_share,
+                self.seed,
+                same,
             )
         self._check_trained(entries["train"], left_out)
         return Manifest(
@@ -392,6 +448,29 @@ class ListedData(DataSet):
             {part: tuple(entries[part]) for part in PARTS},
             left_out,
         )
+
+    def _divided(
+        self,
+        entries: Sequence[Entry],
+        named: Sequence[str],
+        share: float,
+        seed: int,
+        same: Mapping[str, str],
+    ) -> tuple[list[Entry], list[Entry]]:
+        """The rest and the part put aside: the named groups, or else a share of every
+        label, chosen by content in whole groups.
+        """
+        groups = [self._items[entry.name].group for entry in entries]
+        labels = self.targets(entries, self.listed.classes)
+        if named:
+            rows = [place for place, group in enumerate(groups) if group in named]
+        else:
+            digests = [same.get(entry.digest, entry.digest) for entry in entries]
+            known = groups if any(groups) else None
+            rows = stable_split(labels, digests, share, seed, known)[1].tolist()
+        aside = {*rows}
+        rest = [entry for place, entry in enumerate(entries) if place not in aside]
+        return rest, [entries[place] for place in rows]
 
     def _check_trained(self, train: Sequence[Entry], left_out: dict[str, str]) -> None:
         """Raise a `ValueError` if there is nothing to train on of a class."""
@@ -440,24 +519,6 @@ class ListedData(DataSet):
     @cached_property
     def _items(self) -> dict[str, Any]:
         return {item.name: item for item in self.listed.items}
-
-
-def _divided(
-    same: Mapping[str, str],
-    group_of: Callable[[str], str],
-    entries: Sequence[Entry],
-    share: float,
-    seed: int,
-) -> tuple[list[Entry], list[Entry]]:
-    """The rest and the share put aside, chosen by content."""
-    groups = [group_of(entry.category) for entry in entries]
-    number_of = {name: number for number, name in enumerate(sorted({*groups}))}
-    labels = torch.tensor([number_of[name] for name in groups], dtype=torch.int64)
-    digests = [same.get(entry.digest, entry.digest) for entry in entries]
-    train_rows, aside = stable_split(labels, digests, share, seed)
-    return [entries[index] for index in train_rows.tolist()], [
-        entries[index] for index in aside.tolist()
-    ]
 
 
 def all_broken(problems: Sequence[BrokenItem], advice: str) -> ValueError:

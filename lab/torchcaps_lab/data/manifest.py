@@ -4,7 +4,7 @@ split.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -293,13 +293,52 @@ def copies_lines(manifest: Manifest, thing: str = "image") -> list[str]:
     return lines + repeated_lines(manifest, thing)
 
 
-def untested_lines(classes: Sequence[str]) -> list[str]:
-    """Tell people which classes have no test images."""
-    if classes:
-        return [
-            f"classes without a test image, of which nothing is measured: {some(classes)}"
-        ]
-    return []
+def groups_lines(group_of: Mapping[str, str], manifest: Manifest) -> list[str]:
+    """Tell people which groups are in several splits.
+
+    Args:
+        group_of: the group of each item, by its name; empty where it is not known.
+        manifest: the splits.
+    """
+    parts_of: dict[str, set[str]] = {}
+    for part, entries in manifest.parts.items():
+        for entry in entries:
+            if group := group_of.get(entry.name):
+                parts_of.setdefault(group, set()).add(part)
+    several = sorted(group for group, parts in parts_of.items() if len(parts) > 1)
+    if not several:
+        return []
+    groups = counted(len(several), "groups")
+    return [f"{groups} in several parts of the data: {some(several)}"]
+
+
+_LACKS = {
+    "train": "training {}, which cannot be learnt",
+    "validation": "validation {}, which no choice of an epoch can heed",
+    "test": "test {}, of which nothing is measured",
+}
+"""What a class lacks in each part, and what follows."""
+
+
+def lacking_lines(
+    classes: Sequence[str],
+    parts: Mapping[str, Collection[str]],
+    thing: str = "image",
+) -> list[str]:
+    """Tell people which classes each part lacks.
+
+    Args:
+        classes: the names of all classes.
+        parts: the classes that each part has; a part without any is not there.
+        thing: what has a class.
+    """
+    lines = []
+    for part, lack in _LACKS.items():
+        present = parts.get(part) or classes
+        lacking = [name for name in classes if name not in present]
+        if lacking:
+            lines.append(f"classes without a {lack.format(thing)}: {some(lacking)}")
+    return lines
 
 
 def left_out_lines(left_out: Mapping[str, str], thing: str = "file") -> list[str]:

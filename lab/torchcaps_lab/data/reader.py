@@ -4,6 +4,8 @@ saved.
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -113,11 +115,15 @@ class Reader(ABC):
         """
         if isinstance(seen, ValueError):
             return DataReport(problems=(str(seen),))
-        data: Any = fit(DataSet, seen.options["data"], "data")
+        options = seen.options["data"]
         try:
-            return DataReport.of(data.make())
+            return _report_of(options)
         except ValueError as error:
-            return DataReport(problems=(str(error),))
+            problem = str(error)
+        with suppress(ValueError):
+            rest = _report_of({**options, "skip_broken": True})
+            return replace(rest, problems=(problem, *rest.problems), broken=True)
+        return DataReport(problems=(problem,))
 
     @classmethod
     def smaller_side(cls, path: Path) -> int | None:
@@ -297,6 +303,12 @@ class Reader(ABC):
     def trial(self, network: "ClassifierNetwork", count: int) -> Tensor:
         """A batch of made-up inputs, unprepared, to try a network on."""
         return network.examples(count)
+
+
+def _report_of(options: Mapping[str, Any]) -> DataReport:
+    """A report about the data set of some options."""
+    data: Any = fit(DataSet, options, "data")
+    return DataReport.of(data.make())
 
 
 READERS = SharedRegistry("reader", Reader)

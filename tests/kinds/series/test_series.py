@@ -210,7 +210,7 @@ BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
     (
         "a_b_c.wav",
         lambda path: path.write_text(""),
-        "a_b_c.wav is no sound that can be read",
+        "a_b_c.wav: it is no sound that can be read",
     ),
     (
         "a_b_d.wav",

@@ -1,9 +1,9 @@
-"""A report about a folder of images, before any training on it: classes, formats,
-sizes, copies, broken files.
+"""A report about the images of a folder or a table, before any training on them:
+classes, formats, sizes, copies, broken files.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -13,17 +13,19 @@ import torch
 from torch import Tensor
 
 from torchcaps_lab.data.files import ListedFile, looked_through
+from torchcaps_lab.data.listed import Listed
 from torchcaps_lab.data.manifest import (
     PARTS,
     Entry,
     Manifest,
     copies_lines,
     count_of,
+    groups_lines,
+    lacking_lines,
     left_out_lines,
     names_doubts,
     readable,
     some,
-    untested_lines,
 )
 from torchcaps_lab.kinds.images.alike import first_alike, look_of, pixels_digest
 from torchcaps_lab.kinds.images.decoding.bands import Bands, Levels
@@ -40,6 +42,7 @@ from torchcaps_lab.kinds.images.doubts import (
 )
 from torchcaps_lab.kinds.images.guess import size_for
 from torchcaps_lab.kinds.images.sets.files import ImageListing
+from torchcaps_lab.kinds.images.sets.table import TableForm, list_table
 from torchcaps_lab.look import counted
 
 _FREQUENT = 10  # sizes that are listed one by one
@@ -52,12 +55,12 @@ _UNSEEN = torch.zeros(0)
 
 
 @dataclass(frozen=True)
-class FolderReport:
-    """The result of :func:`check_folder`.
+class ImagesReport:
+    """The result of :func:`check_images`.
 
     Attributes:
-        classes: how many images each class has, by split; ``all`` if the splits have no
-            folders of their own.
+        images: how many images each split has; ``all`` if the source has no splits.
+        classes: how many of them each class has, likewise.
         formats: how many images have each format, judging by their content.
         modes: how many have each kind of pixels, by its name in Pillow.
         sizes: how many have each size, height x width.
@@ -76,6 +79,7 @@ class FolderReport:
             white; None for the usual ones.
     """
 
+    images: dict[str, int]
     classes: dict[str, dict[str, int]]
     formats: dict[str, int]
     modes: dict[str, int]
@@ -130,7 +134,7 @@ class FolderReport:
         """The whole report for people, line by line."""
         lines = []
         for part, classes in self.classes.items():
-            total = sum(classes.values())
+            total = self.images[part]
             shown = counted(len(classes), "classes")
             lines.append(f"{part}: {counted(total, 'images')} of {shown}")
             lines += [
@@ -190,12 +194,12 @@ class _Look(NamedTuple):
     broken: str = ""
 
 
-def check_folder(root: str | Path) -> FolderReport:
-    """Reads every image of a folder in full, one after the other; only the report is
-    kept.
+def check_folder(root: str | Path, skip_broken: bool = False) -> ImagesReport:
+    """Check the images of a folder, see :func:`check_images`.
 
     Args:
         root: as of :class:`~torchcaps_lab.data.ImageFolder`.
+        skip_broken: likewise.
 
     Raises:
         FileNotFoundError: there is no `root`.
@@ -203,9 +207,61 @@ def check_folder(root: str | Path) -> FolderReport:
         ValueError: it is unclear which folders are classes, or there are no images in
             them.
     """
-    listing = looked_through(Path(root).expanduser(), ImageListing)
+    root = Path(root).expanduser()
+    listing = looked_through(root, ImageListing, skip_empty=skip_broken)
     if not listing.items:
         raise ValueError("; ".join(listing.refused))
+    return check_images(listing, skip_broken=skip_broken)
+
+
+def check_table(form: TableForm, skip_broken: bool = False) -> ImagesReport:
+    """Check the images of a table, see :func:`check_images`.
+
+    Args:
+        form: how it names images and labels.
+        skip_broken: as of :class:`~torchcaps_lab.data.ImageTable`.
+
+    Raises:
+        ValueError: a column is missing, or no row names an image.
+    """
+    listed = list_table(form)
+    labels = {
+        part: {label for item in items for label in form.labels_of(item.category)}
+        for part, items in listed.parts.items()
+    }
+    listed.classes = tuple(sorted(labels.get("train", labels.get("all", set()))))
+    if len(listed.classes) < 2:
+        listed.refused.append(
+            f"{form.table} must hold images of two or more classes, got "
+            f"{listed.classes}"
+        )
+    for part, names in labels.items():
+        others = sorted(names - {*listed.classes})
+        if others:
+            listed.refused.append(
+                f"the {part} images of {form.table}: {some(others)} are none of the "
+                f"classes {some(listed.classes)}"
+            )
+    return check_images(listed, form.labels_of, skip_broken)
+
+
+def _alone(category: str) -> tuple[str, ...]:
+    return (category,)
+
+
+def check_images(
+    listing: Listed,
+    labels_of: Callable[[str], Sequence[str]] = _alone,
+    skip_broken: bool = False,
+) -> ImagesReport:
+    """Reads every image in full, one after the other; only the report is kept.
+
+    Args:
+        listing: the files of the images, and the classes.
+        labels_of: the classes that the category of a file stands for.
+        skip_broken: whether files that cannot be read are left out, which is no
+            problem.
+    """
     files = list(chain.from_iterable(listing.parts.values()))
     looks = dict(
         zip(
@@ -221,6 +277,7 @@ def check_folder(root: str | Path) -> FolderReport:
             for file, look in looks.items()
         }
     readable_files = {file: look for file, look in looks.items() if not look.broken}
+    broken = {file.name: look.broken for file, look in looks.items() if look.broken}
     parts = {}
     for part, rows in listing.parts.items():
         parts[part] = tuple(
@@ -229,11 +286,17 @@ def check_folder(root: str | Path) -> FolderReport:
             if file in readable_files
         )
     manifest = Manifest(listing.classes, parts)
-    counts = {part: _counts(listing.classes, rows) for part, rows in parts.items()}
+    counts = {}
+    for part, rows in parts.items():
+        of_class = Counter(
+            label for entry in rows for label in labels_of(entry.category)
+        )
+        counts[part] = {name: of_class[name] for name in listing.classes}
     levels = range_for(
         look.extent for look in readable_files.values() if look.extent is not None
     )
-    return FolderReport(
+    return ImagesReport(
+        images={part: len(rows) for part, rows in parts.items()},
         classes=counts,
         formats=_ranked([look.format for look in readable_files.values()]),
         modes=_ranked([look.mode for look in readable_files.values()]),
@@ -247,16 +310,19 @@ def check_folder(root: str | Path) -> FolderReport:
             file.name for file, look in readable_files.items() if look.frames > 1
         ),
         turned=sum(look.turned for look in readable_files.values()),
-        broken={file.name: look.broken for file, look in looks.items() if look.broken},
-        left_out=listing.left_out,
+        broken={} if skip_broken else broken,
+        left_out={**listing.left_out, **(broken if skip_broken else {})},
         copies=tuple(_copies(readable_files)),
         near_copies=tuple(_near_copies(readable_files)),
         folders=tuple(listing.refused),
-        contradictions=tuple(copies_lines(manifest)),
+        contradictions=(
+            *copies_lines(manifest),
+            *groups_lines({file.name: file.group for file in files}, manifest),
+        ),
         notes=(
             *listing.notes,
             *_too_few(counts),
-            *_untested(counts),
+            *_lacking(counts),
             *_uneven(counts),
             *names_doubts(listing.classes),
             *_doubts(readable_files),
@@ -355,11 +421,6 @@ def _outside(image: Any) -> str:
     return ""
 
 
-def _counts(classes: Sequence[str], rows: Sequence[Entry]) -> dict[str, int]:
-    counts = Counter(entry.category for entry in rows)
-    return {name: counts[name] for name in classes}
-
-
 def _too_few(counts: dict[str, dict[str, int]]) -> list[str]:
     """Tell people of classes with too few images to put any aside for validation or test."""
     aside = [
@@ -367,7 +428,7 @@ def _too_few(counts: dict[str, dict[str, int]]) -> list[str]:
         for part in PARTS
         if part not in counts and not (part == "train" and "all" in counts)
     ]
-    shared = counts.get("all") or counts["train"]
+    shared = counts["all"] if "all" in counts else counts["train"]
     few = [
         f"{name} ({count})" for name, count in shared.items() if 0 < count <= len(aside)
     ]
@@ -410,14 +471,19 @@ def _is_extreme(look: _Look) -> bool:
     return short < _THIN or long >= _THIN * short
 
 
-def _untested(counts: dict[str, dict[str, int]]) -> list[str]:
-    """Tell people of classes without test images, in a folder of their own or to put
-    aside.
+def _lacking(counts: dict[str, dict[str, int]]) -> list[str]:
+    """Tell people which classes lack images to validate or to test on, in a part of
+    the source or to put aside. Those that lack images to train on are problems.
     """
-    tested = counts.get("test") or {
-        name: count - 1 for name, count in counts["all"].items()
+    parts = {
+        part: [name for name in row if row[name]]
+        for part, row in counts.items()
+        if part != "train"
     }
-    return untested_lines([name for name, count in tested.items() if count == 0])
+    if "test" not in counts:
+        whole = counts["all"]
+        parts["test"] = [name for name, count in whole.items() if count != 1]
+    return lacking_lines([*next(iter(counts.values()))], parts)
 
 
 def _ranked(names: Sequence[str]) -> dict[str, int]:

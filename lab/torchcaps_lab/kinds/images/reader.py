@@ -17,7 +17,7 @@ from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.files import ListedFile, list_folder, looked_through
 from torchcaps_lab.data.reader import Read, Reader, Report, register_reader
 from torchcaps_lab.data.view import Preprocess
-from torchcaps_lab.kinds.images.check import check_folder
+from torchcaps_lab.kinds.images.check import check_folder, check_table
 from torchcaps_lab.kinds.images.decoding.bands import Levels, check_range
 from torchcaps_lab.kinds.images.decoding.picture import (
     as_numbers,
@@ -38,7 +38,7 @@ from torchcaps_lab.kinds.images.guess import guess_of_files
 from torchcaps_lab.kinds.images.samples import image_samples
 from torchcaps_lab.kinds.images.sets.files import ImageListing, image_files
 from torchcaps_lab.kinds.images.sets.table import TableForm, table_of_images
-from torchcaps_lab.look import Guess, Place, counted, trained_of, values_of
+from torchcaps_lab.look import Guess, Place, counted, trained_of, value_of, values_of
 
 _LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in grey (ITU-R BT.601), as in Pillow."""
@@ -100,10 +100,14 @@ class ImageReader(Reader):
 
     @classmethod
     def report(cls, place: Place, seen: Guess | ValueError) -> Report:
-        """Every image of the folder, read in full; or the examples of a table."""
-        if isinstance(seen, Guess) and seen.options["data"]["name"] != "ImageFolder":
-            return super().report(place, seen)
-        return check_folder(place.path)
+        """Every image of the folder or of the table, read in full."""
+        data = seen.options["data"] if isinstance(seen, Guess) else {}
+        skips = bool(value_of(data.get("skip_broken")))
+        if data.get("name") != "ImageTable":
+            return check_folder(place.path, skips)
+        form = table_of_images(place)
+        assert form is not None
+        return check_table(form.chosen(data), skips)
 
     @classmethod
     def smaller_side(cls, path: Path) -> int | None:

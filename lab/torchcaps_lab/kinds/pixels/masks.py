@@ -415,7 +415,12 @@ class Masks(DataSet):
         pixels got another value.
         """
         _ = self._whole
-        return (*self._lines, *copies_lines(self._files), *self._unused())
+        copies = copies_lines(self._files)
+        return (*self._lines, *copies, *self.lacking(), *self._unused())
+
+    def contradictions(self) -> tuple[str, ...]:
+        """Which pictures are in several splits."""
+        return tuple(copies_lines(self._files))
 
     def _unused(self) -> list[str]:
         """Tell people of masks that are of no picture, which are left out."""

@@ -246,7 +246,11 @@ class AnnotatedImages(DataSet):
         """Which images to test on are also trained on, and what is left out."""
         noted = [*self._annotated.train, *(self._annotated.test or ())]
         lines = left_out_lines(self._annotated.left_out)
-        return (*copies_lines(self._files), *lines, *doubts(noted))
+        return (*copies_lines(self._files), *self.lacking(), *lines, *doubts(noted))
+
+    def contradictions(self) -> tuple[str, ...]:
+        """Which images to test on are also trained on."""
+        return tuple(copies_lines(self._files))
 
     def repeated(self) -> tuple[str, ...]:
         """Whether there are no images to test on but those to train on."""
@@ -289,11 +293,11 @@ class AnnotatedImages(DataSet):
         if read.test is not None:
             return read
         digests = [digest_of(image.file) for image in read.train]
+        shown = [
+            [name in image.labels for name in read.classes] for image in read.train
+        ]
         train_rows, test_rows = stable_split(
-            torch.zeros(len(digests), dtype=torch.int64),
-            digests,
-            self.test_share,
-            TEST_SEED,
+            torch.tensor(shown), digests, self.test_share, TEST_SEED
         )
         parts = [[read.train[row] for row in rows] for rows in (train_rows, test_rows)]
         return read._replace(train=parts[0], test=parts[1])

@@ -1,7 +1,7 @@
 """Readers of series in .ts, .arff and .csv files, and of sounds."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchcaps.whole import LARGEST_TABLE, check_file, seen_from
 from torchcaps_lab.data.files import Listing, list_folder
-from torchcaps_lab.data.listed import Item, Listed, part_called
+from torchcaps_lab.data.listed import BrokenItem, Item, Listed, part_called
 from torchcaps_lab.data.tables import Table
 from torchcaps_lab.kinds.series.sound import Sound
 from torchcaps_lab.look import is_junk, is_number, number_in
@@ -69,12 +69,10 @@ class SeriesItem(Item):
         category: the name of its class; empty where it is not known.
         values: (C, L).
         where: its place, for people.
-        group: who or what it is of; empty where that is not known.
     """
 
     values: Tensor
     where: str
-    group: str = ""
 
     @property
     def title(self) -> str:
@@ -123,21 +121,46 @@ def list_series(
         for path in sorted(root.iterdir())
         if path.suffix.lower() in SOUNDS and not is_junk(path)
     ]:
-        return Listed(parts={"all": [_named(path, sound) for path in flat]})
+        listed = Listed()
+        listed.parts["all"] = _sounds(map(_named, flat), sound, listed)
+        return listed
     listing = list_folder(root, _SoundFiles, classes)
-    listed: dict[str, list[SeriesItem]] = {}
+    listed = Listed(left_out=listing.left_out, notes=listing.notes)
     for part, files in listing.parts.items():
-        listed[part] = [
-            SeriesItem(
-                file.name,
-                file.category,
-                read_sound(file.path, sound),
-                str(file.path),
-                _folder_of(file.name, part),
-            )
+        named = [
+            _Named(file.path, file.name, file.category, _folder_of(file.name, part))
             for file in files
         ]
-    return Listed(parts=listed, left_out=listing.left_out, notes=listing.notes)
+        listed.parts[part] = _sounds(named, sound, listed)
+    return listed
+
+
+class BrokenSound(BrokenItem):
+    """The error for a file that is no sound, or damaged, or silent."""
+
+    thing = "sound"
+
+
+class _Named(NamedTuple):
+    """A file of a sound, and what its place or its name says of it."""
+
+    path: Path
+    name: str
+    category: str
+    group: str
+
+
+def _sounds(named: Iterable[_Named], sound: Sound, listed: Listed) -> list[SeriesItem]:
+    """The sounds that can be read; tells ``listed`` of the others."""
+    items = []
+    for path, name, category, group in named:
+        try:
+            values = read_sound(path, sound)
+        except (OSError, ValueError) as error:
+            listed.broken[name] = BrokenSound.of(path, error)
+        else:
+            items.append(SeriesItem(name, category, values, str(path), group=group))
+    return items
 
 
 def table(path: Path, columns: Columns, labelled: bool = False) -> Iterator[SeriesItem]:
@@ -162,7 +185,7 @@ def table(path: Path, columns: Columns, labelled: bool = False) -> Iterator[Seri
         some = True
         title = f"{path}:{name}"
         yield SeriesItem(
-            f"{path.name}:{name}", label, _checked(values, title), title, group
+            f"{path.name}:{name}", label, _checked(values, title), title, group=group
         )
     if not some:
         raise ValueError(f"{path} holds no series")
@@ -290,7 +313,7 @@ def _place(path: Path) -> int:
     return len(TABLES)
 
 
-def _named(path: Path, sound: Sound) -> SeriesItem:
+def _named(path: Path) -> _Named:
     """A sound whose name says what it is: LABEL_GROUP_NUMBER.wav."""
     parts = path.stem.split("_")
     if len(parts) != 3:
@@ -299,13 +322,7 @@ def _named(path: Path, sound: Sound) -> SeriesItem:
             "folder of its class beside folders "
             "of other classes"
         )
-    return SeriesItem(
-        path.name,
-        parts[0],
-        read_sound(path, sound),
-        str(path),
-        parts[1],
-    )
+    return _Named(path, path.name, parts[0], parts[1])
 
 
 class _SoundFiles(Listing):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchcaps.numerics import check_size
 from torchcaps.spec import Within, settings
-from torchcaps_lab.data.base import TEST_SEED, count_aside, register_dataset
+from torchcaps_lab.data.base import register_dataset
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.files import found_root
 from torchcaps_lab.data.listed import Decoded, Listed, ListedData
@@ -48,9 +48,6 @@ class Series(ListedData):
         series: in a table, the column that says which series a row belongs to.
         label: the column of the classes.
         group: the column that says whom a series is of; None for none.
-        test_groups: the groups to test on; default: a share of them, ``test``, the same
-            for every ``seed``.
-        validation_groups: likewise; default: a share of the others, ``validation``.
         standardise: each channel by its mean and deviation over all training series
             (``data``), or over the series itself (``each``), which also takes away how
             loud a sound is.
@@ -90,8 +87,6 @@ class Series(ListedData):
     series: str = "series"
     label: str = "label"
     group: str | None = None
-    test_groups: tuple[str, ...] = ()
-    validation_groups: tuple[str, ...] = ()
     standardise: Literal["data", "each"] = "data"
     bands: Bands = 40
     highest: Annotated[float, Within(0, open=True)] = 4000.0
@@ -122,25 +117,17 @@ class Series(ListedData):
         return {"in_channels": self.image_shape[0]}
 
     def list_images(self) -> Listed:
-        """The series, divided by their groups where these are known."""
+        """The series, which must have the same channels."""
         listed = self.list_series()
         items: list[Any] = listed.items
-        first = items[0]
         for item in items:
+            first = items[0]
             if len(item.values) != len(first.values):
                 raise ValueError(
                     f"all series must have the same channels: {first.title} has "
                     f"{len(first.values)}, "
                     f"{item.title} has {len(item.values)}"
                 )
-        groups = {item.group for item in items}
-        if unknown := {*self.test_groups, *self.validation_groups} - groups:
-            raise ValueError(
-                f"test_groups and validation_groups must be among {sorted(groups)}, "
-                f"got {sorted(unknown)}"
-            )
-        if groups != {""}:
-            self._divide(listed.parts)
         return listed
 
     def list_series(self) -> Listed:
@@ -158,32 +145,10 @@ class Series(ListedData):
                 (C, L), and whom it is of, empty where that is not known.
         """
         items = [
-            SeriesItem(name, category, values, name, group)
+            SeriesItem(name, category, values, name, group=group)
             for name, category, values, group in rows
         ]
         return Listed(parts={"all": items})
-
-    def _divide(self, parts: dict[str, list[SeriesItem]]) -> None:
-        """Makes whole groups the test and the validation series, of a source without
-        such splits.
-        """
-        steps = (
-            ("all", "test", self.test_groups, self.test_share, TEST_SEED),
-            (
-                "train",
-                "validation",
-                self.validation_groups,
-                self.validation_share,
-                self.seed,
-            ),
-        )
-        for divided, part, named, share, seed in steps:
-            if divided not in parts or part in parts:
-                continue
-            items = parts.pop(divided)
-            groups = named or held_out({item.group for item in items}, share, seed)
-            parts["train"] = [item for item in items if item.group not in groups]
-            parts[part] = [item for item in items if item.group in groups]
 
     def fingerprint(self) -> str:
         """A digest of the training and validation series, in their order, and of how
@@ -218,16 +183,6 @@ class Series(ListedData):
             files = tuple(item.title for item in items_of_part)
             sets[part] = SeriesSet(images, labels, manifest.classes, files, scale=scale)
         return sets, {}
-
-
-def held_out(groups: set[str], share: float, seed: int) -> set[str]:
-    """The groups to put aside, by their names mixed with the seed: at least one, and
-    not all, unless the share is 0.
-    """
-    ranked = sorted(
-        groups, key=lambda group: hashlib.sha256(f"{seed} {group}".encode()).digest()
-    )
-    return set(ranked[: count_aside(share, len(ranked))])
 
 
 class MadeSeries(Series):

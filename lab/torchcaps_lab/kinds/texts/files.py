@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from torchcaps.whole import seen_from
 from torchcaps_lab.data.files import Listing, is_there, list_folder
-from torchcaps_lab.data.listed import Item, Listed, part_called
-from torchcaps_lab.data.plain_text import decoded, lines_of
+from torchcaps_lab.data.listed import BrokenItem, Item, Listed, part_called
+from torchcaps_lab.data.plain_text import check_text, decoded, lines_of
 from torchcaps_lab.data.tables import ANY_LENGTH, Table
 from torchcaps_lab.look import TABLES, Place, is_number, no_header
 
@@ -41,14 +42,32 @@ _LINES = {
 """Collections of two files with a text in each line."""
 
 
-def list_texts(
-    root: Path, columns: tuple[str, str], known: tuple[str, ...] = ()
-) -> Listed:
+class BrokenText(BrokenItem):
+    """The error for a file that is no text."""
+
+    thing = "text"
+
+
+class Columns(NamedTuple):
+    """The columns of a table.
+
+    Args:
+        text: the texts.
+        label: their labels.
+        group: whom or what a text is of; None without one.
+    """
+
+    text: str
+    label: str
+    group: str | None = None
+
+
+def list_texts(root: Path, columns: Columns, known: tuple[str, ...] = ()) -> Listed:
     """The texts in a folder or a file, whatever its form.
 
     Args:
         root: the folder or the file.
-        columns: those of the texts and of the labels, in a table.
+        columns: those of a table.
         known: names of classes, of which folders may hold some.
     """
     left_out: dict[str, str] = {}
@@ -113,12 +132,17 @@ def _tables(root: Path) -> dict[str, Path]:
 
 def _folder(root: Path, classes: tuple[str, ...]) -> Listed:
     listing = list_folder(root, _TextFiles, classes)
-    parts: dict[str, list[TextItem]] = {}
+    listed = Listed(left_out=listing.left_out, notes=listing.notes)
     for part, files in listing.parts.items():
-        parts[part] = [
-            TextItem(file.name, file.category, decoded(file.path)) for file in files
-        ]
-    return Listed(parts=parts, left_out=listing.left_out, notes=listing.notes)
+        texts = listed.parts[part] = list[TextItem]()
+        for file in files:
+            try:
+                text = decoded(file.path)
+            except (OSError, ValueError) as error:
+                listed.broken[file.name] = BrokenText.of(file.path, error)
+            else:
+                texts.append(TextItem(file.name, file.category, text))
+    return listed
 
 
 class _TextFiles(Listing):
@@ -169,21 +193,20 @@ def _sst(folder: Path, kind: str) -> Listed:
     return Listed(parts=parts, left_out=left_out)
 
 
-def _table(
-    path: Path, left_out: dict[str, str], columns: tuple[str, str]
-) -> list[TextItem]:
+def _table(path: Path, left_out: dict[str, str], columns: Columns) -> list[TextItem]:
     """The rows of a table; adds to ``left_out`` why some are left out."""
     table = Table(path, ANY_LENGTH)
     header = [*table.columns]
-    for argument, column in zip(("text", "label"), columns, strict=True):
-        if column not in header:
+    for argument, column in columns._asdict().items():
+        if column not in (*header, None):
             raise ValueError(
                 f"{argument} must be a column of {path}, got {column!r}; there are "
                 f"{header}: --data.{argument} names it"
             )
-    table.check_once(columns)
+    needed = [*filter(None, columns)]
+    table.check_once(needed)
     rows = [*table.rows()]
-    text, label = map(header.index, columns)
+    text, label = map(header.index, columns[:2])
     labels = {
         row.cells[label].strip()
         for row in rows
@@ -194,7 +217,7 @@ def _table(
     items = []
     for number, row in enumerate(rows, 1):
         name = f"{path.name}, row {number}"
-        misfit = table.misfit(row, columns)
+        misfit = table.misfit(row, needed)
         if row.cells == table.columns:
             left_out[name] = "it repeats the names of the columns"
         elif misfit:
@@ -202,7 +225,11 @@ def _table(
         elif not row.cells[label].strip():
             left_out[name] = "it has no label"
         else:
-            items.append(TextItem(name, row.cells[label].strip(), row.cells[text]))
+            category, written = row.cells[label].strip(), row.cells[text]
+            check_text(category, f"{path}, row {number}: {columns.label}")
+            check_text(written, f"{path}, row {number}: {columns.text}")
+            group = table.values(row)[columns.group].strip() if columns.group else ""
+            items.append(TextItem(name, category, written, group=group))
     return items
 
 

@@ -17,7 +17,7 @@ from torchcaps_lab.data.files import found_root
 from torchcaps_lab.data.listed import Decoded, Listed, ListedData
 from torchcaps_lab.data.manifest import PARTS, Manifest, count_of, one_digest
 from torchcaps_lab.data.view import Preprocess
-from torchcaps_lab.kinds.texts.files import list_texts
+from torchcaps_lab.kinds.texts.files import Columns, list_texts
 from torchcaps_lab.kinds.texts.text_set import TextSet
 from torchcaps_lab.kinds.texts.word_vectors import read_vectors
 from torchcaps_lab.kinds.texts.words import Words, plain_words
@@ -51,6 +51,8 @@ class Text(ListedData):
             torchcaps in the user's cache folder).
         text: the column of the texts.
         label: the column of the labels.
+        group: the column that says whom or what a text is of, such as its author; whole
+            groups are put aside; None for none.
         longest: number of words that are read of each text, from its beginning; a note
             gives the number of longer texts.
         most: the largest number of words in the vocabulary, the most frequent ones.
@@ -89,6 +91,7 @@ class Text(ListedData):
     root: str | Path
     text: str = "text"
     label: str = "label"
+    group: str | None = None
     longest: Size = 512
     most: Size = 50_000
     least: Size = 1
@@ -145,7 +148,8 @@ class Text(ListedData):
 
     def list_texts(self) -> Listed:
         """All texts, in any order of the classes."""
-        return list_texts(Path(self.root), (self.text, self.label), self.named)
+        columns = Columns(self.text, self.label, self.group)
+        return list_texts(Path(self.root), columns, self.named)
 
     def fingerprint(self) -> str:
         """A digest of the training and validation texts, in their order, and of how

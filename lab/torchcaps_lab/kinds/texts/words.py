@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from torchcaps.numerics import check_size
 from torchcaps_lab.data.manifest import some
+from torchcaps_lab.data.plain_text import check_text
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -141,6 +142,7 @@ class Words:
 
     def split(self, text: str) -> list[str]:
         """Return all words of a text, in the form of the vocabulary."""
+        check_text(text, "a text")
         normalizer = self._tokenizer.normalizer
         cutter = self._tokenizer.pre_tokenizer
         assert normalizer is not None
@@ -151,6 +153,8 @@ class Words:
 
     def read(self, texts: Sequence[str]) -> list[Reading]:
         """Read texts for a network."""
+        for text in texts:
+            check_text(text, "a text")
         readings = []
         for encoding in self._tokenizer.encode_batch(
             list(texts), add_special_tokens=False

@@ -97,8 +97,6 @@ class ListedImages(ListedData):
             12-bit values in 16-bit files; values beyond them are clipped; default: the
             whole range of the type, 0 to 255 for 8 bits, 0 to 65535 for 16 bits, 0 to 1
             for floating point.
-        skip_broken: leave out images that cannot be read, with a note, instead of
-            raising an error.
         memory: GiB of decoded images that are kept in memory; larger data are decoded
             once into a file in the folder `decoded` of the data sets (the environment
             variable TORCHCAPS_DATA, or torchcaps in the user's cache folder), and read
@@ -115,7 +113,6 @@ class ListedImages(ListedData):
     channels: Size | None = argument(default=None, kw_only=True)
     resize: Resize = argument(default="pad", kw_only=True)
     levels: Range | None = argument(default=None, alias="range", kw_only=True)
-    skip_broken: bool = argument(default=False, kw_only=True)
     memory: float = argument(default=4.0, kw_only=True)
 
     def __post_init__(self) -> None:

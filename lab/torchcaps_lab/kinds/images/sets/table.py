@@ -65,6 +65,7 @@ class TableForm(NamedTuple):
         labels: the columns of the labels; several, of yes and no, have a class each.
         delimiter: what stands between the labels of one image; empty if each has one.
         split: the column that says which split a row belongs to; None without one.
+        group: the column that says whom or what an image is of; None without one.
     """
 
     table: Path
@@ -72,11 +73,33 @@ class TableForm(NamedTuple):
     labels: tuple[str, ...]
     delimiter: str = ""
     split: str | None = None
+    group: str | None = None
 
     @property
     def several(self) -> bool:
         """Whether an image may have several labels."""
         return bool(self.delimiter) or len(self.labels) > 1
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The columns whose cells are read."""
+        return (self.file, *self.labels, *filter(None, [self.split, self.group]))
+
+    def labels_of(self, category: str) -> tuple[str, ...]:
+        """The labels that the category of an image stands for."""
+        if not self.several:
+            return (category,)
+        return tuple(_parts(category, self.delimiter or _JOINED))
+
+    def category(self, values: Mapping[str, str]) -> str:
+        """The category of an image, by the cells of its row; its labels in one order."""
+        if len(self.labels) > 1:
+            yes = [name for name in self.labels if values[name].strip().lower() in _YES]
+            return _JOINED.join(yes)
+        cell = values[self.labels[0]].strip()
+        if not self.delimiter:
+            return cell
+        return self.delimiter.join(sorted({*_parts(cell, self.delimiter)}))
 
     @property
     def tables(self) -> dict[str, Path]:
@@ -104,6 +127,17 @@ class TableForm(NamedTuple):
                 images = ImagesByName(table.parent)
                 paths += images.of_rows(cells.column(self.file))
         return [path for path in paths if path is not None]
+
+    def chosen(self, data: Mapping[str, Any]) -> "TableForm":
+        """This form with the columns that options of the data set name."""
+        label = data.get("label", self.labels)
+        return self._replace(
+            file=data.get("file", self.file),
+            labels=(label,) if isinstance(label, str) else (*label,),
+            delimiter=data.get("delimiter", self.delimiter),
+            split=data.get("split", self.split),
+            group=data.get("group", self.group),
+        )
 
     def arguments(self, place: Place) -> dict[str, Any]:
         """The options of the data set."""
@@ -329,11 +363,13 @@ class ImageTable(ListedImages):
         delimiter: what stands between the labels of one image; empty: each has one.
         split: a column that says which split a row belongs to; default: shares are put
             aside by content, as with :class:`~torchcaps_lab.data.ImageFolder`.
+        group: the column that says whom or what an image is of, such as a person; whole
+            groups are put aside; None for none.
 
     Raises:
         FileNotFoundError: there is no `root`.
         ValueError: there are no such columns, or no images that the rows name, or fewer
-            than two classes.
+            than two classes, or rows with other labels for one image.
 
     Example:
         >>> import tempfile
@@ -357,6 +393,7 @@ class ImageTable(ListedImages):
     label: str | Sequence[str] = "label"
     delimiter: str = ""
     split: str | None = argument(default=None)
+    group: str | None = argument(default=None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -371,7 +408,7 @@ class ImageTable(ListedImages):
         labels = [self.label] if isinstance(self.label, str) else [*self.label]
         split = None if self.split is None else str(self.split)
         self._form = TableForm(
-            self.root, self.file, tuple(labels), self.delimiter, split
+            self.root, self.file, tuple(labels), self.delimiter, split, self.group
         )
         _ = self.listed  # problems of the table are reported at once
 
@@ -379,20 +416,9 @@ class ImageTable(ListedImages):
         """Several labels where an image may have several."""
         return "several_labels" if self._form.several else super().default_task()
 
-    @property
-    def _sign(self) -> str:
-        """What stands between the labels of an item."""
-        return self.delimiter or _JOINED
-
     def labels_of(self, category: str) -> tuple[str, ...]:
         """The labels that the category of an item stands for."""
-        if not self._form.several:
-            return (category,)
-        return tuple(_parts(category, self._sign))
-
-    def group_of(self, category: str) -> str:
-        """All images are one group where each may have labels of its own."""
-        return "" if self._form.several else category
+        return self._form.labels_of(category)
 
     def _check_trained(self, train: Sequence[Entry], left_out: dict[str, str]) -> None:
         if not self._form.several:  # else a label may be too rare to be in each split
@@ -400,81 +426,7 @@ class ImageTable(ListedImages):
 
     def list_images(self) -> Listed:
         """The images that the rows name."""
-        form = self._form
-        left_out = dict[str, str]()
-        parts: dict[str, list[Item]] = {}
-        for whole, table in form.tables.items():
-            for part, item in self._rows(self._table(table), left_out):
-                parts.setdefault(part or whole, []).append(item)
-        if not parts:
-            raise ValueError(
-                f"no row of {form.table} names an image that is there, with a label"
-            )
-        if "train" in parts and "test" not in parts and "validation" in parts:
-            parts["test"] = parts.pop("validation")
-        elif "train" in parts and "test" not in parts:
-            parts["all"] = parts.pop("train")
-        return Listed(parts=parts, left_out=left_out)
-
-    def _table(self, path: Path) -> Table:
-        """A table, which has all columns that are needed."""
-        table = Table(path)
-        for column in self._needed:
-            if column not in table.columns:
-                raise ValueError(
-                    f"{path} has no column {column!r}, there are {[*table.columns]}"
-                )
-        table.check_once(self._needed)
-        return table
-
-    @property
-    def _needed(self) -> tuple[str, ...]:
-        """The columns whose cells are read."""
-        form = self._form
-        return (form.file, *form.labels, *filter(None, [form.split]))
-
-    def _rows(
-        self, table: Table, left_out: dict[str, str]
-    ) -> Iterator[tuple[str, Item]]:
-        """The split, empty where no column says it, and the image of each row; adds why
-        rows are left out.
-        """
-        form = self._form
-        images = ImagesByName(table.path.parent)
-        title = table.path.relative_to(form.folder).as_posix()
-        rows: dict[str, dict[str, str]] = {}
-        for number, row in enumerate(table.rows(), 1):
-            misfit = table.misfit(row, self._needed)
-            if misfit:
-                left_out[f"{title}, row {number}"] = misfit
-            else:
-                rows[f"{title}, row {number}"] = table.values(row)
-        if images.get(form.file) is not None and _is_example(form, rows.values()):
-            raise no_header(table.path, table.columns, ("file_name", "label"))
-        seen: set[str] = set()
-        paths = images.of_rows([values[form.file] for values in rows.values()])
-        for (place, values), path in zip(rows.items(), paths, strict=True):
-            category = self._category(values)
-            part = "" if form.split is None else part_called(values[form.split])
-            if path is None:
-                left_out[place] = "its image is not there"
-            elif not category and not form.several:
-                left_out[place] = "it has no label"
-            elif part is None:
-                left_out[place] = "its split has no known name"
-            elif str(path) in seen:
-                left_out[place] = "its image has a row before"
-            else:
-                seen.add(str(path))
-                name = path.relative_to(form.folder).as_posix()
-                yield part, _Row(name, category, path)
-
-    def _category(self, values: Mapping[str, str]) -> str:
-        columns = self._form.labels
-        if len(columns) == 1:
-            return values[columns[0]].strip()
-        yes = [name for name in columns if values[name].strip().lower() in _YES]
-        return _JOINED.join(yes)
+        return list_table(self._form)
 
     def targets(self, entries: Sequence[Entry], classes: Sequence[str]) -> Tensor:
         """The labels of images: their numbers, or masks where they may be several."""
@@ -485,3 +437,79 @@ class ImageTable(ListedImages):
             for name in self.labels_of(entry.category):
                 masks[row, classes.index(name)] = True
         return masks
+
+
+def list_table(form: TableForm) -> Listed:
+    """The images that the rows of a table name, also of one that cannot be trained on.
+
+    Raises:
+        ValueError: a column is missing, or no row names an image.
+    """
+    listed = Listed()
+    parts: dict[str, list[Any]] = listed.parts
+    for whole, path in form.tables.items():
+        for part, item in _rows(form, _table(path, form.needed), listed):
+            parts.setdefault(part or whole, []).append(item)
+    if not parts:
+        raise ValueError(
+            f"no row of {form.table} names an image that is there, with a label"
+        )
+    if "train" in parts and "test" not in parts:
+        if "validation" in parts:
+            parts["test"] = parts.pop("validation")
+        else:
+            parts["all"] = parts.pop("train")
+    return listed
+
+
+def _table(path: Path, needed: Sequence[str]) -> Table:
+    """A table, which has all columns that are needed."""
+    table = Table(path)
+    for column in needed:
+        if column not in table.columns:
+            raise ValueError(
+                f"{path} has no column {column!r}, there are {[*table.columns]}"
+            )
+    table.check_once(needed)
+    return table
+
+
+def _rows(form: TableForm, table: Table, listed: Listed) -> Iterator[tuple[str, Item]]:
+    """The split, empty where no column says it, and the image of each row; tells
+    ``listed`` why rows are left out.
+    """
+    images = ImagesByName(table.path.parent)
+    title = table.path.relative_to(form.folder).as_posix()
+    rows: dict[str, dict[str, str]] = {}
+    for number, row in enumerate(table.rows(), 1):
+        misfit = table.misfit(row, form.needed)
+        if misfit:
+            listed.left_out[f"{title}, row {number}"] = misfit
+        else:
+            rows[f"{title}, row {number}"] = table.values(row)
+    if images.get(form.file) is not None and _is_example(form, rows.values()):
+        raise no_header(table.path, table.columns, ("file_name", "label"))
+    first: dict[Path, tuple[str, str]] = {}
+    paths = images.of_rows([values[form.file] for values in rows.values()])
+    for (place, values), path in zip(rows.items(), paths, strict=True):
+        category = form.category(values)
+        part = "" if form.split is None else part_called(values[form.split])
+        if path is None:
+            listed.left_out[place] = "its image is not there"
+        elif not category and not form.several:
+            listed.left_out[place] = "it has no label"
+        elif part is None:
+            listed.left_out[place] = "its split has no known name"
+        elif path in first:
+            listed.left_out[place] = "its image has a row before"
+            earlier, label = first[path]
+            if label != category:
+                listed.refused.append(
+                    f"{path} must have one label, and has {label!r} by {earlier} and "
+                    f"{category!r} by {place}"
+                )
+        else:
+            first[path] = place, category
+            name = path.relative_to(form.folder).as_posix()
+            group = "" if form.group is None else values[form.group].strip()
+            yield part, _Row(name, category, path, group=group)
