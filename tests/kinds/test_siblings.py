@@ -305,5 +305,7 @@ def test_half_a_letter_in_a_text(tmp_path: Path) -> None:
         Text(path)
     path.write_text("\n".join([*lines, '{"text": "\\ud83d\\ude00", "label": "1"}']))
     words = Text(path).words
-    with pytest.raises(ValueError, match=r"a text must be text, .* half of a character"):
+    with pytest.raises(
+        ValueError, match=r"a text must be text, .* half of a character"
+    ):
         words.read(["x \ud800"])

@@ -1,3 +1,4 @@
+import json
 import re
 from pathlib import Path
 
@@ -6,7 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from torchcaps_lab.data import ImageFolder, load_image
+from torchcaps_lab.data import ImageFolder, Preprocess, load_image
+from torchcaps_lab.kinds.images.reader import ImageReader
 
 BLACK, WHITE = 0, 255
 
@@ -405,3 +407,25 @@ def test_an_empty_class_folder_is_left_out_where_broken_images_are(
     data = ImageFolder(root, skip_broken=True)
     assert data.classes == ("a", "b")
     assert "class folders without images are left out: empty" in data.notes()
+
+
+def test_a_colour_behind_transparency(tmp_path: Path) -> None:
+    """The folder, and a reader saved with a network, for files, pictures and arrays."""
+    clear = Image.new("RGBA", (2, 1), (0, 0, 0, 0))
+    clear.putpixel((1, 0), (10, 20, 30, 255))
+    for number in range(4):
+        save(tmp_path / f"{'ab'[number % 2]}" / f"{number}.png", clear)
+    gold = [[[255, 10]], [[215, 20]], [[0, 30]]]
+    for background in ("gold", "#ffd700"):
+        data = ImageFolder(tmp_path, background=background, validation=0.0)
+        assert data.train.inputs[0].tolist() == gold
+        reader = ImageReader.of_data(data, Preprocess())
+        reader = ImageReader.from_config(json.loads(json.dumps(reader.config())))
+        path = next(tmp_path.glob("a/*"))
+        for given in (path, clear, np.asarray(clear), np.asarray(clear) / 255):
+            read = reader.read(given).values * 255
+            assert read.round().tolist() == gold
+    assert ImageFolder(tmp_path).fingerprint() != data.fingerprint()
+    for wrong in ("nocolour", "#ffd7000f", ""):
+        with pytest.raises(ValueError, match="background must be the name of a colour"):
+            ImageFolder(tmp_path, background=wrong)

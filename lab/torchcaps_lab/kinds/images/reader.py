@@ -20,10 +20,12 @@ from torchcaps_lab.data.view import Preprocess
 from torchcaps_lab.kinds.images.check import check_folder, check_table
 from torchcaps_lab.kinds.images.decoding.bands import Levels, check_range
 from torchcaps_lab.kinds.images.decoding.picture import (
+    BLACK,
     as_numbers,
     as_picture,
     as_shown,
     as_source,
+    check_background,
     check_resize,
     fit_handwriting,
     image_suffixes,
@@ -60,12 +62,14 @@ class ImageReader(Reader):
         levels: the values of pixels that become black and white; default: the range of
             their kind.
         preprocess: how they are prepared for the network.
+        background: the colour behind transparent parts.
     """
 
     image_shape: tuple[int, int, int]
     resize: Fit = "pad"
     levels: Levels | None = None
     preprocess: Preprocess = field(default_factory=Preprocess)
+    background: str = BLACK
 
     takes = "images"
     items = "files"
@@ -129,7 +133,8 @@ class ImageReader(Reader):
     def of_data(cls, data: Any, preprocess: Preprocess) -> "ImageReader":
         """Shape and fit of the images of a data set, and the range of their pixels."""
         levels = getattr(data, "levels", None)
-        return cls(data.read_shape, data.resize, levels, preprocess)
+        background = getattr(data, "background", BLACK)
+        return cls(data.read_shape, data.resize, levels, preprocess, background)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "ImageReader":
@@ -142,7 +147,10 @@ class ImageReader(Reader):
         if resize != "keep":
             check_resize(resize)
         preprocess = Preprocess.from_config(config.get("preprocess", {}))
-        return cls((channels, height, width), resize, levels, preprocess)
+        background = config.get("background", BLACK)
+        check_background(background)
+        shape = (channels, height, width)
+        return cls(shape, resize, levels, preprocess, background)
 
     def config(self) -> dict[str, Any]:
         """Shape, fit, range of pixels and preprocessing."""
@@ -151,6 +159,8 @@ class ImageReader(Reader):
             "resize": self.resize,
             "preprocess": self.preprocess.config(),
         }
+        if self.background != BLACK:
+            config["background"] = self.background
         return config if self.levels is None else {**config, "range": list(self.levels)}
 
     def suited(self, network: ClassifierNetwork) -> "ImageReader":
@@ -227,17 +237,21 @@ class ImageReader(Reader):
     def _pixels(self, image: Any, fit: Fit) -> Tensor:
         channels = self.image_shape[0]
         if isinstance(image, str | Path):
-            picture = open_image(Path(image), channels, levels=self.levels)
+            picture = open_image(
+                Path(image), channels, levels=self.levels, background=self.background
+            )
         else:
             source = None
             if channels in (1, 3) or not hasattr(image, "shape"):
                 source = as_picture(image)
             if source is None:
-                numbers = _with_channels(as_numbers(image, self.levels), channels)
+                behind = check_background(self.background)
+                image = _opaque(as_numbers(image, self.levels), channels, behind)
+                numbers = _with_channels(image, channels)
                 if fit == "keep":
                     return numbers
                 return _fit_numbers(numbers, self.image_shape, fit)
-            picture = in_mode(source, channels, self.levels)
+            picture = in_mode(source, channels, self.levels, self.background)
         if fit == "keep":
             shape = (channels, picture.height, picture.width)
         else:
@@ -412,14 +426,17 @@ def _fit_numbers(
     )  # negative padding crops
 
 
+def _opaque(image: Tensor, channels: int, behind: Sequence[int]) -> Tensor:
+    """An image (C, H, W) in [0, 1] with a colour, in bytes, behind transparent parts."""
+    if len(image) != 4 or channels not in (1, 3):
+        return image
+    colour = image.new_tensor(behind)[:, None, None] / 255
+    return image[:3] * image[3:] + colour * (1 - image[3:])
+
+
 def _with_channels(image: Tensor, channels: int) -> Tensor:
-    """Grey as colour, colour as grey, transparent parts black; else the channels must
-    be right.
-    """
+    """Grey as colour, colour as grey; else the channels must be right."""
     count = len(image)
-    if count == 4 and channels in (1, 3):
-        image = image[:3] * image[3:]
-        count = 3
     if count == channels:
         return image
     if (count, channels) == (1, 3):

@@ -35,6 +35,8 @@ from torchcaps_lab.data.view import MOVES, Preprocess
 from torchcaps_lab.kinds.images.decoding.bands import Bands, Range, check_range
 from torchcaps_lab.kinds.images.decoding.handwriting import orientation, upright
 from torchcaps_lab.kinds.images.decoding.picture import (
+    BLACK,
+    check_background,
     image_suffixes,
     in_mode,
     opened,
@@ -230,6 +232,7 @@ class Masks(DataSet):
             were saved as JPEG or reduced in size.
         range: the pixel values of pictures that become black and white; default: the
             whole range of the type.
+        background: the colour behind transparent parts, by name or as ``#ffd700``.
 
     Raises:
         FileNotFoundError: there is no such folder or file, or a picture has no mask.
@@ -270,9 +273,11 @@ class Masks(DataSet):
     channels: Size = 1
     nearest: bool = False
     levels: Range | None = argument(default=None, alias="range")
+    background: str = argument(default=BLACK)
 
     def __post_init__(self) -> None:
         check_range(self.levels)
+        check_background(self.background)
         self._lines: tuple[str, ...] = ()
         if self.nearest and not self.values:
             raise ValueError(
@@ -455,7 +460,7 @@ class Masks(DataSet):
         for pair in self._pairs:
             with opened(pair.picture) as source:
                 turn = orientation(source)
-                image = in_mode(source, self.channels, self.levels)
+                image = in_mode(source, self.channels, self.levels, self.background)
             pictures.append(
                 to_tensor(image, (self.channels, image.height, image.width), "pad")
             )

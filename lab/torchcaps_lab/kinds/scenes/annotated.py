@@ -35,6 +35,8 @@ from torchcaps_lab.data.streams import digest_of
 from torchcaps_lab.kinds.images.decoding.bands import Range, check_range
 from torchcaps_lab.kinds.images.decoding.handwriting import orientation
 from torchcaps_lab.kinds.images.decoding.picture import (
+    BLACK,
+    check_background,
     image_suffixes,
     in_mode,
     opened,
@@ -165,6 +167,7 @@ class AnnotatedImages(DataSet):
             outside it.
         range: the pixel values that become black and white; default: the whole range of
             the type.
+        background: the colour behind transparent parts, by name or as ``#ffd700``.
         test: share of the images that become the test set, the same for every ``seed``.
 
     Raises:
@@ -211,11 +214,13 @@ class AnnotatedImages(DataSet):
     channels: Literal[1, 3] = argument(default=3, kw_only=True)
     resize: Literal["pad", "crop", "stretch"] = argument(default="pad", kw_only=True)
     levels: Range | None = argument(default=None, alias="range", kw_only=True)
+    background: str = argument(default=BLACK, kw_only=True)
     test_share: HeldOut = argument(default=0.2, alias="test", kw_only=True)
 
     def __post_init__(self) -> None:
         check_held_out_share("test", self.test_share)
         check_range(self.levels)
+        check_background(self.background)
         _ = self._annotated  # problems of the files are reported at once
 
     @property
@@ -309,7 +314,7 @@ class AnnotatedImages(DataSet):
         for noted_image in noted:
             with opened(noted_image.file) as source:
                 turn = orientation(source)
-                image = in_mode(source, self.channels, self.levels)
+                image = in_mode(source, self.channels, self.levels, self.background)
             height, width = sides = sides or image.size[::-1]
             if self.size is None and image.size != (width, height):
                 raise ValueError(

@@ -52,6 +52,9 @@ FORMATS = (
 icons to learn their size, and has Ghostscript run PostScript.
 """
 
+BLACK = "black"
+"""What lies behind transparent parts, unless it is chosen."""
+
 BY_PLUGIN = dict.fromkeys((".heic", ".heif", ".hif"), "pillow-heif")
 """What to install to read files of other suffixes."""
 
@@ -152,6 +155,24 @@ def fit_image(
 def check_resize(resize: str) -> None:
     """Raise a `ValueError` unless there is such a way to resize."""
     check_choice("resize", resize, get_args(Resize))
+
+
+def check_background(background: str) -> tuple[int, int, int]:
+    """Return red, green and blue of a colour, such as ``white`` or ``#ffd700``.
+
+    Raises:
+        ValueError: there is no such colour, or it is transparent itself.
+    """
+    from PIL import ImageColor
+
+    try:
+        red, green, blue = ImageColor.getrgb(background)
+    except (ValueError, AttributeError):
+        raise ValueError(
+            "background must be the name of a colour, such as 'white', or its digits, "
+            f"such as '#ffd700', got {background!r}"
+        ) from None
+    return red, green, blue
 
 
 def image_suffixes() -> set[str]:
@@ -288,17 +309,21 @@ def open_image(
     channels: int,
     name: str | Path = "",
     levels: Levels | None = None,
+    background: str = BLACK,
 ) -> "Image | Bands":
     """Decode an image file, its bytes, or a PIL image, as :func:`in_mode` returns it.
 
     Raises what `opened` raises.
     """
     with opened(source, name) as image:
-        return in_mode(image, channels, levels)
+        return in_mode(image, channels, levels, background)
 
 
 def in_mode(
-    source: "Image | Bands", channels: int, levels: Levels | None = None
+    source: "Image | Bands",
+    channels: int,
+    levels: Levels | None = None,
+    background: str = BLACK,
 ) -> "Image | Bands":
     """A picture in bytes, upright, in the mode L (1 channel) or RGB (3 channels), or
     else as bands.
@@ -309,6 +334,7 @@ def in_mode(
             picture.
         levels: the values of pixels that become 0 and 255; default: the range of their
             kind.
+        background: the colour behind transparent parts, see :func:`check_background`.
 
     Raises:
         ValueError: it has other channels, or pixels outside the range of their kind.
@@ -336,7 +362,7 @@ def in_mode(
         levels = None
     if image.getbands()[-1] == "A" or "transparency" in image.info:
         image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "black"), image)
+        image = Image.alpha_composite(Image.new("RGBA", image.size, background), image)
     image = image.convert("L" if channels == 1 else "RGB")
     if levels is None:
         return image

@@ -27,7 +27,7 @@ class ImageFolder(ListedImages):
     Every file inside a class folder, however deep, whose suffix is that of an image is
     an image of that class; hidden files and folders are skipped, links are followed. Of
     moving images the first frame counts. Images are turned the way their EXIF
-    orientation says, 16-bit grey is scaled to 8 bit, transparent parts show black. All
+    orientation says, 16-bit grey is scaled to 8 bit, transparent parts show ``background``, black. All
     files are read when images are first asked for, those to test on too: a broken one
     is known before anything is trained. `torchcaps check` tells the same beforehand.
     The images are kept in memory, one byte per pixel and channel, or in a file that is

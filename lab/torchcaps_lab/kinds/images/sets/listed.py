@@ -40,7 +40,9 @@ from torchcaps_lab.kinds.images.decoding.bands import (
     check_range,
 )
 from torchcaps_lab.kinds.images.decoding.picture import (
+    BLACK,
     BrokenImage,
+    check_background,
     load_handwriting,
     open_image,
     opened,
@@ -97,6 +99,7 @@ class ListedImages(ListedData):
             12-bit values in 16-bit files; values beyond them are clipped; default: the
             whole range of the type, 0 to 255 for 8 bits, 0 to 65535 for 16 bits, 0 to 1
             for floating point.
+        background: the colour behind transparent parts, by name or as ``#ffd700``.
         memory: GiB of decoded images that are kept in memory; larger data are decoded
             once into a file in the folder `decoded` of the data sets (the environment
             variable TORCHCAPS_DATA, or torchcaps in the user's cache folder), and read
@@ -113,6 +116,7 @@ class ListedImages(ListedData):
     channels: Size | None = argument(default=None, kw_only=True)
     resize: Resize = argument(default="pad", kw_only=True)
     levels: Range | None = argument(default=None, alias="range", kw_only=True)
+    background: str = argument(default=BLACK, kw_only=True)
     memory: float = argument(default=4.0, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -120,6 +124,7 @@ class ListedImages(ListedData):
         if not self.memory >= 0:
             raise ValueError(f"memory must be 0 GiB or more, got {self.memory}")
         check_range(self.levels)
+        check_background(self.background)
 
     @property
     def sides(self) -> tuple[int, int] | None:
@@ -135,8 +140,14 @@ class ListedImages(ListedData):
             self.image_shape,
             self.resize,
             *(self.levels or ()),
+            *self._behind,
         )
         return hashlib.sha256(repr(how).encode()).hexdigest()
+
+    @property
+    def _behind(self) -> tuple[str, ...]:
+        """The colour behind transparent parts, if it was chosen."""
+        return () if self.background == BLACK else (self.background,)
 
     def notes(self) -> tuple[str, ...]:
         """Note what all data note, and how many test images look like training images,
@@ -177,7 +188,8 @@ class ListedImages(ListedData):
         entries = list(chain.from_iterable(manifest.parts[part] for part in PARTS))
         shape, first = self._shape(entries)
         count = len(entries) + len(decoded)
-        how = self.resize if self.levels is None else f"{self.resize} {self.levels}"
+        levels = () if self.levels is None else (str(self.levels),)
+        how = " ".join([self.resize, *levels, *self._behind])
         store = ImageStore(shape, count * math.prod(shape) > self.memory * GIB, how)
         sets: dict[str, Examples] = {}
         problems: dict[str, BrokenImage] = {}
@@ -208,7 +220,7 @@ class ListedImages(ListedData):
         item = items[index]
         if self.resize == "handwriting" and self.sides is not None:
             return _handwriting(item, shape, self.levels)
-        image = _open(item, shape[0], self.levels)
+        image = self._open(item, shape[0])
         if self.sides is None and image.size != shape[:0:-1]:
             raise ValueError(
                 f"images must have one size: {first.title} has {shape[1]} x "
@@ -219,6 +231,13 @@ class ListedImages(ListedData):
         if self.resize == "handwriting":
             return _handwriting(item, shape, self.levels)
         return to_tensor(image, shape, self.resize)
+
+    def _open(self, item: Item, channels: int) -> "Image | Bands":
+        """The decoded image."""
+        with _reading(item):
+            return open_image(
+                item.source(), channels, item.title, self.levels, self.background
+            )
 
     def _shape(self, entries: Sequence[Entry]) -> tuple[tuple[int, int, int], Item]:
         """The shape of all images, and the first image that can be read, whose size is
@@ -236,7 +255,7 @@ class ListedImages(ListedData):
         problems = []
         for item in items:
             try:
-                width, height = _open(item, channels, self.levels).size
+                width, height = self._open(item, channels).size
             except BrokenImage as problem:
                 problems.append(problem)
             else:
@@ -314,12 +333,6 @@ def _reading(item: Item) -> Iterator[None]:
         yield
     except OSError as error:
         raise BrokenImage(item.title, str(error.strerror)) from error
-
-
-def _open(item: Item, channels: int, levels: Levels | None) -> "Image | Bands":
-    """The decoded image."""
-    with _reading(item):
-        return open_image(item.source(), channels, item.title, levels)
 
 
 def _handwriting(
