@@ -220,8 +220,8 @@ def test_two_images_with_one_file_of_labels(tmp_path: Path) -> None:
 def test_labels_of_no_image_are_told(tmp_path: Path) -> None:
     root = yolo(tmp_path)
     (root / "labels" / "train" / "more.txt").write_text("0 0.5 0.5 0.2 0.2")
-    (note,) = AnnotatedImages(root, root / "data.yaml", size=64).notes()
-    assert note.startswith("left out 1 file: it has the name of no image")
+    notes = AnnotatedImages(root, root / "data.yaml", size=64).notes()
+    assert any("left out 1 file: it has the name of no image" in note for note in notes)
 
 
 @pytest.mark.parametrize(
