@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from torchcaps.spec import Within, argument, is_finite, settings
 from torchcaps_lab.data.examples import Examples
-from torchcaps_lab.data.manifest import PARTS, Changes, Manifest, lacking_lines
+from torchcaps_lab.data.manifest import Changes, Manifest
 from torchcaps_lab.data.view import Preprocess
 from torchcaps_lab.kinds import SharedRegistry
 
@@ -246,14 +246,6 @@ class DataSet(ABC):
     def contradictions(self) -> tuple[str, ...]:
         """Return those of the notes that should be repaired before a training."""
         return self.repeated()
-
-    def lacking(self) -> list[str]:
-        """Tell people which classes each split lacks, of examples that are read."""
-        parts = {}
-        for part in PARTS:
-            counts = getattr(self, part).counts()
-            parts[part] = [name for name, count in counts.items() if count]
-        return lacking_lines(self.classes, parts)
 
     @property
     def called(self) -> str:

@@ -358,6 +358,10 @@ class Examples(Dataset[Batch]):
             numbers = torch.bincount(self.labels, minlength=len(self.classes))
         return dict(zip(self.classes, numbers.tolist(), strict=True))
 
+    def shown(self) -> list[str]:
+        """The classes that any of them shows."""
+        return [name for name, count in self.counts().items() if count]
+
     def to(self, device: torch.device | str) -> "Examples":
         """Return the same images in the memory of a device; batches of them are made
         there.

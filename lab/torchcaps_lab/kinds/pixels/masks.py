@@ -23,9 +23,11 @@ from torchcaps_lab.data.base import DataSet, Fit, find_data_dir, register_datase
 from torchcaps_lab.data.boxes import INK
 from torchcaps_lab.data.examples import Batch, Composition, Examples
 from torchcaps_lab.data.manifest import (
+    PARTS,
     Entry,
     Manifest,
     copies_lines,
+    lacking_lines,
     left_out_lines,
     repeated_lines,
 )
@@ -421,7 +423,9 @@ class Masks(DataSet):
         """
         _ = self._whole
         copies = copies_lines(self._files)
-        return (*self._lines, *copies, *self.lacking(), *self._unused())
+        parts = {part: getattr(self, part).shown() for part in PARTS}
+        lacking = lacking_lines(self.classes, parts)
+        return (*self._lines, *copies, *lacking, *self._unused())
 
     def contradictions(self) -> tuple[str, ...]:
         """Which pictures are in several splits."""

@@ -28,6 +28,7 @@ from torchcaps_lab.data.manifest import (
     Entry,
     Manifest,
     copies_lines,
+    lacking_lines,
     left_out_lines,
     repeated_lines,
 )
@@ -249,9 +250,17 @@ class AnnotatedImages(DataSet):
 
     def notes(self) -> tuple[str, ...]:
         """Which images to test on are also trained on, and what is left out."""
-        noted = [*self._annotated.train, *(self._annotated.test or ())]
+        test = self._annotated.test or ()
+        noted = [*self._annotated.train, *test]
+        # Images to test on are read last, so their classes are those of the files.
+        parts = {
+            "train": self.train.shown(),
+            "validation": self.validation.shown(),
+            "test": class_of_each(test),
+        }
+        lacking = lacking_lines(self.classes, parts)
         lines = left_out_lines(self._annotated.left_out)
-        return (*copies_lines(self._files), *self.lacking(), *lines, *doubts(noted))
+        return (*copies_lines(self._files), *lacking, *lines, *doubts(noted))
 
     def contradictions(self) -> tuple[str, ...]:
         """Which images to test on are also trained on."""
