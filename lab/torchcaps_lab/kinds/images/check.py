@@ -287,16 +287,16 @@ def check_images(
         )
     manifest = Manifest(listing.classes, parts)
     counts = {}
-    for part, rows in parts.items():
+    for part, entries in parts.items():
         of_class = Counter(
-            label for entry in rows for label in labels_of(entry.category)
+            label for entry in entries for label in labels_of(entry.category)
         )
         counts[part] = {name: of_class[name] for name in listing.classes}
     levels = range_for(
         look.extent for look in readable_files.values() if look.extent is not None
     )
     return ImagesReport(
-        images={part: len(rows) for part, rows in parts.items()},
+        images={part: len(entries) for part, entries in parts.items()},
         classes=counts,
         formats=_ranked([look.format for look in readable_files.values()]),
         modes=_ranked([look.mode for look in readable_files.values()]),

@@ -154,7 +154,7 @@ class ImageReader(Reader):
 
     def config(self) -> dict[str, Any]:
         """Shape, fit, range of pixels and preprocessing."""
-        config = {
+        config: dict[str, Any] = {
             "image_shape": list(self.image_shape),
             "resize": self.resize,
             "preprocess": self.preprocess.config(),

@@ -166,7 +166,9 @@ def check_background(background: str) -> tuple[int, int, int]:
     from PIL import ImageColor
 
     try:
-        red, green, blue = ImageColor.getrgb(background)
+        red, green, blue, *alpha = ImageColor.getrgb(background)
+        if alpha:
+            raise ValueError
     except (ValueError, AttributeError):
         raise ValueError(
             "background must be the name of a colour, such as 'white', or its digits, "
