@@ -142,13 +142,20 @@ NO_KERNELS = pytest.StashKey[str]()
 """Why the C++ kernels do not run here; empty if they do."""
 
 
+@pytest.fixture
+def kernels(request: pytest.FixtureRequest) -> None:
+    """The C++ kernels run here: for tests of when they are chosen."""
+    if reason := request.config.stash[NO_KERNELS]:
+        pytest.skip(reason)
+
+
 @contextmanager
 def _skipped_without_kernels(item: pytest.Item) -> Iterator[None]:
     """Skips a test that asks for the C++ kernels where they cannot be compiled."""
     reason = item.config.stash[NO_KERNELS]
     try:
         yield
-    except (RuntimeError, RuntimeWarning) as error:
+    except (AssertionError, RuntimeError, RuntimeWarning) as error:
         if reason and reason in str(error):
             pytest.skip(reason)
         raise

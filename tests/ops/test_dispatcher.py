@@ -44,6 +44,7 @@ def chosen(children: int = 3) -> str:
     return name
 
 
+@pytest.mark.usefixtures("kernels")
 def test_small_votes_are_stored_and_large_ones_are_not() -> None:
     most = FEW["cpu"] // (2 * 8)
     assert chosen(most) == "naive"
@@ -52,6 +53,7 @@ def test_small_votes_are_stored_and_large_ones_are_not() -> None:
     assert isinstance(votes(most + 1).source, NativeVotes)
 
 
+@pytest.mark.usefixtures("kernels")
 def test_the_choice_says_why() -> None:
     most = FEW["cpu"] // (2 * 8)
     assert (
@@ -109,6 +111,7 @@ class TestPlan:
         facts = facts._replace(numbers=FEW_TILES + 1)
         assert plan(facts).choice.backend == "chunked"
 
+    @pytest.mark.usefixtures("kernels")
     def test_it_is_made_once_for_votes_and_their_copies(self) -> None:
         new_votes = votes(100)
         new_votes.moments()
@@ -122,6 +125,7 @@ class TestPlan:
         assert votes(100).plan is not votes(1).plan
 
 
+@pytest.mark.usefixtures("kernels")
 class TestFewRows:
     """The lanes of the kernels would be empty for Gaussians."""
 
