@@ -14,6 +14,7 @@ import torch
 from benchmarks.cases import CASES, LayerCase, call_of
 from torchcaps import CapsLinear
 from torchcaps.ops import BACKENDS
+from torchcaps_lab.cli.output import until_unread
 
 PARTS = {
     "suite": "layers and networks with every backend (the default)",
@@ -63,11 +64,20 @@ def main(
         )
     words = list(sys.argv[1:] if arguments is None else arguments)
     named = words[:1] and words[0] in (*PARTS, "-h", "--help")
-    options = parser.parse_args(words if named else ["suite", *words])
+
+    def measure() -> int:
+        return _run(parser.parse_args(words if named else ["suite", *words]), show)
+
+    return until_unread(measure)
+
+
+def _run(options: argparse.Namespace, show: Callable[[str], None]) -> int:
     try:
         if getattr(options, "backends", None):
             check_backends(options.backends, options.device)
         import_module(f"benchmarks.{options.part.replace('-', '_')}").run(options, show)
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError) as error:
         print(f"python -m benchmarks {options.part}: error: {error}", file=sys.stderr)
         return 1

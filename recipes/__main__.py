@@ -23,6 +23,7 @@ from recipes import (
 from recipes.kit.estimates import read_estimates
 from recipes.kit.queue import run_queue
 from torchcaps_lab.cli import OptionParser
+from torchcaps_lab.cli.output import until_unread
 from torchcaps_lab.training import quiet_lightning
 
 LISTED = (
@@ -33,7 +34,12 @@ LISTED = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a recipe, or lists them; returns the exit status, 1 after an error."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    return until_unread(
+        partial(_main, list(sys.argv[1:] if arguments is None else arguments))
+    )
+
+
+def _main(words: list[str]) -> int:
     try:
         OptionParser.import_from(words)
         if words[:1] == ["run"]:
@@ -42,6 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             queue(words[1:])
         else:
             listed(words)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError, FloatingPointError, ImportError) as error:
         print(f"python -m recipes: error: {error}", file=sys.stderr)
         return 1

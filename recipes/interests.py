@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar
 from functools import cached_property
+from io import TextIOWrapper
 from itertools import chain, product
 from typing import Any, ClassVar
 
@@ -23,6 +24,7 @@ from torchcaps.layers import CapsLinear
 from torchcaps.models import Prediction, register_model
 from torchcaps.routing import Routing, create_routing, interests_of, label_aware
 from torchcaps.spec import Size, settings
+from torchcaps.whole import opened
 from torchcaps_lab.data import (
     DataSet,
     Examples,
@@ -120,7 +122,7 @@ def _read() -> list[list[str]]:
     """The films of each user of MovieLens, in the order in which they were rated."""
     path = in_package("ml-100k/ml-100k.inter", "recbole", "dataset_example")
     ratings: dict[int, list[tuple[float, int]]] = {}
-    with path.open(encoding="utf-8") as lines:
+    with opened(path) as file, TextIOWrapper(file, encoding="utf-8") as lines:
         for row in csv.DictReader(lines, delimiter="\t"):
             time = float(row["timestamp:float"])
             film = int(row["item_id:token"])

@@ -30,6 +30,7 @@ from recipes.kit.charts import Dots, dot_panels
 from recipes.kit.lab import Trained, data_of
 from recipes.kit.measures import half_interval
 from recipes.kit.options import TrainingOptions, option
+from torchcaps.whole import opened
 from torchcaps_lab.data import Examples, Series, find_data_dir
 from torchcaps_lab.report import list_exhibits
 
@@ -126,7 +127,11 @@ def _sounds(archive: Path) -> tuple[tuple[str, str, Tensor, str], ...]:
     """Name, digit, values and speaker of each sound in an archive, in the order of the
     names.
     """
-    with TemporaryDirectory() as folder, ZipFile(archive) as packed:
+    with (
+        TemporaryDirectory() as folder,
+        opened(archive) as file,
+        ZipFile(file) as packed,
+    ):
         packed.extractall(folder)
         items: list[Any] = Series(Path(folder) / "recordings").listed.items
     rows = [(item.name, item.category, item.values, item.group) for item in items]

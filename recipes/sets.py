@@ -24,6 +24,7 @@ from recipes.kit.measures import half_interval, percent
 from recipes.kit.options import TrainingOptions
 from torchcaps.losses import MarginLoss, NegativeLogLikelihood
 from torchcaps.models import PooledSet, SetCapsNet
+from torchcaps.whole import check_file
 from torchcaps_lab.report import new_figure
 
 FACTS = facts_of("sets")
@@ -81,7 +82,7 @@ def read_graphs(folder: Path) -> Sets:
 
     def read(part: str, kind: type = int) -> Any:
         file = folder / f"{folder.name}_{part}.txt"
-        return np.loadtxt(file, delimiter=",", dtype=kind, ndmin=1)
+        return np.loadtxt(check_file(file), delimiter=",", dtype=kind, ndmin=1)
 
     graph = read("graph_indicator") - 1
     node = np.arange(len(graph)) - np.searchsorted(graph, graph)

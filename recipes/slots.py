@@ -22,6 +22,7 @@ from recipes.kit.lab import Lab, facts_of_network, run_name
 from recipes.kit.options import TrainingOptions
 from torchcaps.layers import SlotCaps
 from torchcaps.losses import margin_loss
+from torchcaps.whole import LARGEST_TABLE, read_text
 from torchcaps_lab.data import find_data_dir
 from torchcaps_lab.report import new_figure
 
@@ -65,7 +66,7 @@ def read_sentences(folder: Path) -> list[Sentence]:
         raise FileNotFoundError(f"there is no {' and no '.join(missing)} in {folder}")
     lines = {}
     for name in names:
-        text = (folder / name).read_text(encoding="utf-8")
+        text = read_text(folder / name, LARGEST_TABLE)
         lines[name] = text.removesuffix("\n").split("\n")
     counts = {name: len(lines_of_file) for name, lines_of_file in lines.items()}
     if len({*counts.values()}) > 1:

@@ -19,7 +19,7 @@ from recipes.kit.lab import Trained, data_of
 from recipes.kit.measures import by_groups
 from recipes.kit.options import TrainingOptions
 from torchcaps.models import ImageClassifier
-from torchcaps.whole import write_whole
+from torchcaps.whole import LARGEST_NOTE, read_json, write_whole
 from torchcaps_lab.data import Examples, Preprocess, SmallNORB
 from torchcaps_lab.report import ask
 
@@ -98,7 +98,7 @@ class Curve(L.Callback):
     ) -> None:
         """Tests, and adds the epoch to the file, which a resumed training continues."""
         network: Any = pl_module.model
-        by_epoch = json.loads(self.path.read_text()) if self.path.is_file() else {}
+        by_epoch = read_json(self.path, LARGEST_NOTE) if self.path.is_file() else {}
         errors = {}
         for name, test in self.tests.items():
             wrong, _ = test.answer(network)
@@ -170,7 +170,7 @@ class SmallNORBViewpoints(Recipe[TrainingOptions]):
             figures[name] = share(wrong[name])
             if name == NOVEL and entropy is not None:
                 figures[ENTROPY] = entropy
-        epochs = json.loads((trained.folder / "curve.json").read_text()).values()
+        epochs = read_json(trained.folder / "curve.json", LARGEST_NOTE).values()
         curves = {}
         for name in (FAMILIAR, NOVEL):
             curves[name] = [errors[name] for errors in epochs]

@@ -1,19 +1,22 @@
 """Files: written whole or not at all, even if the process is killed; below their own
-folder; and read with limits. Where those of a trained network lie.
+folder; and opened through one door, :func:`opened`, which only regular files pass.
+Where those of a trained network lie.
 """
 
 import codecs
+import errno
 import json
 import os
 import re
 import stat
+import sys
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 __all__ = ["read_json", "write_whole"]
 
@@ -51,29 +54,46 @@ _NEIGHBOURS = 10_000
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Gives the path of a file in the same folder to write; after the block it is on
-    the disk, and has its name.
+    """Gives the path of a new file in the same folder to write; after the block it is
+    on the disk, and has its name.
 
-    If the block fails, that file is removed, and what had the name before stays.
+    If the block fails, that file is removed, and what had the name before stays. What
+    has the name is replaced, never written into: it may be a pipe, or a link, or share
+    its content with a file elsewhere.
+
+    Raises:
+        OSError: it cannot be written; names the file.
     """
     part = path.with_name(path.name + UNFINISHED)
-    if part.is_symlink():
-        part.unlink()  # it would lead elsewhere
-    try:
-        yield part
-        _sync(part)
-        part.replace(path)
-    except BaseException:
+    with _naming(path):
+        # Left by an interruption, or put there to lead elsewhere.
         part.unlink(missing_ok=True)
-        raise
-    if os.name == "posix":
-        _sync(path.parent)  # the name, too
+        try:
+            yield part
+            _sync(part)
+            part.replace(path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+        if os.name == "posix":
+            _sync(path.parent)  # the name, too
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text into a file, whole or not at all."""
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a text as UTF-8, or bytes, into a file, whole or not at all."""
     with written_whole(path) as part:
-        part.write_text(text, encoding="utf-8")
+        part.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Adds the path to errors of reading and writing, which name no file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def sweep(folder: Path) -> None:
@@ -95,9 +115,9 @@ def owned(folder: Path, *names: str) -> Path:
 
     Raises:
         ValueError: the path, or something below it, is a link that leads out of the
-            folder; names link and target.
+            folder, or nowhere because it leads back to itself; names link and target.
     """
-    root = folder.resolve()
+    root = resolved(folder)
     path = root
     for name in names:
         path = path / name
@@ -108,8 +128,22 @@ def owned(folder: Path, *names: str) -> Path:
     return path
 
 
+def resolved(path: Path) -> Path:
+    """Return an absolute path without links, which need not exist.
+
+    Raises:
+        ValueError: a link in it leads back to itself.
+    """
+    try:
+        path.stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ValueError(f"{path} is a link that leads back to itself") from None
+    return Path(os.path.realpath(path))
+
+
 def _check_link(path: Path, root: Path) -> None:
-    if path.is_symlink() and not (target := path.resolve()).is_relative_to(root):
+    if path.is_symlink() and not (target := resolved(path)).is_relative_to(root):
         raise ValueError(
             f"{path} is a link to {target}, outside {root}: nothing is written or "
             "deleted through it; remove "
@@ -117,35 +151,66 @@ def _check_link(path: Path, root: Path) -> None:
         )
 
 
-def check_file(path: Path, most: int) -> Path:
+def check_file(path: Path, most: int = sys.maxsize) -> Path:
     """Return the path, after checking that it is a regular file of at most ``most``
-    bytes.
+    bytes. For libraries that open a path themselves; else :func:`opened` is safer.
 
     A device or a pipe has no size: reading it may never end.
 
     Raises:
         FileNotFoundError: there is no such file.
         IsADirectoryError: it is a folder.
-        ValueError: it is a device or a pipe, or it is larger; names the file, its size
-            and the limit.
+        ValueError: it is a device, a pipe or a socket, or it is larger; names the file,
+            its size and the limit.
     """
-    facts = path.stat()
+    _check(path, path.stat(), most)
+    return path
+
+
+def _check(path: Path, facts: os.stat_result, most: int) -> None:
     if stat.S_ISDIR(facts.st_mode):
         raise IsADirectoryError(f"{path} is a folder, not a file")
     if not stat.S_ISREG(facts.st_mode):
-        raise ValueError(f"{path} is not a regular file: it is a device or a pipe")
+        raise ValueError(
+            f"{path} is not a regular file: it is a device, a pipe or a socket"
+        )
     if facts.st_size > most:
         raise ValueError(
             f"{path} has {facts.st_size:,} bytes, at most {most:,} are read"
         )
-    return path
+
+
+@contextmanager
+def opened(path: Path, most: int = sys.maxsize) -> Iterator[BinaryIO]:
+    """Open a regular file of at most ``most`` bytes to read its bytes: the one door to
+    what a person or another file names.
+
+    Raises:
+        OSError: it cannot be opened or read; names the file.
+        ValueError: as :func:`check_file`.
+    """
+    check_file(path, most)
+    with _naming(path), open(path, "rb", opener=_at_once) as file:
+        # Another file may have got the name since it was checked.
+        _check(path, os.fstat(file.fileno()), most)
+        yield file
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Opens a file without waiting for the other end of a pipe."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def read_bytes(path: Path, most: int) -> bytes:
     """Return the content of a regular file of at most ``most`` bytes; raises what
-    :func:`check_file` raises.
+    :func:`opened` raises, and a `ValueError` if the file grows meanwhile.
     """
-    return check_file(path, most).read_bytes()
+    with opened(path, most) as file:
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(size + 1)
+    if len(content) > size:
+        raise ValueError(f"{path} grows while it is read")
+    return content
 
 
 def encoding_of(content: bytes) -> str:

@@ -18,7 +18,7 @@ from torchcaps.models import ClassifierNetwork, Prediction, load_pretrained
 from torchcaps.models.base import in_precision_of
 from torchcaps.names import needing
 from torchcaps.numerics import check_size
-from torchcaps.whole import LARGEST_NOTE, network_folder, owned, read_json
+from torchcaps.whole import LARGEST_NOTE, network_folder, owned, read_json, write_whole
 from torchcaps_lab.card import Card
 from torchcaps_lab.data import Examples, Preprocess
 from torchcaps_lab.data.base import Fit
@@ -263,9 +263,7 @@ class Classifier:
             drawn = picture is not None and picture.is_file()
             if picture is not None and drawn:
                 shutil.copy(picture, folder)
-            Path(folder, "README.md").write_text(
-                self._card(name, licence, drawn), encoding="utf-8"
-            )
+            write_whole(Path(folder, "README.md"), self._card(name, licence, drawn))
             api.upload_folder(repo_id=name, folder_path=folder)
         return name
 

@@ -8,11 +8,13 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchcaps.whole import encoding_of, parsed_json
+from torchcaps.whole import encoding_of, opened, parsed_json
 
 STEPS = 30
 """Steps of an epoch that the batch size is chosen for: with fewer, 20 epochs end before
@@ -46,6 +48,11 @@ _JUNK = (
 
 _ROWS = 1000
 """Rows of a table that are looked at."""
+
+_MOST_LACKING, _LACKING_EACH = 10_000_000, 64
+"""Empty cells in a table of JSON objects: so many, and so many for each value that is
+there.
+"""
 
 _SHOWN = 40
 """Letters of a cell that an error shows."""
@@ -190,7 +197,8 @@ class Place:
         return None
 
 
-class Cells(NamedTuple):
+@dataclass(frozen=True)
+class Cells:
     """The beginning of a table.
 
     Args:
@@ -201,9 +209,17 @@ class Cells(NamedTuple):
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        """The place of each column; of the first of those with one name."""
+        places: dict[str, int] = {}
+        for place, name in enumerate(self.columns):
+            places.setdefault(name, place)
+        return places
+
     def column(self, name: str) -> list[str]:
         """The cells of a column, without blanks around them."""
-        place = self.columns.index(name)
+        place = self._places[name]
         return [row[place].strip() for row in self.rows]
 
 
@@ -234,7 +250,7 @@ def _rows_of(path: Path, rows: int, encoding: str) -> list[tuple[str, ...]]:
     table.
     """
     read: list[tuple[str, ...]] = []
-    with path.open(encoding=encoding, newline="") as file:
+    with opened(path) as content, TextIOWrapper(content, encoding, newline="") as file:
         delimiter = delimiter_of(path, file.readline())
         file.seek(0)
         lines: Iterator[Sequence[str]]
@@ -264,9 +280,12 @@ def rows_of_objects(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, ...
         lines: its lines.
 
     Raises:
-        ValueError: if a line is no JSON object.
+        ValueError: if a line is no JSON object, or nearly all of their cells would be
+            empty: a small file would take much time and memory.
     """
     columns: tuple[str, ...] = ()
+    present = 0
+    lacking = 0
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -277,6 +296,14 @@ def rows_of_objects(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, ...
         if not columns:
             columns = tuple(row)
             yield columns
+        present += len(row)
+        lacking += len(columns)
+        if lacking > _MOST_LACKING + _LACKING_EACH * present:
+            raise ValueError(
+                f"{path}, line {number}: the objects lack most of the {len(columns):,} "
+                "columns, which are those of the first object: begin with an object "
+                "of the columns that count"
+            )
         yield tuple(_cell(row.get(name)) for name in columns)
 
 
@@ -347,13 +374,13 @@ def delimiter_of(path: Path, header: str) -> str:
 
 
 def _encoding(path: Path) -> str:
-    with path.open("rb") as file:
+    with opened(path) as file:
         return encoding_of(file.read(2))
 
 
 def lines_in(path: Path) -> int:
     """The number of lines of a file."""
-    with path.open("rb") as lines:
+    with opened(path) as lines:
         return sum(1 for _ in lines)
 
 

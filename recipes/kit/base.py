@@ -22,6 +22,7 @@ from recipes.kit.lab import (
     run_name,
 )
 from recipes.kit.options import TrainingOptions
+from torchcaps.whole import LARGEST_NOTE, read_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -377,7 +378,7 @@ def facts_of(name: str) -> dict[str, Any]:
     empty where they say nothing.
     """
     file = FOLDER / "presets" / f"{name}.yaml"
-    facts = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    facts = yaml.safe_load(read_text(file, LARGEST_NOTE)) if file.is_file() else {}
     if "lines" in facts:
         rows = facts.get("rows", {})
         lines = []
@@ -385,7 +386,7 @@ def facts_of(name: str) -> dict[str, Any]:
             line = Line(row, TEST_ERROR, *figure)
             lines.append(replace(line, elsewhere=row not in rows))
         facts["lines"] = tuple(lines)
-    page = (FOLDER / "notes.md").read_text(encoding="utf-8")
+    page = read_text(FOLDER / "notes.md", LARGEST_NOTE)
     _, _, section = page.partition(f"\n## {name}\n")
     notes = section.partition("\n## ")[0].split("\n- ")[1:]
     return {"notes": tuple(" ".join(note.split()) for note in notes), **facts}

@@ -16,7 +16,7 @@ from recipes.kit.base import Picture, Recipe, Study, get_recipe
 from recipes.kit.lab import Lab, PresetName
 from recipes.kit.results import read_results, result_path, write_table
 from torchcaps.spec import jsonable
-from torchcaps.whole import write_whole
+from torchcaps.whole import LARGEST_NOTE, read_json, write_whole, written_whole
 
 ROOT = Path(__file__).parents[2]
 RUNS = Path("runs/recipes")
@@ -127,7 +127,7 @@ def _saved_studies(
     path = result_path(results or Path(), recipe.name, lab.preset)
     if results is None or not recipe.grows or not path.is_file():
         return {}
-    result = json.loads(path.read_text(encoding="utf-8"))
+    result = read_json(path, LARGEST_NOTE)
     settings = recipe.presets[lab.preset]
     settings_now = json.loads(json.dumps(asdict(settings)))
     rows = set(chain.from_iterable(result["facts"]))
@@ -225,7 +225,7 @@ def _saved_captions(
     path = result_path(results or Path(), recipe.name, lab.preset)
     if results is None or not recipe.grows or not path.is_file():
         return {}
-    result = json.loads(path.read_text(encoding="utf-8"))
+    result = read_json(path, LARGEST_NOTE)
     return {picture["file"]: picture["caption"] for picture in result["pictures"]}
 
 
@@ -323,7 +323,8 @@ def _write(
     """
     folder.mkdir(parents=True, exist_ok=True)
     for file, picture in files.items():
-        picture.figure.savefig(folder / file, dpi=150)
+        with written_whole(folder / file) as part:
+            picture.figure.savefig(part, dpi=150, format=Path(file).suffix[1:])
     text = (
         json.dumps(
             jsonable(result),

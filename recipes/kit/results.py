@@ -1,6 +1,5 @@
 """Result files of recipes, and the page with all of them."""
 
-import json
 import math
 from collections.abc import Mapping
 from itertools import product
@@ -11,6 +10,7 @@ from typing import Any
 from recipes.kit.base import RECIPES, Line, Recipe
 from recipes.kit.estimates import Estimate, Key, read_estimates
 from recipes.kit.lab import PRESETS, PresetName
+from torchcaps.whole import LARGEST_NOTE, read_json, write_whole
 
 TABLE = "README.md"
 _Results = Mapping[PresetName, Mapping[str, Any]]
@@ -36,7 +36,7 @@ def read_results(folder: Path) -> dict[tuple[str, PresetName], dict[str, Any]]:
         if not path.is_file():
             continue
         try:
-            results[name, preset] = json.loads(path.read_text(encoding="utf-8"))
+            results[name, preset] = read_json(path, LARGEST_NOTE)
         except ValueError as error:
             raise ValueError(
                 f"result file {path} is damaged: {error}; remove it, and python "
@@ -178,7 +178,7 @@ def write_table(folder: Path) -> Path:
         [_INTRODUCTION, _overview(shown, read_estimates(folder)), *sections]
     )
     path = folder / TABLE
-    path.write_text(page + "\n", encoding="utf-8")
+    write_whole(path, page + "\n")
     return path
 
 

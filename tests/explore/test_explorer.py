@@ -33,7 +33,7 @@ from torchcaps_lab.explore import (
     serve,
 )
 from torchcaps_lab.explore.explorer import MOST_LOOKS
-from torchcaps_lab.explore.server import MOST_BYTES, _body, _Calls
+from torchcaps_lab.explore.server import MOST_BYTES, _Calls
 from torchcaps_lab.kinds.images.samples import digit_samples, digit_scenes
 from torchcaps_lab.kinds.texts import TextClassifier
 from torchcaps_lab.kinds.texts.coloured import word_shares
@@ -485,6 +485,40 @@ def ask(
     )
 
 
+class _Slow:
+    """Sends a body of so many bytes, whose end waits."""
+
+    def __init__(self, size: int, finish: asyncio.Event) -> None:
+        self.parts = [(bytes(size), True), (b"", False)]
+        self.finish = finish
+
+    async def __call__(self) -> dict[str, Any]:
+        body, more = self.parts.pop(0)
+        if not more:
+            await self.finish.wait()
+        return {"type": "http.request", "body": body, "more_body": more}
+
+
+async def _status(app: Any, receive: Any) -> int:
+    """The status of the answer to an upload."""
+    statuses: list[int] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/api/look",
+        "query_string": b"network=a",
+        "headers": [(b"host", b"localhost")],
+        "server": ("127.0.0.1", 80),
+    }
+    await app(scope, receive, send)
+    return statuses[0]
+
+
 class TestServer:
     def test_page_names_nothing_from_elsewhere(self, address: str) -> None:
         for name in ("", "explore.js", "explore.css", "icon.svg"):
@@ -573,12 +607,32 @@ class TestServer:
         assert "8 MB" in told["error"]
 
     def test_a_sender_that_hangs_up_is_no_error(self) -> None:
-        from starlette.requests import Request
-
-        async def hung_up() -> dict[str, str]:
+        async def hung_up() -> dict[str, Any]:
             return {"type": "http.disconnect"}
 
-        assert asyncio.run(_body(Request({"type": "http"}, hung_up))) is None
+        app = application(Explorer({"a": small()}))
+        assert asyncio.run(_status(app, hung_up)) == 400
+
+    def test_uploads_at_one_time_are_limited_together(self) -> None:
+        """Each is within the limit and comes slowly; what is refused or broken off
+        leaves its room to others.
+        """
+
+        async def try_all() -> list[list[int]]:
+            app = application(Explorer({"a": small()}))
+            rounds = []
+            for _ in range(2):
+                finish = asyncio.Event()
+                senders = [_Slow(MOST_BYTES, finish) for _ in range(12)]
+                tasks = [asyncio.create_task(_status(app, one)) for one in senders]
+                for _ in range(100):
+                    await asyncio.sleep(0)
+                finish.set()
+                rounds.append(sorted(await asyncio.gather(*tasks)))
+            return rounds
+
+        # Eight are read to their end, and are no pictures.
+        assert asyncio.run(try_all()) == [[400] * 8 + [503] * 4] * 2
 
     def test_other_sites_cannot_reach_it_by_a_name_of_theirs(
         self, address: str

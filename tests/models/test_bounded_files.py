@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from torchcaps.models import Network, create_model, load_pretrained
-from torchcaps.models.allowance import Allowance, Header, TooLarge
+from torchcaps.models.outline import Outlining, TooLarge
 
-MOST_MEGABYTES, MOST_SECONDS = 250, 10
+MOST_MEGABYTES, MOST_SECONDS = 100, 10
 """Bounds of one refusal; it takes a fraction of a second on an idle machine."""
 
 
@@ -78,6 +78,10 @@ CAPSNET = {"channels": 4, "types": 2, "image_shape": (1, 20, 20)}
             {"channels": 10**6, "types": 10**6, "classes": 10**6},
         ),
         (create_model("capsnet", **CAPSNET), {"image_shape": [1, 10**6, 10**6]}),
+        (create_model("capsnet", **CAPSNET), {"classes": 10**6}),
+        (create_model("capsnet", **CAPSNET), {"decoder_hidden": [[1] * 100] * 1000}),
+        (create_model("attentioncapsnet"), {"blocks": [10**6, 10**6]}),
+        (create_model("deepcaps"), {"dims": [1] * 3_000}),
         (create_model("capsnet", **CAPSNET), {"image_shape": [1, 5_000, 5_000]}),
         (
             create_model("capsnet_on_backbone", widths=(4, 4), types=2),
@@ -119,41 +123,36 @@ def test_what_fits_its_weights_is_loaded(tmp_path: Path) -> None:
         )
 
 
-def test_memory_is_known_before_it_is_taken_and_counted_while_it_is() -> None:
-    allowance = Allowance(Header({"weight": (2, 3)}))
-    with allowance:
-        for _ in range(3):
-            torch.ones(1000, 1000)  # given back at once
-        tensor = torch.ones(500, 1000)
-        same = tensor.view(-1)
-        tensor.mul_(2)
-        assert allowance.taken == tensor.nbytes == same.nbytes
-        assert allowance.taken_in_all == 3 * 4_000_000 + tensor.nbytes
-        with pytest.raises(
-            TooLarge,
-            match="40,000,000,000 bytes beside 2,000,000: the file of weights holds 1",
-        ):
-            torch.ones(100_000, 100_000)
-        with pytest.raises(TooLarge):
-            tensor.view(-1)[:, None] + tensor.view(
-                -1
-            )  # of two small ones, each within what is allowed
-        assert allowance.taken == tensor.nbytes
-    assert float(same.sum()) == 2 * 500_000
-
-
-def test_numbers_that_are_drawn_elsewhere_are_drawn() -> None:
+def test_an_outline_takes_no_memory_and_no_numbers_are_drawn() -> None:
     torch.manual_seed(0)
-    expected = torch.randn(3), torch.empty(2).normal_()
+    expected = torch.randn(3)
     torch.manual_seed(0)
-    with Allowance(Header({})):
-        drawn = torch.randn(3), torch.empty(2).normal_()
-        outline = (
-            torch.randn(4, 5, device="meta", dtype=torch.float64),
-            torch.empty(3, device="meta").uniform_(-1, 1),
+    large = torch.Size((10**6, 10**6))
+    with Outlining([large]), torch.device("meta"):
+        outlines = (
+            torch.ones(large),
+            torch.randn(4, 5, dtype=torch.float64, generator=torch.Generator()),
+            torch.zeros(3, device="cpu").normal_(),
+            nn.init.trunc_normal_(nn.Linear(10**5, 10**5).weight),
         )
-    assert all(map(torch.equal, expected, drawn))
-    assert [(tensor.shape, tensor.dtype, tensor.is_meta) for tensor in outline] == [
-        ((4, 5), torch.float64, True),
-        ((3,), torch.float32, True),
-    ]
+    assert torch.equal(expected, torch.randn(3))
+    assert all(tensor.is_meta for tensor in outlines)
+    shapes = [tensor.shape for tensor in outlines]
+    assert shapes == [large, (4, 5), (3,), (10**5, 10**5)]
+    assert outlines[1].dtype == torch.float64
+
+
+def test_tensors_are_counted_and_measured() -> None:
+    shapes = [torch.Size((2, 3))]
+    too_many = "too many layers: the file of weights holds 1 tensors of 6 numbers"
+    with Outlining(shapes), pytest.raises(TooLarge, match=too_many):
+        nn.ModuleList(nn.Linear(2, 2) for _ in range(10**4))
+    assert torch.is_grad_enabled()
+    with Outlining(10**4 * shapes):
+        for _ in range(10**4):
+            torch.zeros(1)
+    with Outlining(shapes), torch.device("meta"):
+        side = torch.ones(50_000)
+        with pytest.raises(TooLarge, match="2,500,000,000 numbers at once"):
+            side[:, None] + side
+    assert side.is_meta

@@ -22,14 +22,13 @@ from torchcaps.layers import (
     FullyConnectedDecoder,
     PrimaryCaps,
 )
-from torchcaps.models.allowance import taking_no_memory
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier
 from torchcaps.models.installed import IMAGENET_PIXELS, imagenet_weights, import_timm
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import AnySizes, NotNegative, Size, Sizes
 from torchcaps.routing import DynamicRouting, Routing
 from torchcaps.spec import SuggestsNames, settings
-from torchcaps.whole import WEIGHTS_FILE, network_folder
+from torchcaps.whole import WEIGHTS_FILE, check_file, network_folder
 
 TIMM = "timm/"
 HUB = "hub"
@@ -262,7 +261,7 @@ def _load_own(backbone: Backbone, weights: str) -> None:
     from safetensors.torch import load_file
 
     prefix = "features."
-    state = load_file(_weights_file(weights))
+    state = load_file(check_file(_weights_file(weights)))
     backbone_state = {
         name.removeprefix(prefix): tensor
         for name, tensor in state.items()
@@ -374,10 +373,11 @@ tried without memory.
 
 def _outlined(features: nn.Module, image_shape: Sequence[int]) -> Tensor:
     """The features of one image; of a large one as a tensor on the device ``meta``,
-    which takes no memory.
+    which takes no memory, whatever counts that of others.
     """
-    with torch.no_grad(), taking_no_memory():
-        if math.prod(image_shape) <= _SMALL:
+    on_meta = any(weight.is_meta for weight in features.parameters())
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        if math.prod(image_shape) <= _SMALL and not on_meta:
             return features(torch.zeros(1, *image_shape))
         state = {
             name: tensor.to("meta")

@@ -8,22 +8,22 @@ import json
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar, get_args
 
 import torch
 from torch import nn
 
-from torchcaps.models.allowance import (
-    SPARE_STEPS,
-    STEPS_EACH,
-    Allowance,
-    Header,
-    TooLarge,
-    read_header,
-)
 from torchcaps.models.elsewhere import CLASSES_OF_THE_LAB, load_lab
+from torchcaps.models.outline import (
+    EACH,
+    LOOKED_AT,
+    SPARE,
+    Outlining,
+    TooLarge,
+    read_shapes,
+)
 from torchcaps.models.pretrained import list_pretrained, pretrained_folder
 from torchcaps.names import needing
 from torchcaps.routing import Routing, constructor_arguments, create_routing
@@ -42,9 +42,12 @@ from torchcaps.spec import (
 )
 from torchcaps.whole import (
     CONFIG_FILE,
+    LARGEST_NOTE,
     WEIGHTS_FILE,
+    check_file,
     folder_instead,
     network_folder,
+    read_json,
     seen_from,
     sweep,
     write_whole,
@@ -419,24 +422,22 @@ class _Saved(NamedTuple):
         return network
 
 
-def _read(path: Path, header: Header) -> tuple[_Saved, Network]:
+def _read(path: Path, shapes: Collection[torch.Size]) -> tuple[_Saved, Network]:
     """A configuration, and the outline of its network; raises a `ValueError` if no
     network can be made from it.
 
     Args:
         path: the path of the configuration.
-        header: of the file of weights, which bounds what it may ask for.
+        shapes: those in the file of weights, which bound what it may ask for.
     """
     imports: tuple[str, ...] = ()
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_json(path, LARGEST_NOTE)
         name = config["network"]
         arguments = dict(config["arguments"])
         extra = dict(config.get("extra", {}))
         imports = tuple(map(str, config.get("imports", ())))
-        _check_numbers(
-            arguments, "arguments", SPARE_STEPS + STEPS_EACH * len(header.shapes)
-        )
+        _check_numbers(arguments, SPARE + EACH * len(shapes))
         if name not in NETWORKS and name in CLASSES_OF_THE_LAB:
             load_lab()
         if name not in NETWORKS:
@@ -461,7 +462,7 @@ def _read(path: Path, header: Header) -> tuple[_Saved, Network]:
                 f"{elsewhere[0]} names {arguments[elsewhere[0]]!r}: a saved network "
                 "brings its own"
             )
-        outline = _outline(saved, header)
+        outline = _outline(saved, shapes)
         if empty := [
             name for name, tensor in outline.state_dict().items() if not tensor.numel()
         ]:
@@ -494,50 +495,61 @@ def _read(path: Path, header: Header) -> tuple[_Saved, Network]:
     return saved, outline
 
 
-def _check_numbers(value: Any, place: str, longest: int) -> None:
+def _check_numbers(arguments: Mapping[str, Any], most_values: int) -> None:
     """Raises a `ValueError` if numbers in a configuration are not finite, too large for
-    any network, or too many.
+    any network, or too many. Texts do not count.
     """
+    values = (
+        entry
+        for entry in _values(arguments, "arguments")
+        if not isinstance(entry[1], str)
+    )
+    for count, (place, value) in enumerate(values, 1):
+        if count > most_values:
+            raise TooLarge(
+                f"{place}: all arguments together hold more than {most_values:,} "
+                "values, too many for weights of so few tensors"
+            )
+        if isinstance(value, int | float):
+            most = MOST_STEPS if place.endswith(".steps") else LARGEST_NUMBER
+            if not abs(value) <= most:
+                raise ValueError(f"{place} must be a number up to {most}, got {value}")
+
+
+def _values(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """All values in a configuration, those inside lists and mappings and these, with
+    their places.
+    """
+    yield place, value
     if isinstance(value, Mapping):
         for key, item in value.items():
-            _check_numbers(item, f"{place}.{key}", longest)
+            yield from _values(item, f"{place}.{key}")
     elif isinstance(value, list):
-        if len(value) > longest and not isinstance(value[0], str):
-            raise ValueError(
-                f"{place} must hold at most {longest} values, for weights of so few "
-                f"tensors, got {len(value)}"
-            )
         for item in value:
-            _check_numbers(item, place, longest)
-    elif isinstance(value, int | float):
-        most = MOST_STEPS if place.endswith(".steps") else LARGEST_NUMBER
-        if not abs(value) <= most:
-            raise ValueError(f"{place} must be a number up to {most}, got {value}")
+            yield from _values(item, place)
 
 
-def _outline(saved: _Saved, header: Header) -> Network:
-    """The network without memory for its weights, on the device ``meta``: their shapes
-    and types.
-
-    One whose constructor looks at numbers, which are nowhere there, is made as it is.
+def _outline(saved: _Saved, shapes: Collection[torch.Size]) -> Network:
+    """The network without memory for its weights: their shapes and types.
 
     Raises:
-        TooLarge: before it takes more memory or time than the file of weights gives
-            reason for.
+        TooLarge: before it takes more time, or would take more memory, than the weights
+            give reason for.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", "Initializing zero-element tensors"
         )  # an error will follow
         try:
-            with torch.device("meta"), Allowance(header):
+            with Outlining(shapes), torch.device("meta"):
                 return saved.make()
         except (NotImplementedError, RuntimeError):
-            with Allowance(header):
+            # The constructor looks at numbers, which are nowhere on this device.
+            with Outlining(shapes, LOOKED_AT), torch.device("meta"):
                 return saved.make()
 
 
-def _write_weights(state: Mapping[str, torch.Tensor], path: Path) -> None:
+def _write_weights(state: Mapping[str, torch.Tensor], part: Path) -> None:
     """Writes contiguous tensors on the CPU as safetensors; the package of that name
     needs NumPy to write.
     """
@@ -557,7 +569,7 @@ def _write_weights(state: Mapping[str, torch.Tensor], path: Path) -> None:
         }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
+    with part.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, tensor in largest_first:
             file.write(
@@ -593,7 +605,7 @@ def _read_weights(
     from safetensors.torch import load_file
 
     try:
-        state = load_file(path)
+        state = load_file(check_file(path))
     except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
     expected = outline.state_dict()
@@ -649,11 +661,9 @@ def load_pretrained(source: str | Path) -> Any:
                 f"{folder} holds no {name}: it is not a saved network, or not a whole "
                 "one"
             )
-    header = read_header(folder / WEIGHTS_FILE)
-    saved, outline = _read(folder / CONFIG_FILE, header)
+    shapes = read_shapes(folder / WEIGHTS_FILE)
+    saved, outline = _read(folder / CONFIG_FILE, shapes)
     state = _read_weights(folder / WEIGHTS_FILE, outline, saved.stored)
-    network = outline
-    if any(tensor.is_meta for tensor in outline.state_dict().values()):
-        network = saved.make()
+    network = saved.make()
     network.load_state_dict(state)
     return network.eval()

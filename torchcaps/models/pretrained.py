@@ -10,6 +10,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from torchcaps.whole import LARGEST_NOTE, LARGEST_TABLE, read_bytes, read_text
+
 BOX = Path(__file__).parents[1] / "pretrained"
 """The folder with all of them."""
 
@@ -52,7 +54,7 @@ def pretrained_folder(name: str) -> Path:
         file = BOX / path
         if not file.is_file():
             raise ValueError(f"{file} is missing: install torchcaps again")
-        if hashlib.sha256(file.read_bytes()).hexdigest() != digest:
+        if hashlib.sha256(read_bytes(file, LARGEST_TABLE)).hexdigest() != digest:
             raise ValueError(
                 f"{file} is not the file that was packed, its hash differs: install "
                 "torchcaps again"
@@ -67,7 +69,7 @@ def describe_pretrained(name: str) -> dict[str, Any]:
     folder = pretrained_folder(name)
     rows = (
         line.strip("|").split(" | ", 1)
-        for line in (folder / CARD_FILE).read_text(encoding="utf-8").splitlines()
+        for line in read_text(folder / CARD_FILE, LARGEST_NOTE).splitlines()
     )
     card = {
         row[0].strip(): row[1].strip()
@@ -84,7 +86,7 @@ def describe_pretrained(name: str) -> dict[str, Any]:
 def _sums() -> dict[str, str]:
     """The digest of each file in the box, by its path there."""
     file = BOX / SUMS
-    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    lines = read_text(file, LARGEST_NOTE).splitlines() if file.is_file() else []
     return {
         path: digest for digest, _, path in (line.partition("  ") for line in lines)
     }

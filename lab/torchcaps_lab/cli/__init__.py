@@ -13,7 +13,7 @@ from importlib import import_module
 from io import TextIOWrapper
 
 from torchcaps_lab.cli.extras import advice
-from torchcaps_lab.cli.output import discard_output, shortened
+from torchcaps_lab.cli.output import shortened, until_unread
 from torchcaps_lab.cli.parser import OptionParser, WrongUsage, parser_of
 from torchcaps_lab.cli.plugins import import_plugins, importing, named_imports
 from torchcaps_lab.cli.source import docstring
@@ -73,7 +73,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     _open_closed_streams()
     _escape_what_cannot_be_shown()
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    return until_unread(
+        partial(_main, list(sys.argv[1:] if arguments is None else arguments))
+    )
+
+
+def _main(arguments: list[str]) -> int:
     asks = arguments in (["--version"], ["-h"], ["--help"])
     if not arguments or (arguments[0] not in COMMANDS and not asks):
         print(_unknown(arguments[0]) if arguments else _usage(), file=sys.stderr)
@@ -89,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             COMMANDS[name](words)
         sys.stdout.flush()
     except BrokenPipeError:
-        return _quietly()
+        raise
     except KeyboardInterrupt:
         print(f"torchcaps {name}: stopped", file=sys.stderr)
         return 128 + 2
@@ -137,14 +142,6 @@ def _bytes_or_escape(error: UnicodeError) -> tuple[str | bytes, int]:
         return codecs.lookup_error("surrogateescape")(error)
     except UnicodeEncodeError:
         return codecs.lookup_error("backslashreplace")(error)
-
-
-def _quietly() -> int:
-    """Ends a command whose output is no longer read, as with ``| head``, with the
-    status of a broken pipe.
-    """
-    discard_output()
-    return 128 + 13
 
 
 def _version() -> str:

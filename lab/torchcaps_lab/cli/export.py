@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.ops import use_backend
-from torchcaps.whole import written_whole
+from torchcaps.whole import opened, written_whole
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli.places import Trained
 from torchcaps_lab.cli.runs import open_classifier
@@ -234,7 +234,7 @@ def _notes(classifier: Classifier, outputs: list[str]) -> dict[str, Any]:
 def _write_onnx(
     model: Exported,
     images: Tensor,
-    path: Path,
+    part: Path,
     notes: dict[str, Any],
 ) -> list[Tensor]:
     import onnxruntime
@@ -253,9 +253,9 @@ def _write_onnx(
     if program is None:
         raise ValueError("the network could not be made into an ONNX file")
     program.model.metadata_props["torchcaps"] = json.dumps(notes)
-    program.save(str(path))
+    program.save(str(part))
     session = onnxruntime.InferenceSession(
-        str(path), providers=["CPUExecutionProvider"]
+        str(part), providers=["CPUExecutionProvider"]
     )
     return [
         torch.from_numpy(array)
@@ -315,13 +315,13 @@ def _digamma(x: Any) -> Any:
 def _write_program(
     model: Exported,
     images: Tensor,
-    path: Path,
+    part: Path,
     notes: dict[str, Any],
 ) -> list[Tensor]:
     # The least length is left to the exporter: convolutions with strides need a few.
     free = tuple(dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for axes in model.axes)
     program = torch.export.export(model, (images[:2],), dynamic_shapes=free)
-    with path.open("wb") as file:
+    with part.open("wb") as file:
         torch.export.save(program, file, extra_files={NOTES: json.dumps(notes)})
-    with path.open("rb") as file:
+    with opened(part) as file:
         return list(torch.export.load(file).module()(images))

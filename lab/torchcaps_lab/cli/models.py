@@ -8,6 +8,7 @@ import sys
 from fnmatch import fnmatch
 from typing import Any
 
+from torchcaps.whole import LARGEST_NOTE, read_json
 from torchcaps_lab.training.guess import LISTED
 
 KNOWN = LISTED
@@ -32,7 +33,7 @@ def command(
     if "torchcaps.models" in sys.modules:
         description = described()
     else:
-        description = jsons.loads(KNOWN.read_text(encoding="utf-8"))
+        description = read_json(KNOWN, LARGEST_NOTE)
     rows = [row for row in description["networks"] if fnmatch(row["name"], pattern)]
     if not rows:
         names = ", ".join(row["name"] for row in description["networks"])

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 
 
 def say(line: str) -> None:
@@ -12,6 +13,20 @@ def say(line: str) -> None:
         print(line, flush=True)
     except BrokenPipeError:
         discard_output()
+
+
+def until_unread(command: Callable[[], int]) -> int:
+    """Runs a command and returns its exit status: that of a broken pipe, 141, once
+    nobody reads its output any more, as with ``| head``, which is no error.
+    """
+    try:
+        try:
+            return command()
+        finally:
+            print(end="", flush=True)
+    except BrokenPipeError:
+        discard_output()
+        return 128 + 13
 
 
 def discard_output() -> None:

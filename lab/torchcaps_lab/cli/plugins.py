@@ -10,6 +10,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 
+from torchcaps.whole import resolved
+
 GROUP = "torchcaps.plugins"
 """Entry-point group of installed packages; every command loads it."""
 
@@ -111,10 +113,9 @@ def _import_file(path: Path) -> ModuleType:
         raise FileNotFoundError("there is no such file")
     loaded = sys.modules.get(path.stem)
     if loaded is not None:
-        if (
-            getattr(loaded, "__file__", None)
-            and Path(str(loaded.__file__)).resolve() == path.resolve()
-        ):
+        if getattr(loaded, "__file__", None) and resolved(
+            Path(str(loaded.__file__))
+        ) == resolved(path):
             return loaded
         raise ValueError(f"another module has the name {path.stem!r}: rename the file")
     spec = importlib.util.spec_from_file_location(path.stem, path)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from torchcaps.whole import write_whole, written_whole
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli.places import Trained
 from torchcaps_lab.cli.runs import open_classifier
@@ -166,7 +167,9 @@ def _pictures(classifier: Classifier, folder: Path, resize: Any) -> Show:
         for name, things in answer.things.items():
             boxes += [(name, thing.box.tolist()) for thing in things]
         boxed = Boxed(classifier.pixels(file, resize), boxes)
-        boxed_image(boxed, classifier.classes).savefig(_file_in(folder, file, written))
+        figure = boxed_image(boxed, classifier.classes)
+        with written_whole(_file_in(folder, file, written)) as part:
+            figure.savefig(part, format="png")
 
     return draw
 
@@ -182,7 +185,7 @@ def _masks(classifier: Classifier, folder: Path, resize: Any) -> Show:
         picture = classifier.pixels(file, resize)
         drawings = classifier.task.drawings(answer, picture, classifier.classes)
         for end, content in drawings.items():
-            path.with_suffix(end).write_bytes(content)
+            write_whole(path.with_suffix(end), content)
 
     return draw
 

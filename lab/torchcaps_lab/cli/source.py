@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from torchcaps.spec import MISSING
+from torchcaps.whole import LARGEST_NOTE, read_bytes
 from torchcaps_lab.cli.places import Existing, Trained
 
 _BUILTIN = {kind.__name__: kind for kind in (int, float, str, bool, list, dict, tuple)}
@@ -204,7 +205,7 @@ def _is_choice(node: ast.expr) -> bool:
 def _parsed(module: str) -> ast.Module:
     place = _place(module)
     path = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
-    return ast.parse(path.read_text(encoding="utf-8"))
+    return ast.parse(read_bytes(path, LARGEST_NOTE))
 
 
 def _place(module: str) -> Path:

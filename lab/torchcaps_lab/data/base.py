@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.spec import Within, argument, is_finite, settings
+from torchcaps.whole import resolved
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.manifest import Changes, Manifest
 from torchcaps_lab.data.view import Preprocess
@@ -253,7 +254,7 @@ class DataSet(ABC):
         the name of the data set.
         """
         place = getattr(self, "root", None) or getattr(self, "path", None)
-        return Path(place).resolve().name if place else type(self).__name__
+        return resolved(Path(place)).name if place else type(self).__name__
 
     def omissions(self) -> tuple[str, ...]:
         """Return those of the notes that name what was found and left out."""

@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import ClassVar
 
-from torchcaps.whole import seen_from
+from torchcaps.whole import resolved, seen_from
 from torchcaps_lab.data.base import find_data_dir
 from torchcaps_lab.data.classes import called_like, places_of
 from torchcaps_lab.data.listed import (
@@ -90,7 +90,7 @@ class Listing(Listed):
         splits may lack classes, and are refused for others, or if they are empty.
         """
         learned = not self.classes
-        seen: set[Path] = {folder.resolve()}
+        seen: set[Path] = {resolved(folder)}
         inside = {path: sorted(self.below(path, seen)) for path in _folders(folder)}
         if self.skip_empty or not learned:
             inside = self._without_empty(inside)
@@ -172,11 +172,11 @@ class Listing(Listed):
             folder: the folder.
             seen: the folders that were read before; gets those that are read now.
         """
-        real = folder.resolve()
+        real = resolved(folder)
         if real in seen:
             self._leave_out(folder, f"it links to {real}, which is read already")
             return
-        if folder.is_symlink() and self.root.resolve().is_relative_to(real):
+        if folder.is_symlink() and resolved(self.root).is_relative_to(real):
             self._leave_out(folder, f"it links to {real}, which holds {self.root}")
             return
         if is_written(folder):

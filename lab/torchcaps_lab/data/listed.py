@@ -324,7 +324,8 @@ class ListedData(DataSet):
         for name in ("_read", "_train_and_validation", "test"):
             vars(self).pop(name, None)
         present = [self._entry(item) for item in self.listed.items]
-        self._changes = manifest.follow(present)[1]
+        changes = manifest.follow(present)[1]
+        self._changes = replace(changes, thing=self.thing)
         return self._changes
 
     def test_on_all(self) -> None:

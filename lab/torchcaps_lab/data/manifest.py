@@ -28,6 +28,7 @@ class Changes:
         removed: names that are gone.
         changed: names whose content has changed.
         renamed: old and new names of the same content in the same class.
+        thing: the word for one of them.
 
     Example:
         >>> from torchcaps_lab.data import Changes
@@ -39,6 +40,7 @@ class Changes:
     removed: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
+    thing: str = "image"
 
     def lines(self) -> tuple[str, ...]:
         """The same for people, a line for each kind of change."""
@@ -52,7 +54,7 @@ class Changes:
             ),
         )
         return tuple(
-            f"{count_of(names)} {change}: {some(names)}"
+            f"{count_of(names, self.thing)} {change}: {some(names)}"
             for names, change in lists
             if names
         )
@@ -373,7 +375,7 @@ def some(names: Sequence[str]) -> str:
 
 def count_of(names: Sequence[Any], thing: str = "image") -> str:
     """A number of images, or other items, as text."""
-    return counted(len(names), f"{thing}s")
+    return counted(len(names), f"{thing.removesuffix('s')}s")
 
 
 def readable(name: str) -> str:

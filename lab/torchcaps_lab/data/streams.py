@@ -2,14 +2,16 @@
 
 import gzip
 import hashlib
-import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedIOBase, BytesIO
 from pathlib import Path
 
-from torchcaps.whole import check_file
+import torch
+from torch import Tensor
+
+from torchcaps.whole import opened
 
 _READ = 1 << 24  # bytes read at once
 _SHRINKS = 64  # bytes that are read of one of gzip: pictures have 2 to 10, text 20
@@ -24,8 +26,7 @@ def digest_of(source: Path | BytesIO, algorithm: str = "sha256") -> str:
     if isinstance(source, BytesIO):
         digest.update(source.getbuffer())
         return digest.hexdigest()
-    check_file(source, sys.maxsize)
-    with source.open("rb") as file:
+    with opened(source) as file:
         while piece := file.read(1 << 20):
             digest.update(piece)
     return digest.hexdigest()
@@ -39,15 +40,15 @@ def unpacked(path: Path) -> Iterator[BufferedIOBase]:
     Raises:
         ValueError: the file is damaged.
     """
-    with check_file(path, sys.maxsize).open("rb") as plain:
-        compressed = plain.read(2) == b"\x1f\x8b"
-        plain.seek(0)
-        if not compressed:
-            yield plain
-            return
     try:
-        with gzip.open(path) as stream:
-            yield stream
+        with opened(path) as plain:
+            compressed = plain.read(2) == b"\x1f\x8b"
+            plain.seek(0)
+            if compressed:
+                with gzip.open(plain) as stream:
+                    yield stream
+            else:
+                yield plain
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is a broken gzip file: {error}") from error
 
@@ -75,3 +76,22 @@ def read_entries(
     while piece := file.read(min(expected - len(entries), _READ)):
         entries += piece
     return entries, len(entries) + len(file.read(_READ))
+
+
+def as_tensor(
+    entries: bytearray, shape: tuple[int, ...], dtype: torch.dtype, path: Path
+) -> Tensor:
+    """Entries as a tensor of the shape that their file states.
+
+    Raises:
+        ValueError: no tensor has that shape: of no entries, it may have any sides.
+    """
+    flat = torch.empty(0, dtype=dtype)
+    if entries:
+        flat = torch.frombuffer(entries, dtype=dtype)
+    try:
+        return flat.reshape(shape)
+    except RuntimeError:
+        raise ValueError(
+            f"{path} states the shape {shape}, which no tensor has"
+        ) from None

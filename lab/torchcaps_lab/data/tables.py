@@ -1,10 +1,10 @@
 """Tables in text files, read whole: nothing of them is skipped without a word."""
 
 import csv
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from io import StringIO
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,6 +61,10 @@ class Table:
         self.delimiter = delimiter_of(path, self._content.partition("\n")[0])
         header = next(self._all_rows(), None)
         self.columns = () if header is None else header.cells
+        self._times = Counter(self.columns)
+        self._places: dict[str, int] = {}
+        for place, name in enumerate(self.columns):
+            self._places.setdefault(name, place)
 
     def rows(self) -> Iterator[Row]:
         """The rows below the header, without empty ones."""
@@ -75,7 +79,7 @@ class Table:
             columns: names of columns that are read.
         """
         for name in columns:
-            times = self.columns.count(name)
+            times = self._times[name]
             if times > 1:
                 raise ValueError(
                     f"{self.path} has {times} columns {name!r}: each needs its own name"
@@ -89,15 +93,18 @@ class Table:
             row: the row.
             needed: names of columns whose cells it must have.
         """
-        last = max(map(self.columns.index, needed))
+        last = max(map(self._places.__getitem__, needed))
         if len(row.cells) > last and not any(row.cells[len(self.columns) :]):
             return ""
         return f"it has not as many cells as there are columns, {len(self.columns)}"
 
-    def values(self, row: Row) -> dict[str, str]:
-        """The cells of a row by column; empty ones for those that it lacks."""
-        cells = row.cells[: len(self.columns)]
-        return dict(zip_longest(self.columns, cells, fillvalue=""))
+    def values(self, row: Row, columns: Iterable[str]) -> dict[str, str]:
+        """The cells of a row in some columns; empty ones for those that it lacks."""
+        places = {name: self._places[name] for name in columns}
+        return {
+            name: row.cells[place] if place < len(row.cells) else ""
+            for name, place in places.items()
+        }
 
     def _all_rows(self) -> Iterator[Row]:
         """The header and the rows."""

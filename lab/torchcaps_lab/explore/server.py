@@ -1,8 +1,8 @@
 """The page and what it asks, over HTTP: Starlette and uvicorn."""
 
 import secrets
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 8 << 20
 """Of an upload, and of any other request."""
+
+MOST_AT_ONCE = 8 * MOST_BYTES
+"""Of all requests that are answered at one time."""
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 
@@ -51,9 +54,9 @@ def application(
 
     Its answers are JSON. What a request has wrong is told as ``{"error": ...}`` with
     status 400; a body of more than :data:`MOST_BYTES` is not read to its end, status
-    413. What the page of another site or port asks, as browsers say
-    (``Sec-Fetch-Site``, ``Origin``), is refused, status 403. Nothing is written, and no
-    code is executed.
+    413, and none while all together have more than :data:`MOST_AT_ONCE`, status 503.
+    What the page of another site or port asks, as browsers say (``Sec-Fetch-Site``,
+    ``Origin``), is refused, status 403. Nothing is written, and no code is executed.
 
     Args:
         explorer: the networks.
@@ -70,9 +73,14 @@ def application(
     from starlette.staticfiles import StaticFiles
 
     calls = _Calls(explorer)
+    uploads = _Uploads()
     methods = dict.fromkeys(_GET, "GET") | dict.fromkeys(_POST, "POST")
     api = [
-        Route(f"/api/{name}", _answering(getattr(calls, name)), methods=[method])
+        Route(
+            f"/api/{name}",
+            _answering(getattr(calls, name), uploads),
+            methods=[method],
+        )
         for name, method in methods.items()
     ]
     page = Mount("/", StaticFiles(directory=_PAGE, html=True))
@@ -177,8 +185,51 @@ class _Calls:
         )
 
 
+class _Uploads:
+    """The bodies of the requests that are answered at one time.
+
+    Attributes:
+        held: bytes of all of them.
+    """
+
+    def __init__(self) -> None:
+        self.held = 0
+
+    @asynccontextmanager
+    async def body(self, request: "Request") -> AsyncIterator[bytes]:
+        """What was sent, which counts until the end of the block.
+
+        Raises:
+            _Refused: it is too much, and its rest is left unread, or the sender hung
+                up.
+        """
+        from starlette.requests import ClientDisconnect
+
+        body = bytearray()
+        try:
+            async for part in request.stream():
+                body += part
+                self.held += len(part)
+                if len(body) > MOST_BYTES:
+                    raise _Refused(
+                        413, f"more than {MOST_BYTES >> 20} MB are not taken"
+                    )
+                if self.held > MOST_AT_ONCE:
+                    raise _Refused(503, "others upload, too: try again")
+            yield bytes(body)
+        except ClientDisconnect:
+            raise _Refused(400, "the upload was broken off") from None
+        finally:
+            self.held -= len(body)
+
+
+class _Refused(Exception):
+    """The body of a request is not taken: a status and the reason."""
+
+
 def _answering(
     answer: "Callable[[bytes, dict[str, str]], Any]",
+    uploads: _Uploads,
 ) -> "Callable[[Request], Awaitable[Response]]":
     """An address that computes in a thread, so that the page itself is always
     served.
@@ -191,15 +242,14 @@ def _answering(
             return JSONResponse(
                 {"error": "pages of other sites and ports are not answered"}, 403
             )
-        body = await _body(request)
-        if body is None:
-            return JSONResponse(
-                {"error": f"more than {MOST_BYTES >> 20} MB are not taken"}, 413
-            )
         try:
-            return JSONResponse(
-                await run_in_threadpool(answer, body, dict(request.query_params))
-            )
+            async with uploads.body(request) as body:
+                return JSONResponse(
+                    await run_in_threadpool(answer, body, dict(request.query_params))
+                )
+        except _Refused as refused:
+            status, error = refused.args
+            return JSONResponse({"error": error}, status)
         except (ValueError, RuntimeError, OSError) as error:
             return JSONResponse({"error": str(error)}, 400)
 
@@ -217,23 +267,6 @@ def _is_of_another_page(request: "Request") -> bool:
         return True
     origin = request.headers.get("origin")
     return origin is not None and urlsplit(origin).netloc != request.headers.get("host")
-
-
-async def _body(request: "Request") -> bytes | None:
-    """What was sent; None if it is too much, whose rest is left unread, or if the
-    sender hung up.
-    """
-    from starlette.requests import ClientDisconnect
-
-    parts, size = [], 0
-    with suppress(ClientDisconnect):
-        async for part in request.stream():
-            size += len(part)
-            if size > MOST_BYTES:
-                return None
-            parts.append(part)
-        return b"".join(parts)
-    return None
 
 
 class _Guarded:

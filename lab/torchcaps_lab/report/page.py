@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchcaps.models.base import ClassifierNetwork
-from torchcaps.whole import owned
+from torchcaps.whole import owned, write_whole, written_whole
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.report.canvas import make_legible
 from torchcaps_lab.report.exhibit import Exhibit, Table, list_exhibits
@@ -176,14 +176,12 @@ def write_page(folder: str | Path, exhibits: Iterable[Exhibit]) -> Path:
         body.append(_section(exhibit, pictures, "h2" if body else "h1"))
         titles.append(exhibit.title)
         data.append(exhibit.to_json())
-    (report / _DATA).write_text(
-        json.dumps({"format": 1, "exhibits": data}, allow_nan=False) + "\n",
-        encoding="ascii",
-    )
+    shown = json.dumps({"format": 1, "exhibits": data}, allow_nan=False)
+    write_whole(report / _DATA, shown + "\n")
     body.append(f'<p>What this page shows, as data: <a href="{_DATA}">{_DATA}</a></p>')
     index = report / "index.html"
     page = _page(" · ".join([*titles[:1], "torchcaps"]), "\n".join(body))
-    index.write_text(page, encoding="utf-8", errors="backslashreplace")
+    write_whole(index, page.encode(errors="backslashreplace"))
     return named / index.name
 
 
@@ -213,9 +211,9 @@ def _draw(
             raise ValueError(f"pictures must have names of their own, got {file} twice")
         drawn.add(file)
         used = make_legible(figure, marks)
-        FigureCanvasAgg(figure).print_png(
-            report / file
-        )  # savefig would go through it twice, to the same bytes
+        with written_whole(report / file) as part:
+            # savefig would go through it twice, to the same bytes.
+            FigureCanvasAgg(figure).print_png(part)
         yield _Drawn(file, description, used)
 
 

@@ -66,6 +66,11 @@ class History(Callback):
         """Starts the clock."""
         self._started = time.perf_counter()
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether an epoch has begun in this process."""
+        return self._started > 0
+
     def on_before_optimizer_step(
         self,
         trainer: L.Trainer,
@@ -132,7 +137,7 @@ class History(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues from these rows."""
-        self.rows = [*state_dict["rows"]]
+        self.rows = list(map(dict, state_dict["rows"]))
 
 
 def duration(seconds: float) -> str:

@@ -15,7 +15,7 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from torch import nn
 
-from torchcaps.whole import owned, sweep, written_whole
+from torchcaps.whole import opened, owned, resolved, sweep, written_whole
 
 _SEAL = hashlib.sha256().digest_size * 2
 _NO_COMMENT = struct.pack("<H", 0)
@@ -41,7 +41,7 @@ class SealedCheckpoints(TorchCheckpointIO):
         path = Path(path)
         if self.folder is None:
             return owned(path.parent, path.name)
-        root = self.folder.resolve()
+        root = resolved(self.folder)
         if (
             not path.is_absolute()
             or ".." in path.parts
@@ -104,7 +104,7 @@ def seal(path: Path) -> None:
 def seal_is_right(path: Path) -> bool:
     """Whether a checkpoint has its seal, and the seal is right."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with opened(path) as file, zipfile.ZipFile(file) as archive:
             comment = archive.comment.decode("ascii")
         return comment == _digest(path, path.stat().st_size - _SEAL)
     except Exception:  # zipfile raises almost anything on a damaged file
@@ -113,7 +113,7 @@ def seal_is_right(path: Path) -> bool:
 
 def _digest(path: Path, size: int) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with opened(path) as file:
         while size > 0 and (block := file.read(min(size, 2**20))):
             digest.update(block)
             size -= len(block)
@@ -122,9 +122,12 @@ def _digest(path: Path, size: int) -> str:
 
 def newest_checkpoint(folder: Path) -> Path | None:
     """The newest undamaged checkpoint in a folder, or None; changes nothing."""
-    return next(
-        filter(seal_is_right, sorted(folder.glob("*.ckpt"), reverse=True)), None
-    )
+    return next(filter(seal_is_right, reversed(_checkpoints(folder))), None)
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """All checkpoints in a folder, the newest last; folders are none."""
+    return sorted(path for path in folder.glob("*.ckpt") if not path.is_dir())
 
 
 def checkpoint_to_resume(folder: Path) -> Path | None:
@@ -141,7 +144,7 @@ def checkpoint_to_resume(folder: Path) -> Path | None:
     """
     folder = owned(folder)
     sweep(folder)
-    paths = sorted(folder.glob("*.ckpt"))
+    paths = _checkpoints(folder)
     newest = newest_checkpoint(folder)
     if newest is None and paths:
         raise ValueError(
@@ -160,21 +163,49 @@ def checkpoint_to_resume(folder: Path) -> Path | None:
     return newest
 
 
-def read_checkpoint(path: Path, learner: nn.Module) -> Mapping[str, Any]:
-    """Reads a checkpoint and checks, before Lightning does, whether it can be resumed
-    from, for clearer errors.
+def read_checkpoint(path: Path) -> Mapping[str, Any]:
+    """Reads a checkpoint.
 
     Raises:
-        ValueError: if it is damaged or belongs to another model.
+        ValueError: if it is damaged.
     """
     try:
-        checkpoint: Mapping[str, Any] = torch.load(
-            path, map_location="cpu", weights_only=True
-        )
-        state = checkpoint["state_dict"]
-        actual = {name: tensor.shape for name, tensor in state.items()}
+        with opened(path) as file:
+            checkpoint: Mapping[str, Any] = torch.load(
+                file, map_location="cpu", weights_only=True
+            )
+        epoch = checkpoint["epoch"]
+        floating = {
+            name: tensor
+            for name, tensor in checkpoint["state_dict"].items()
+            if tensor.is_floating_point()
+        }
     except Exception as error:  # torch.load raises almost anything on a damaged file
         raise ValueError(f"checkpoint {path} is damaged: {error}") from error
+    if type(epoch) is not int or epoch < 0:
+        raise ValueError(
+            f"checkpoint {path} is damaged: its epoch must be a whole number, got "
+            f"{epoch!r:.80}"
+        )
+    bad = [name for name, tensor in floating.items() if not tensor.isfinite().all()]
+    if bad:
+        raise ValueError(
+            f"checkpoint {path} is damaged: {', '.join(bad[:5])} holds numbers that "
+            "are not finite"
+        )
+    return checkpoint
+
+
+def check_network(
+    path: Path, checkpoint: Mapping[str, Any], learner: nn.Module
+) -> None:
+    """Checks, before Lightning does, whether a checkpoint is of this network, for a
+    clearer error.
+
+    Raises:
+        ValueError: if it belongs to another model.
+    """
+    actual = {name: tensor.shape for name, tensor in checkpoint["state_dict"].items()}
     expected = {name: tensor.shape for name, tensor in learner.state_dict().items()}
     if expected != actual:
         different = sorted(
@@ -186,14 +217,3 @@ def read_checkpoint(path: Path, learner: nn.Module) -> Mapping[str, Any]:
             f"checkpoint {path} is from another model: {', '.join(different[:5])} do "
             "not fit"
         )
-    bad = [
-        name
-        for name, tensor in state.items()
-        if tensor.is_floating_point() and not tensor.isfinite().all()
-    ]
-    if bad:
-        raise ValueError(
-            f"checkpoint {path} is damaged: {', '.join(bad[:5])} holds numbers that "
-            "are not finite"
-        )
-    return checkpoint

@@ -44,6 +44,7 @@ class Fingerprint(Callback):
         train: Examples,
         validation: Examples,
     ) -> None:
+        self.examples = train.what
         self.started = {
             "options": dict(options),
             "classes": list(train.classes),
@@ -68,7 +69,7 @@ class Fingerprint(Callback):
                 "the checkpoint must hold the options and the digests of the images of "
                 "its training, and does not: torchcaps train did not write it"
             )
-        changes = "; ".join(differences(was, self.started))
+        changes = "; ".join(differences(was, self.started, self.examples))
         if changes and not allow_changes:
             raise ValueError(
                 f"the run was trained with something else: {changes}. Restore it, or "
@@ -79,20 +80,27 @@ class Fingerprint(Callback):
             warnings.warn(f"the run continues with changes: {changes}", stacklevel=2)
 
 
-def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def differences(
+    was: Mapping[str, Any], now: Mapping[str, Any], examples: str = "images"
+) -> list[str]:
     """The differences between two trainings, except in :data:`FREE` options: "seed was
     0, is 1".
+
+    Args:
+        was: the earlier one, as :class:`Fingerprint` keeps it.
+        now: the later one.
+        examples: the name of what they train on.
     """
     changes = _compared(was["options"], now["options"], "")
-    for name in ("classes", "images"):
+    for name, things in (("classes", "classes"), ("images", examples)):
         if was[name] != now[name]:
-            changes.append(f"{name} were {_said(was[name])}, are {_said(now[name])}")
+            changes.append(f"{things} were {_said(was[name])}, are {_said(now[name])}")
     if (
         was["data"] != now["data"]
         and was["classes"] == now["classes"]
         and was["images"] == now["images"]
     ):
-        changes.append("the images or their labels are others")
+        changes.append(f"the {examples} or their labels are others")
     return changes
 
 

@@ -33,6 +33,7 @@ from torchcaps_lab.training.callbacks import (
 )
 from torchcaps_lab.training.checkpoints import (
     SealedCheckpoints,
+    check_network,
     checkpoint_to_resume,
     newest_checkpoint,
     read_checkpoint,
@@ -280,21 +281,14 @@ class Fitting:
             newest = checkpoint_to_resume(self.checkpoints)
         else:
             newest = newest_checkpoint(self.checkpoints)
-        if newest is not None:
-            checkpoint = read_checkpoint(newest, self.learner)
-            self.fingerprint.check(checkpoint, self.caller.allow_changes)
-            done = checkpoint["epoch"] + 1
-            wanted = self.trainer.max_epochs or 0
-            if done > wanted:
-                raise ValueError(
-                    f"epochs must be {done} or more, as many as are done already, got "
-                    f"{wanted}"
-                )
+        with self._resuming(newest):
+            if newest is not None:
+                self._check_resumed(newest)
         if begin is not None:
             begin()
         if newest is None and self.loaders.schedule.frozen_epochs:
             self._train_head()
-        with _expected_warnings(self.learner), _ctrl_c():
+        with _expected_warnings(self.learner), _ctrl_c(), self._resuming(newest):
             self.trainer.fit(
                 self.learner,
                 datamodule=self.loaders,
@@ -311,6 +305,38 @@ class Fitting:
                 self.checkpoints
             )  # Lightning does not delete the one it resumed from
         return self.trainer, self.history.rows
+
+    def _check_resumed(self, newest: Path) -> None:
+        """Raises a `ValueError` unless a checkpoint is of this training and not beyond
+        its end.
+        """
+        checkpoint = read_checkpoint(newest)
+        # Other data may change the network, too: they are the reason to name.
+        self.fingerprint.check(checkpoint, self.caller.allow_changes)
+        check_network(newest, checkpoint, self.learner)
+        done = checkpoint["epoch"] + 1
+        wanted = self.trainer.max_epochs or 0
+        if done > wanted:
+            raise ValueError(
+                f"epochs must be {done} or more, as many as are done already, got "
+                f"{wanted}"
+            )
+
+    @contextmanager
+    def _resuming(self, newest: Path | None) -> Iterator[None]:
+        """Names the checkpoint in errors of any type that its content leads to, which
+        nobody can list: Lightning takes it as it is.
+        """
+        try:
+            yield
+        except (ValueError, OSError, FloatingPointError):
+            raise
+        except Exception as error:
+            if newest is None or self.history.has_begun:
+                raise
+            raise ValueError(
+                f"checkpoint {newest} cannot be resumed from: {error!r:.400}"
+            ) from error
 
     def _train_head(self) -> None:
         """The first stage, if there is one; its seconds count to the first epoch."""
@@ -359,7 +385,9 @@ class Fitting:
                 "epoch": len(rows),
                 "by": "the last: no epoch ended with a validation",
             }
-        best = read_checkpoint(Path(self.best.best_model_path), self.learner)
+        path = Path(self.best.best_model_path)
+        best = read_checkpoint(path)
+        check_network(path, best, self.learner)
         self.learner.load_state_dict(best["state_dict"])
         value = rows[self.best.epoch][f"val_{main.name}"]
         examples = self.loaders.sets[1].what

@@ -2,7 +2,6 @@
 or a data set.
 """
 
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torchcaps_lab
 from torchcaps.spec import meant
-from torchcaps.whole import seen_from
+from torchcaps.whole import LARGEST_NOTE, read_json, resolved, seen_from
 from torchcaps_lab.look import Guess, Place
 from torchcaps_lab.training.reading import merged
 
@@ -108,7 +107,7 @@ def guess(named: str | Path, given: Mapping[str, Any] | None = None) -> Guess:
     else:
         guessed = _by_name(str(named))
     run = _unused(
-        Path("runs") / (path.stem if path.is_file() else path.resolve().name).lower()
+        Path("runs") / (path.stem if path.is_file() else resolved(path).name).lower()
     )
     return guessed._replace(
         options={**guessed.options, "run": run}, why={**guessed.why, "run": run}
@@ -166,7 +165,7 @@ def listed(kind: str) -> dict[str, str]:
     Args:
         kind: ``networks``, ``routings``, ``tasks`` or ``datasets``.
     """
-    rows = json.loads(LISTED.read_text(encoding="utf-8"))[kind]
+    rows = read_json(LISTED, LARGEST_NOTE)[kind]
     if kind == "networks":
         return {row["name"]: row["network"] for row in rows}
     return dict(rows)

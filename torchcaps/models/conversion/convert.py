@@ -12,6 +12,7 @@ from torchcaps.models.conversion.base import (
     outline,
 )
 from torchcaps.models.network import Network
+from torchcaps.whole import opened
 
 
 def convert(file: str | Path, folder: str | Path) -> Network:
@@ -65,8 +66,8 @@ def convert(file: str | Path, folder: str | Path) -> Network:
 
 
 def _read(file: Path) -> Converted:
-    with file.open("rb") as opened:
-        start = opened.read(8)
+    with opened(file) as content:
+        start = content.read(8)
     if start == b"\x89HDF\r\n\x1a\n":
         return efficient_capsnet.read(file)
     if start[:2] in (

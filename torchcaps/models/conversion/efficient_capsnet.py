@@ -14,6 +14,7 @@ from torchcaps.models.conversion.base import Converted, Stored, of_smallnorb, ou
 from torchcaps.models.efficient_capsnet import EfficientCapsNet
 from torchcaps.models.registry import create_model
 from torchcaps.names import needing
+from torchcaps.whole import check_file
 
 if TYPE_CHECKING:
     import h5py
@@ -172,7 +173,7 @@ def _opened(file: Path) -> "Iterator[h5py.File]":
     with needing("Keras weights", "torchcaps[convert]"):
         import h5py
     try:
-        with h5py.File(file, "r") as opened:
+        with h5py.File(check_file(file), "r") as opened:
             yield opened
     except (
         OSError,

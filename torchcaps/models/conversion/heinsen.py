@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchcaps.models.conversion.base import Converted, Stored, of_smallnorb
 from torchcaps.models.heinsen import HeinsenCapsNet
+from torchcaps.whole import opened
 
 _PARTS = {
     "convolve": "features",
@@ -80,7 +81,8 @@ def _declared(file: Path) -> dict[str, Tensor]:
     size = stated = file.stat().st_size
     with (
         suppress(BadZipFile),
-        ZipFile(file) as archive,
+        opened(file) as content,
+        ZipFile(content) as archive,
     ):  # of what is no archive, torch says what it is
         stated = sum(part.file_size for part in archive.infolist())
     if stated > size:
@@ -100,7 +102,8 @@ def _declared(file: Path) -> dict[str, Tensor]:
 def _tensors(file: Path) -> dict[str, Tensor]:
     """A state dict, read without executing anything in it."""
     try:
-        state = torch.load(file, map_location="cpu", weights_only=True)
+        with opened(file) as content:
+            state = torch.load(content, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         named = re.search(r"GLOBAL (\S+)", str(error))
         content = "other things than tensors, or is damaged"

@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 from torchcaps.spec import argument, settings
-from torchcaps.whole import LARGEST_NOTE, named_below, read_bytes, seen_from
+from torchcaps.whole import (
+    LARGEST_NOTE,
+    named_below,
+    read_bytes,
+    resolved,
+    seen_from,
+)
 from torchcaps_lab.data.base import (
     TEST_SEED,
     DataSet,
@@ -234,8 +240,8 @@ class AnnotatedImages(DataSet):
         """The folder that holds those of the images and of the annotations, or else
         that of the images.
         """
-        root = Path(self.root).expanduser().resolve()
-        annotations = Path(self.annotations).expanduser().resolve()
+        root = resolved(Path(self.root).expanduser())
+        annotations = resolved(Path(self.annotations).expanduser())
         holder = annotations if annotations.is_dir() else annotations.parent
         beside = holder != root and holder.parent == root.parent
         return root.parent.name if beside else root.name

@@ -8,7 +8,7 @@ from html import unescape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchcaps.whole import encoding_of, named_below, parsed_json
+from torchcaps.whole import encoding_of, named_below, opened, parsed_json
 from torchcaps_lab.data.listed import part_called
 from torchcaps_lab.data.reader import register_reader
 from torchcaps_lab.kinds.images.decoding.picture import image_suffixes
@@ -186,7 +186,7 @@ def _of_labels(place: Place) -> Form | None:
 
 
 def _beginning(path: Path) -> str:
-    with path.open("rb") as file:
+    with opened(path) as file:
         content = file.read(_BEGINNING)
     return content.decode(encoding_of(content), errors="replace")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from torchcaps.whole import LARGEST_NOTE, read_text
+from torchcaps.whole import LARGEST_NOTE, read_text, resolved
 from torchcaps_lab.data.schema import checked
 from torchcaps_lab.kinds.images.sets.files import image_files
 from torchcaps_lab.kinds.scenes.noted import Annotations, Noted, check_names
@@ -205,7 +205,7 @@ def _folder(
     folder = next((place for place in tried if place.is_dir()), None)
     if folder is None:
         raise FileNotFoundError(f"{path} names {value}, and there is no such folder")
-    if not folder.resolve().is_relative_to(root.resolve()):
+    if not resolved(folder).is_relative_to(resolved(root)):
         raise ValueError(f"{path} names {value}, which is not below {root}")
     return folder
 

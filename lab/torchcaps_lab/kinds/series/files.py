@@ -3,14 +3,14 @@
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchcaps.whole import LARGEST_TABLE, check_file, seen_from
+from torchcaps.whole import LARGEST_TABLE, check_file, opened, resolved, seen_from
 from torchcaps_lab.data.files import Listing, list_folder
 from torchcaps_lab.data.listed import BrokenItem, Item, Listed, part_called
 from torchcaps_lab.data.tables import Table
@@ -301,7 +301,7 @@ def _tables(root: Path) -> dict[str, Path]:
         root.iterdir(),
         key=lambda path_of_table: (_place(path_of_table), path_of_table.name),
     ):
-        part = part_called(path.stem.removeprefix(f"{root.resolve().name}_"))
+        part = part_called(path.stem.removeprefix(f"{resolved(root).name}_"))
         if _place(path) < len(TABLES) and part is not None:
             tables.setdefault(part, path)
     return tables
@@ -381,7 +381,10 @@ class _Stated(NamedTuple):
     def of(cls, path: Path) -> "_Stated":
         """Reads it from the lines before ``@data``."""
         header: dict[str, list[str]] = {}
-        with path.open(encoding="utf-8") as lines:
+        with (
+            opened(path, LARGEST_TABLE) as file,
+            TextIOWrapper(file, encoding="utf-8") as lines,
+        ):
             for line in lines:
                 key, *values = line.strip().lower().split() or [""]
                 if key == "@data":
@@ -454,7 +457,7 @@ def _long_table(
             raise ValueError(
                 f"{place} has {len(row.cells)} cells for the {len(read.columns)} columns"
             )
-        values = read.values(row)
+        values = read.values(row, read.columns)
         name = values[columns.series]
         moments.setdefault(name, []).append(numbers.of(values, place))
         group = values.get(columns.group, "") if columns.group else ""

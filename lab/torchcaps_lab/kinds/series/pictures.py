@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from torchcaps.whole import read_bytes
 from torchcaps_lab.kinds.series.files import SOUNDS
 from torchcaps_lab.kinds.series.networks import SeriesCapsNet
 from torchcaps_lab.kinds.series.series_set import SeriesSet
@@ -229,7 +230,8 @@ def _playable(path: Path) -> str:
         or path.stat().st_size > _PLAYED
     ):
         return ""
-    return f"data:{SOUNDS[path.suffix.lower()]};base64,{base64.b64encode(path.read_bytes()).decode()}"
+    content = base64.b64encode(read_bytes(path, _PLAYED)).decode()
+    return f"data:{SOUNDS[path.suffix.lower()]};base64,{content}"
 
 
 def series_figure(

@@ -2,9 +2,9 @@
 word2vec.
 """
 
-import sys
 import warnings
 from collections.abc import Iterator
+from io import TextIOWrapper
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple, TextIO
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcaps.whole import check_file, seen_from
+from torchcaps.whole import opened, seen_from
 from torchcaps_lab.kinds.texts.words import RESERVED, Words
 from torchcaps_lab.look import number_in
 
@@ -58,8 +58,11 @@ def read_vectors(path: str | Path, words: Words) -> Known:
     vectors: dict[int, np.ndarray] = {}
     read = _Rows()
     try:
-        with check_file(path, sys.maxsize).open(encoding="utf-8", newline="\n") as file:
-            for place, parts in read.of(file):
+        with (
+            opened(path) as file,
+            TextIOWrapper(file, encoding="utf-8", newline="\n") as lines,
+        ):
+            for place, parts in read.of(lines):
                 # Words of GloVe may contain blanks.
                 number = number_of.get(" ".join(parts[: -read.dim]))
                 if number is not None and number not in vectors:

@@ -2,7 +2,7 @@
 
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,6 +25,10 @@ RESERVED = 2
 word of the vocabulary.
 """
 
+
+_LETTERS_AT_ONCE = 2**20
+_LETTERS_OF_A_WORD = 1_000
+"""Of a text as many are looked at as at once, or so many for each word that is read."""
 
 _MARKS = ".,;:!?\u2026\"'`\u00b4\u2018\u2019\u201c\u201d\u00ab\u00bb\u3001\u3002"
 _UNSEEN = dict.fromkeys(map(ord, "\u00ad\u200b\u200c\u200d\u2060\ufeff"))
@@ -52,7 +56,7 @@ class Reading(NamedTuple):
         numbers: the numbers of its words, at most the first ``longest``, int64 (L,).
         spans: where each of these words is in the text: index of its first character,
             and of the one after its last.
-        length: how many words the text has.
+        length: how many words the text has, in its first million letters.
 
     Example:
         >>> from torchcaps_lab.data import Words
@@ -87,7 +91,8 @@ class Words:
             1 is any other word.
         lower: whether texts are converted to lower case.
         longest: number of words that are read of each text, from its beginning; a note
-            gives the number of longer texts.
+            gives the number of longer texts. Letters beyond a million, or
+            1,000 for each of these words, are never looked at.
 
     Raises:
         ValueError: a word occurs twice, or ``longest`` is less than 1.
@@ -147,25 +152,30 @@ class Words:
         cutter = self._tokenizer.pre_tokenizer
         assert normalizer is not None
         assert cutter is not None
-        return [
-            word for word, _ in cutter.pre_tokenize_str(normalizer.normalize_str(text))
-        ]
+        normal = normalizer.normalize_str(self._beginning(text))
+        return [word for word, _ in cutter.pre_tokenize_str(normal)]
 
     def read(self, texts: Sequence[str]) -> list[Reading]:
         """Read texts for a network."""
         for text in texts:
             check_text(text, "a text")
-        readings = []
-        for encoding in self._tokenizer.encode_batch(
-            list(texts), add_special_tokens=False
-        ):
-            numbers = torch.tensor(encoding.ids[: self.longest], dtype=torch.int64)
-            readings.append(
-                Reading(
-                    numbers, tuple(encoding.offsets[: self.longest]), len(encoding.ids)
-                )
+        return [
+            Reading(
+                torch.tensor(encoding.ids[: self.longest], dtype=torch.int64),
+                tuple(encoding.offsets[: self.longest]),
+                len(encoding.ids),
             )
-        return readings
+            for some_texts in _batches(map(self._beginning, texts))
+            for encoding in self._tokenizer.encode_batch(
+                some_texts, add_special_tokens=False
+            )
+        ]
+
+    def _beginning(self, text: str) -> str:
+        """As much of a text as may be read: what cuts it into words keeps a hundred
+        bytes for each letter.
+        """
+        return text[: max(_LETTERS_AT_ONCE, _LETTERS_OF_A_WORD * self.longest)]
 
     def config(self) -> dict[str, Any]:
         """Return the vocabulary and its settings, ready for JSON."""
@@ -213,6 +223,21 @@ class Words:
         tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), cleaned])
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         return tokenizer
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Texts in their order, a million letters at once, or one text."""
+    batch: list[str] = []
+    letters = 0
+    for text in texts:
+        if batch and letters + len(text) > _LETTERS_AT_ONCE:
+            yield batch
+            batch = []
+            letters = 0
+        batch.append(text)
+        letters += len(text)
+    if batch:
+        yield batch
 
 
 def together(rows: Sequence[Tensor]) -> Tensor:

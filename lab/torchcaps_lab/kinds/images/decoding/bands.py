@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import numpy as np
 
 from torchcaps.spec import Within, is_finite
+from torchcaps.whole import LARGEST_TABLE, opened
 from torchcaps_lab.kinds.images.sets.arrays import order_of
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def read_array(source: Path | BytesIO, most_pixels: int) -> Bands:
     if isinstance(source, BytesIO):
         _check_header(source, most_pixels)
         return _as_bands(np.load(source, allow_pickle=False), "NPY")
-    with source.open("rb") as file:
+    with opened(source, LARGEST_TABLE) as file:
         _check_header(file, most_pixels)
     return _as_bands(np.load(source, mmap_mode="r", allow_pickle=False), "NPY")
 
@@ -225,7 +226,7 @@ def is_tiff(source: Path | BytesIO) -> bool:
     """Whether a file begins as a TIFF file does."""
     if isinstance(source, BytesIO):
         return source.getvalue()[:4] in _TIFF
-    with source.open("rb") as file:
+    with opened(source) as file:
         return file.read(4) in _TIFF
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.numerics import check_choice
-from torchcaps.whole import check_file, seen_from
+from torchcaps.whole import LARGEST_TABLE, check_file, seen_from
 from torchcaps_lab.data.base import Resize
 from torchcaps_lab.data.listed import BrokenItem
 from torchcaps_lab.data.reader import Read
@@ -244,7 +244,7 @@ def opened(
         most_pixels = 2 * (Image.MAX_IMAGE_PIXELS or sys.maxsize)
     try:
         if isinstance(source, Path):
-            check_file(source, sys.maxsize)
+            check_file(source, LARGEST_TABLE)
         if isinstance(source, Image.Image | Bands):
             yield source
         elif isinstance(source, Path) and source.suffix.lower() == ARRAY_SUFFIX:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchcaps.whole import check_file, written_whole
 from torchcaps_lab.data.base import find_data_dir
 from torchcaps_lab.kinds.images.decoding.picture import BrokenImage
 
@@ -113,7 +114,7 @@ class ImageStore:
 def _mapped(path: Path, shape: tuple[int, ...]) -> Tensor | None:
     """The images in a file, memory-mapped; None if it does not hold them."""
     try:
-        pixels = np.load(path, mmap_mode="r", allow_pickle=False)
+        pixels = np.load(check_file(path), mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
     if pixels.shape != shape or pixels.dtype != np.uint8:
@@ -125,6 +126,10 @@ def _mapped(path: Path, shape: tuple[int, ...]) -> Tensor | None:
         return torch.from_numpy(pixels)
 
 
+class _Incomplete(Exception):
+    """Some images cannot be read, so no file is kept."""
+
+
 def _write(
     path: Path, shape: tuple[int, ...], images: Iterable[Tensor | BrokenImage]
 ) -> dict[int, BrokenImage]:
@@ -132,9 +137,8 @@ def _write(
     problems are returned.
     """
     problems: dict[int, BrokenImage] = {}
-    temporary = path.with_suffix(".tmp")
     try:
-        with temporary.open("wb") as file:
+        with written_whole(path) as part, part.open("wb") as file:
             header = {"descr": "|u1", "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(file, header)
             for index, image in enumerate(images):
@@ -142,10 +146,10 @@ def _write(
                     problems[index] = image
                 elif not problems:
                     file.write(image.numpy().data)
-            file.flush()
-            os.fsync(file.fileno())
-        if not problems:
-            temporary.replace(path)
+            if problems:
+                raise _Incomplete
+    except _Incomplete:
+        pass
     except OSError as error:
         raise OSError(
             f"{math.prod(shape) / GIB:.1f} GiB of decoded images cannot be written to "
@@ -153,8 +157,6 @@ def _write(
             "name a folder with room by the environment variable TORCHCAPS_DATA, or "
             "allow them more memory"
         ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
     return problems
 
 

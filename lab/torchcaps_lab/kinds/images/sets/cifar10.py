@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from torchcaps.whole import LARGEST_NOTE, read_bytes, read_text
+from torchcaps.whole import LARGEST_NOTE, opened, read_bytes, read_text
 from torchcaps_lab.data.base import register_dataset
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.published import PublishedData
@@ -110,12 +110,12 @@ def _read_archive(archive: Path, names: list[str]) -> list[tuple[Tensor, Tensor]
     paths = [f"cifar-10-batches-bin/{name}" for name in names]
     batches = {}
     # As a stream: going back would decompress all of it anew.
-    with tarfile.open(archive, "r|gz") as members:
+    with opened(archive) as file, tarfile.open(fileobj=file, mode="r|gz") as members:
         for member in members:
-            file = members.extractfile(member) if member.name in paths else None
-            if file is not None:
+            batch = members.extractfile(member) if member.name in paths else None
+            if batch is not None:
                 batches[member.name] = _read_records(
-                    file.read(), f"{archive}: {member.name}"
+                    batch.read(), f"{archive}: {member.name}"
                 )
     return [batches[path] for path in paths]
 

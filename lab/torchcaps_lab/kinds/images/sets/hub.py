@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcaps.spec import settings
+from torchcaps.whole import resolved
 from torchcaps_lab.data.base import register_dataset
 from torchcaps_lab.data.listed import Item, Listed, part_called
 from torchcaps_lab.data.manifest import some
@@ -181,7 +182,7 @@ class Hub(ListedImages):
         places += [home if home.is_dir() else home.parent] if home.exists() else []
         forms: list[Path] = []
         for place in places:
-            forms += [place.absolute(), place.resolve()]
+            forms += [place.absolute(), resolved(place)]
         return tuple(forms)
 
     def _rows(

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchcaps_lab.data.base import register_dataset
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.published import PublishedData
-from torchcaps_lab.data.streams import read_entries, unpacked
+from torchcaps_lab.data.streams import as_tensor, read_entries, unpacked
 
 
 def read_idx(path: str | Path) -> Tensor:
@@ -54,9 +54,7 @@ def read_idx(path: str | Path) -> Tensor:
             f"{path} states the shape {shape}: expected {header + expected} bytes, "
             f"got {header + got} (uncompressed)"
         )
-    if expected:
-        return torch.frombuffer(entries, dtype=torch.uint8).reshape(shape)
-    return torch.empty(shape).byte()
+    return as_tensor(entries, shape, torch.uint8, path)
 
 
 @register_dataset("mnist")

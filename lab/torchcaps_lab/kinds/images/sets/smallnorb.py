@@ -16,7 +16,7 @@ from torchcaps.spec import argument, settings
 from torchcaps_lab.data.base import count_aside, register_dataset, stratified_split
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.published import PublishedData
-from torchcaps_lab.data.streams import read_entries, unpacked
+from torchcaps_lab.data.streams import as_tensor, read_entries, unpacked
 
 Cameras = Literal["both_as_channels", "both_as_images", "first"]
 Viewpoints = Literal["all", "azimuth", "elevation"]
@@ -75,9 +75,7 @@ def _read_matrix(file: BufferedIOBase, path: Path) -> Tensor:
             f"of entries, got {got}"
             f"{' or more' if got > expected else ''} (uncompressed)"
         )
-    if expected:
-        return torch.frombuffer(entries, dtype=dtype).reshape(shape)
-    return torch.empty(shape, dtype=dtype)
+    return as_tensor(entries, shape, dtype, path)
 
 
 def _read_dtype(file: BufferedIOBase, path: Path) -> torch.dtype:

@@ -465,8 +465,9 @@ def list_table(form: TableForm) -> Listed:
 def _table(path: Path, needed: Sequence[str]) -> Table:
     """A table, which has all columns that are needed."""
     table = Table(path)
+    columns = {*table.columns}
     for column in needed:
-        if column not in table.columns:
+        if column not in columns:
             raise ValueError(
                 f"{path} has no column {column!r}, there are {[*table.columns]}"
             )
@@ -486,7 +487,7 @@ def _rows(form: TableForm, table: Table, listed: Listed) -> Iterator[tuple[str, 
         if misfit:
             listed.left_out[f"{title}, row {number}"] = misfit
         else:
-            rows[f"{title}, row {number}"] = table.values(row)
+            rows[f"{title}, row {number}"] = table.values(row, form.needed)
     if images.get(form.file) is not None and _is_example(form, rows.values()):
         raise no_header(table.path, table.columns, ("file_name", "label"))
     first: dict[Path, tuple[str, str]] = {}

@@ -1,0 +1,113 @@
+"""The shapes that a configuration asks for, found without memory, to be compared with
+those in the file of weights before anything is made.
+"""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from torchcaps.whole import check_file
+
+SPARE, EACH = 1_000, 20
+"""Values in a configuration, and tensors that the constructor of its network makes: so
+many, and so many for each tensor in the file. Networks of the package make up to 3.
+"""
+
+SPARE_NUMBERS, TIMES_WEIGHTS = 2**26, 4
+"""Numbers of one tensor: so many, as one example of large images has, and so many times
+those of all weights.
+"""
+
+LOOKED_AT = 2**12
+"""Numbers of a tensor that is made as it is where a constructor looks at numbers."""
+
+_DRAWS = (
+    Tensor.normal_,
+    Tensor.uniform_,
+    Tensor.random_,
+    Tensor.bernoulli_,
+)
+"""What draws numbers in place. On ``meta`` there are none to draw, but torch imports
+its compiler for it, which takes seconds.
+"""
+
+_NOISE = (torch.randn, torch.rand)
+
+
+class TooLarge(ValueError):
+    """A configuration asks for more than the weights beside it give reason for."""
+
+
+def read_shapes(path: Path) -> list[torch.Size]:
+    """The shapes of the tensors in a file of safetensors, which must hold their
+    bytes; none of these is read.
+
+    Raises:
+        ValueError: if the file is damaged: names it.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(check_file(path), framework="pt") as file:
+            names = file.keys()
+            return [torch.Size(file.get_slice(name).get_shape()) for name in names]
+    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+
+
+class Outlining(TorchFunctionMode):
+    """Inside, torch makes tensors on the device ``meta``, which have shapes and take no
+    memory, and makes no more and no larger ones than the weights give reason for.
+
+    It goes around ``torch.device("meta")``.
+
+    Args:
+        shapes: those of the tensors in the file of weights.
+        looked_at: tensors of so many numbers are made as they are.
+
+    Raises:
+        TooLarge: inside, at the call that asks for too much.
+    """
+
+    def __init__(self, shapes: Collection[torch.Size], looked_at: int = 0) -> None:
+        super().__init__()
+        numbers = sum(shape.numel() for shape in shapes)
+        self.left = SPARE + EACH * len(shapes)
+        self.most_numbers = SPARE_NUMBERS + TIMES_WEIGHTS * numbers
+        self.why = (
+            f"the file of weights holds {len(shapes)} tensors of {numbers:,} numbers"
+        )
+        self.looked_at = looked_at
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = self._outlined(func, args, kwargs or {})
+        if isinstance(result, Tensor) and result.numel() > self.most_numbers:
+            raise TooLarge(
+                f"its arguments ask for {result.numel():,} numbers at once: {self.why}"
+            )
+        return result
+
+    def _outlined(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if func in _DRAWS:
+            return args[0]
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return kwargs["tensor"]
+        if func in _NOISE:
+            func = torch.empty
+            kwargs.pop("generator", None)
+        # Only what makes tensors takes a device: here calls can end without harm.
+        if "device" not in kwargs:
+            return func(*args, **kwargs)
+        self.left -= 1
+        if self.left < 0:
+            raise TooLarge(f"its arguments ask for too many layers: {self.why}")
+        outline = func(*args, **{**kwargs, "device": "meta"})
+        if outline.numel() > self.looked_at:
+            return outline
+        return func(*args, **{**kwargs, "device": "cpu"})
