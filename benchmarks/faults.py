@@ -487,6 +487,7 @@ def run(options: argparse.Namespace, show: Show) -> None:
 
 from benchmarks import (  # noqa: E402  # they put their rows into the table
     faults_annotations,  # noqa: F401
+    faults_files,  # noqa: F401
     faults_guesses,  # noqa: F401
     faults_numerics,  # noqa: F401
     faults_options,  # noqa: F401

@@ -39,8 +39,8 @@ from torchcaps_lab.training import read_options
 from torchcaps_lab.training.checkpoints import checkpoint_to_resume, newest_checkpoint
 
 ROOT = Path(__file__).parents[1]
-SECONDS = 60
-"""After which a test hangs."""
+WAITING, COMPUTING = 300, 60
+"""Seconds after which a test hangs: on the clock, and of the processor."""
 
 
 @pytest.fixture(autouse=True)
@@ -50,11 +50,17 @@ def _ends() -> Iterator[None]:
     def give_up(number: int, frame: Any) -> None:
         raise RuntimeError("it hangs")
 
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(SECONDS)
+    timers = {
+        signal.SIGALRM: (signal.ITIMER_REAL, WAITING),
+        signal.SIGPROF: (signal.ITIMER_PROF, COMPUTING),
+    }
+    before = {number: signal.signal(number, give_up) for number in timers}
+    for timer, seconds in timers.values():
+        signal.setitimer(timer, seconds)
     yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+    for number, (timer, _) in timers.items():
+        signal.setitimer(timer, 0)
+        signal.signal(number, before[number])
 
 
 def _socket(path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from tests.runs import CPU, FEW, learner
 from torchcaps.whole import UNFINISHED, write_whole, written_whole
-from torchcaps_lab.data import Examples
+from torchcaps_lab.data import Changes, Examples, TextSet, Words
 from torchcaps_lab.training import Learner, RunFolder, Schedule, fit
 from torchcaps_lab.training.checkpoints import (
     SealedCheckpoints,
@@ -20,6 +20,7 @@ from torchcaps_lab.training.checkpoints import (
     seal,
     seal_is_right,
 )
+from torchcaps_lab.training.fingerprint import Fingerprint
 
 
 def trained(
@@ -68,6 +69,54 @@ def test_a_checkpoint_without_a_seal_is_not_whole(tmp_path: Path) -> None:
     assert not seal_is_right(path)
     seal(path)
     assert seal_is_right(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("epoch", "one"),
+        ("epoch", -1),
+        ("epoch", None),
+        ("state_dict", [1]),
+        ("callbacks", ["a"]),
+        ("loops", {"fit_loop": 1}),
+        ("optimizer_states", "none"),
+        ("global_step", [1]),
+    ],
+)
+def test_whole_checkpoints_of_other_content_are_refused_by_name(
+    checkpoint: bytes, name: str, content: object, tmp_path: Path
+) -> None:
+    path = tmp_path / "checkpoints" / "epoch00000.ckpt"
+    path.parent.mkdir()
+    path.write_bytes(checkpoint)
+    changed = {**torch.load(path, weights_only=True), name: content}
+    torch.save(changed, path)
+    seal(path)
+    assert seal_is_right(path)
+    with pytest.raises(ValueError, match=r"epoch00000\.ckpt (is|cannot)"):
+        trained(tmp_path, epochs=2)
+
+
+def test_changed_texts_are_told_as_texts() -> None:
+    """Other words may change the network, too: the texts are what is named."""
+    texts = ["a cat", "a dog", "one cat", "one dog"]
+
+    def fingerprint(texts: list[str]) -> Fingerprint:
+        labels = torch.tensor([0, 1, 0, 1])
+        some = TextSet.of(texts, labels, ("cat", "dog"), Words.of(texts))
+        return Fingerprint({}, some, some[:0])
+
+    before, now = fingerprint(texts), fingerprint([*texts[:3], "another dog"])
+    checkpoint = {"callbacks": {before.state_key: before.state_dict()}}
+    with pytest.raises(ValueError, match="the texts or their labels are others"):
+        now.check(checkpoint, allow_changes=False)
+    assert Changes(changed=("a.txt",), thing="text").lines() == (
+        "1 text changed since the training: a.txt",
+    )
+    assert Changes(changed=("a", "b"), thing="series").lines() == (
+        "2 series changed since the training: a, b",
+    )
 
 
 def test_the_older_one_is_used_where_the_newest_is_damaged(tmp_path: Path) -> None:

@@ -1,0 +1,184 @@
+"""Rows of ``python -m benchmarks faults``: pipes, devices, sockets, folders and links
+where a file should be, names that share their content, and outputs that nobody reads.
+"""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.faults import CRASH, REFUSED, fault, no_crash
+from torchcaps.models import create_model, load_pretrained
+from torchcaps.whole import write_whole
+from torchcaps_lab.data import Manifest, load_image
+from torchcaps_lab.data.tables import Table
+from torchcaps_lab.kinds.images.sets.mnist import read_idx
+from torchcaps_lab.kinds.texts import Words
+from torchcaps_lab.report import write_page
+from torchcaps_lab.training import RunFolder, read_options, read_summary
+
+SECONDS = 60
+"""After which something hangs."""
+
+
+@contextmanager
+def _ends() -> Iterator[None]:
+    """Raises an error that no reader expects, once the time is over."""
+
+    def give_up(number: int, frame: Any) -> None:
+        raise RuntimeError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+
+
+PLACED: tuple[Callable[[Path], Any], ...] = (
+    os.mkfifo,
+    _socket,
+    Path.mkdir,
+    lambda path: path.symlink_to("/dev/zero"),
+    lambda path: path.symlink_to("/dev/full"),
+    lambda path: path.symlink_to(path.name),
+    lambda path: path.symlink_to("nothing"),
+    lambda path: path.symlink_to("/proc/kcore"),
+)
+"""What puts something else than a file at a path."""
+
+
+def _clear(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        path.rmdir()
+    else:
+        path.unlink()
+
+
+@fault("what is no file, where files are read", REFUSED)
+def special_files(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
+    """Each file of a run and of data is in turn a pipe, a socket, a folder, a device or
+    a link that leads nowhere: a named error, at once.
+    """
+    run = RunFolder(folder)
+    create_model("capsnet_digits").save_pretrained(folder)
+    readers: dict[str, Callable[[Path], Any]] = {
+        "config.json": lambda path: load_pretrained(folder),
+        "model.safetensors": lambda path: load_pretrained(folder),
+        "config.yaml": read_options,
+        "data.json": Manifest.read,
+        "summary.json": lambda path: read_summary(run),
+        "a.csv": Table,
+        "a.jsonl": Table,
+        "a.png": lambda path: load_image(path, (1, 8, 8)),
+        "a.npy": lambda path: load_image(path, (1, 8, 8)),
+        "a.gz": read_idx,
+    }
+    for _ in range(count):
+        name, read = chance.choice([*readers.items()])
+        path = folder / name
+        aside = folder / "aside"
+        if path.exists():
+            path.rename(aside)
+        chance.choice(PLACED)(path)
+        with _ends():
+            refused = False
+            with suppress(ValueError, OSError):
+                read(path)
+                refused = True
+            yield not refused
+        _clear(path)
+        if aside.exists():
+            aside.rename(path)
+
+
+@fault(
+    "names that share their content, or are pipes, where files are written",
+    "replaced, nothing elsewhere changed",
+)
+def shared_names(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
+    """What is written has the name of a hard link, a link, a pipe or a device."""
+    precious = folder / "precious"
+    precious.write_text("precious")
+    places: tuple[Callable[[Path], Any], ...] = (
+        partial(os.link, precious),
+        os.mkfifo,
+        lambda path: path.symlink_to("/dev/full"),
+    )
+    for number in range(count):
+        run = folder / f"run-{number}"
+        (run / "report").mkdir(parents=True)
+        place = chance.choice(places[:2])
+        place(run / "report" / chance.choice(("index.html", "exhibits.json")))
+        chance.choice(places)(run / f"a{chance.choice(('', '.unfinished'))}")
+        with _ends():
+            write_page(run, [])
+            write_whole(run / "a", "new")
+        written = [path for path in run.rglob("*") if path.name != "report"]
+        yield (
+            precious.read_text() == "precious"
+            and (run / "a").read_text() == "new"
+            and all(path.is_file() and path.stat().st_nlink == 1 for path in written)
+        )
+
+
+@fault("wide tables and long texts", CRASH)
+def wide_and_long(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
+    """Tables of 100,000 columns or objects without them, and texts of 100 MB: no more
+    time than reading them takes.
+    """
+    names = [f"c{number}" for number in range(100_000)]
+    objects = "{" + ", ".join(f'"{name}": 1' for name in names) + "}"
+    for _ in range(count):
+        rows = chance.choice((3, 1_000, 100_000))
+        contents = {
+            "a.csv": ",".join(names) + "\n1" * rows,
+            "a.jsonl": objects + "\n{}" * rows,
+        }
+        for name, content in contents.items():
+            (folder / name).write_text(content)
+            with _ends():
+                yield no_crash(partial(_read_table, folder / name))
+        text = chance.choice(("word ", "w", "\ufdfa", ". ", "\u4e2d")) * 10**7
+        with _ends():
+            yield no_crash(partial(Words(("word",)).read, [text] * 3))
+
+
+def _read_table(path: Path) -> None:
+    table = Table(path)
+    table.check_once(table.columns)
+    for row in table.rows():
+        if not table.misfit(row, ["c0"]):
+            table.values(row, ["c0"])
+
+
+@fault("outputs that nobody reads any more", "no error is told")
+def closed_pipes(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
+    """Commands whose reader has gone before they write."""
+    commands = (
+        ("torchcaps_lab", "models"),
+        ("torchcaps_lab", "train", "--help"),
+        ("recipes",),
+        ("benchmarks", "launches", "--help"),
+    )
+    for _ in range(count):
+        reading, writing = os.pipe()
+        os.close(reading)
+        command = [sys.executable, "-m", *chance.choice(commands)]
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE)
+        os.close(writing)
+        yield not done.stderr
