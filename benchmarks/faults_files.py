@@ -1,13 +1,16 @@
 """Rows of ``python -m benchmarks faults``: pipes, devices, sockets, folders and links
-where a file should be, names that share their content, and outputs that nobody reads.
+where a file should be, names that share their content, small files that ask for much,
+and outputs that nobody reads.
 """
 
+import json
 import os
 import random
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -26,6 +29,9 @@ from torchcaps_lab.training import RunFolder, read_options, read_summary
 
 SECONDS = 60
 """After which something hangs."""
+
+REFUSING = 2
+"""Seconds of the processor in which a small file that asks for much is refused."""
 
 
 @contextmanager
@@ -134,6 +140,40 @@ def shared_names(folder: Path, count: int, chance: random.Random) -> Iterator[bo
             and (run / "a").read_text() == "new"
             and all(path.is_file() and path.stat().st_nlink == 1 for path in written)
         )
+
+
+@fault(
+    "saved networks that ask for more than their weights",
+    "refused at once, with the name of the file",
+)
+def greedy_networks(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
+    """Opens small networks whose configuration holds a large number, or many numbers,
+    in place of a value.
+    """
+    create_model("capsnet_digits").save_pretrained(folder)
+    path = folder / "config.json"
+    config: dict[str, Any] = json.loads(path.read_text())
+    values = (
+        10**6,
+        50_000,
+        3_000,
+        [1, 10**6, 10**6],
+        [3_000, 3_000],
+        [1] * 200_000,
+        [[1] * 100] * 1_000,
+    )
+    names = ("image_shape", "classes", "channels", "types", "pose_dim")
+    for _ in range(count):
+        name = chance.choice((*names, "decoder_hidden"))
+        arguments = {**config["arguments"], name: chance.choice(values)}
+        path.write_text(json.dumps({**config, "arguments": arguments}))
+        begun = time.process_time()
+        told = ""
+        try:
+            load_pretrained(folder)
+        except ValueError as error:
+            told = str(error)
+        yield "config.json" in told and time.process_time() - begun < REFUSING
 
 
 @fault("wide tables and long texts", CRASH)

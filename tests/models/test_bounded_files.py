@@ -14,7 +14,7 @@ from torch import nn
 from torchcaps.models import Network, create_model, load_pretrained
 from torchcaps.models.outline import Outlining, TooLarge
 
-MOST_MEGABYTES, MOST_SECONDS = 100, 10
+MOST_MEGABYTES, MOST_SECONDS = 250, 10
 """Bounds of one refusal; it takes a fraction of a second on an idle machine."""
 
 

@@ -49,9 +49,9 @@ def command(
             f"--out must name a folder for the report: {run} is not the folder of a run"
         )
     classifier, images = open_run(run, data, split, imported)
-    recorded = read_summary(of_run) if of_run.summary.is_file() else {}
+    recorded = read_summary(of_run) if of_run.summary.exists() else {}
     summary = {**recorded, "run": run}  # it may have moved since
-    metrics = _read_metrics(of_run.metrics) if of_run.metrics.is_file() else []
+    metrics = _read_metrics(of_run.metrics) if of_run.metrics.exists() else []
     page = classifier.task.report(
         place, classifier.network, classifier.prepared(images), summary, metrics
     )

@@ -18,7 +18,7 @@ def follow_record(folder: RunFolder, data: DataSet) -> tuple[str, ...]:
     """
     if not folder.config.is_file():
         return ()
-    if folder.record.is_file():
+    if folder.record.exists():
         return data.follow(Manifest.read(folder.record)).lines()
     if data.manifest() is not None:
         raise ValueError(
