@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from recipes.kit.lab import PresetName
-from torchcaps.whole import write_whole
+from torchcaps.whole import LARGEST_NOTE, read_json, write_whole
 
 Key = tuple[str, PresetName, str]
 """A recipe, a preset and a row."""
@@ -40,7 +40,7 @@ def read_estimates(results: Path) -> dict[Key, Estimate]:
     path = results / ESTIMATES
     if not path.is_file():
         return {}
-    rows = json.loads(path.read_text(encoding="utf-8"))
+    rows = read_json(path, LARGEST_NOTE, list)
     return {
         (row.pop("recipe"), row.pop("preset"), row.pop("row")): Estimate(**row)
         for row in rows

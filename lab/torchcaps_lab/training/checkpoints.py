@@ -88,16 +88,16 @@ class SealedCheckpoints(TorchCheckpointIO):
             seal(part)
 
 
-def seal(path: Path) -> None:
+def seal(part: Path) -> None:
     """Appends to a zip archive, as its comment, the SHA-256 of everything before it."""
-    with path.open("r+b") as file:
+    with part.open("r+b") as file:
         file.seek(-len(_NO_COMMENT), 2)
         if file.read() != _NO_COMMENT:
-            raise ValueError(f"{path} has a comment already")
+            raise ValueError(f"{part} has a comment already")
         file.seek(-len(_NO_COMMENT), 2)
         file.write(struct.pack("<H", _SEAL))
-    digest = _digest(path, path.stat().st_size)
-    with path.open("ab") as file:
+    digest = _digest(part, part.stat().st_size)
+    with part.open("ab") as file:
         file.write(digest.encode())
 
 
