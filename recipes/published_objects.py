@@ -4,6 +4,7 @@ from their published descriptions (Locatello et al. 2020).
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import product
 from typing import Any, ClassVar
 
@@ -81,9 +82,8 @@ class PublishedObjects(Recipe[TrainingOptions]):
             figure = facts["published"].get(row, ()) if key == "fg_ari" else ()
             lines.append(Line(row, measure, *figure, **common))
         for row, figure in facts["elsewhere"].items():
-            lines.append(
-                Line(row, MEASURES["fg_ari"], *figure, **common, elsewhere=True)
-            )
+            line = Line(row, MEASURES["fg_ari"], *figure, **common)
+            lines.append(replace(line, elsewhere=True))
         cls.lines = tuple(lines)
 
     def measure(

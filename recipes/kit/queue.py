@@ -123,7 +123,7 @@ class Deadline(L.Callback):
 class StuckTraining(L.Callback):
     """Raises :class:`Stuck` if a training does not learn, by its curve."""
 
-    def on_train_epoch_start(self, trainer: L.Trainer, *_: Any) -> None:
+    def on_train_epoch_start(self, trainer: Any, *_: Any) -> None:
         """Compare the losses of the epochs before, also of those before a resume."""
         histories = [row for row in trainer.callbacks if isinstance(row, History)]
         losses = [row["train_loss"] for row in histories[0].rows if "train_loss" in row]

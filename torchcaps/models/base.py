@@ -15,7 +15,6 @@ from torchcaps.capsules import Capsules, Prediction
 from torchcaps.layers import (
     CapsLinear,
     ClassCaps,
-    FullyConnectedDecoder,
     PoseInput,
     mask_capsules,
     told,
