@@ -492,6 +492,7 @@ from benchmarks import (  # noqa: E402  # they put their rows into the table
     faults_numerics,  # noqa: F401
     faults_options,  # noqa: F401
     faults_platform,  # noqa: F401
+    faults_options,  # noqa: F401
     faults_readers,  # noqa: F401
     faults_resume,  # noqa: F401
 )
