@@ -126,7 +126,8 @@ def check_layer(
         AssertionError: with the name of the check that failed, and by how much.
         ValueError: if a name in ``skip`` is not that of a check.
     """
-    checks = by_name((*CHECKS, _options_together), skip)
+    every: tuple[Any, ...] = (*CHECKS, _options_together)
+    checks = by_name(every, skip)
     options = checks.pop("options_together", None)
     made = layer if isinstance(layer, nn.Module) else layer()
     children = Capsules(*(field.detach().double() for field in children))

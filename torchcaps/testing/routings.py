@@ -138,7 +138,8 @@ def check_routing(
     """
     template = create_routing(routing) if isinstance(routing, str) else routing
     options = partial(_options_together, together=together)
-    for name, check in by_name((*CHECKS, _options_together), skip).items():
+    every: tuple[Any, ...] = (*CHECKS, _options_together)
+    for name, check in by_name(every, skip).items():
         attempt(
             options if check is _options_together else check,
             template,
