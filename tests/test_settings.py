@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
@@ -16,15 +17,27 @@ import torchcaps as tc
 import torchcaps.mixture
 import torchcaps.sklearn
 from torchcaps.layers import ImplicitActivation, SelfWeightedPooling
+from torchcaps.losses import LOSSES as LOSSES_BY_NAME
+from torchcaps.models.registry import MODELS
 from torchcaps.routing import EMSettings
 from torchcaps.routing.base import ROUTINGS
-from torchcaps.spec import Within, alternatives, declared
+from torchcaps.spec import Typed, Within, alternatives, declared, fit
+from torchcaps_lab.data import Preprocess
+from torchcaps_lab.data.base import DATASETS
+from torchcaps_lab.tasks.base import TASKS
+from torchcaps_lab.training import options as training
+from torchcaps_lab.training.speed import Speed
 
-LOSSES = (tc.MarginLoss, tc.SpreadLoss, tc.LengthCrossEntropy, tc.ReconstructionLoss)
+SOME_LOSSES = (
+    tc.MarginLoss,
+    tc.SpreadLoss,
+    tc.LengthCrossEntropy,
+    tc.ReconstructionLoss,
+)
 CLASSES: list[Any] = [
     *ROUTINGS.values(),
     EMSettings,
-    *LOSSES,
+    *SOME_LOSSES,
     ImplicitActivation,
     SelfWeightedPooling,
     tc.Squash,
@@ -70,11 +83,20 @@ def beyond(bound: Within) -> Iterator[float]:
 def wrong(hint: Any) -> Iterator[Any]:
     parts = list(alternatives(hint))
     taken = set().union(*(kinds(part) for part, _ in parts))
+    choices = [
+        choice
+        for part, _ in parts
+        if get_origin(part) is Literal
+        for choice in get_args(part)
+    ]
+    if Path in taken:
+        taken |= {str}
     yield from (
         sample
         for kind, samples in SAMPLES.items()
         if kind not in taken
         for sample in samples
+        if sample not in choices
     )
     for part, bounds in parts:
         if get_origin(part) is Literal:
@@ -99,6 +121,58 @@ def test_what_is_beyond_a_constraint_is_refused_by_name(cls: type, name: str) ->
         assert bounds or part not in (int, float) or cls is tc.Squash, (
             "any number will do"
         )
+
+
+OPTIONS = (
+    training.Subject,
+    training.Optimisation,
+    training.Schedule,
+    training.Running,
+    training.TrainerOptions,
+    Preprocess,
+    Speed,
+)
+NETWORKS = {configuration.network for configuration in MODELS.values()}
+DECLARED = [
+    (cls, name)
+    for cls in dict.fromkeys(
+        (
+            *ROUTINGS.values(),
+            *LOSSES_BY_NAME.values(),
+            *sorted(NETWORKS, key=lambda cls: cls.__name__),
+            *DATASETS.values(),
+            *TASKS.values(),
+            *OPTIONS,
+        )
+    )
+    if cls.__module__.startswith("torchcaps")
+    for name in declared(cls).arguments
+]
+
+
+@pytest.mark.parametrize(
+    ("cls", "name"), DECLARED, ids=lambda one: getattr(one, "__name__", one)
+)
+def test_an_option_is_refused_with_its_place_and_what_came(
+    cls: type, name: str
+) -> None:
+    """However it is given: in Python, in a file, or on the command line."""
+    hint = declared(cls).arguments[name].hint
+    place = f"some.{name}"
+    # On a command line everything is text, too.
+    takes_text = {str, Path} & {part for part, _ in alternatives(hint)}
+    for value in wrong(hint):
+        typed = () if takes_text else (Typed(repr(value), value),)
+        for given in (value, *typed):
+            with pytest.raises(ValueError, match=rf"^{place} must ") as caught:
+                fit(hint, given, place)
+            (line, *_) = str(caught.value).splitlines()
+            assert "got" in line
+            assert len(line) < 1000
+
+
+def test_options_of_every_registry_are_tried() -> None:
+    assert len(DECLARED) > 400
 
 
 def test_all_routings_with_arguments_declare_them() -> None:
