@@ -75,7 +75,7 @@ def _of_part(part: Any) -> Iterator[Any]:
     if registry is not None:
         names = [*sorted(registry), *(cls.__name__ for cls in registry.classes())]
         yield from (
-            {"name": name, **_needed(registry.find(name), int(registry.factory))}
+            {"name": name, **needed(registry.find(name), int(registry.factory))}
             for name in names
         )
     elif origin is Literal:
@@ -98,14 +98,14 @@ def _of_part(part: Any) -> Iterator[Any]:
         yield from ([value] * 2 for value in candidates(inner[0] if inner else Any))
 
 
-def _needed(cls: type, skip: int) -> dict[str, Any]:
+def needed(cls: type, skip: int = 0) -> dict[str, Any]:
     """Values for the arguments that a class cannot be made without."""
-    needed = {
+    missing = {
         name: argument
         for name, argument in declared(cls, skip).arguments.items()
         if argument.default is MISSING
     }
-    return {name: other(one.hint, None) for name, one in needed.items()}
+    return {name: other(one.hint, None) for name, one in missing.items()}
 
 
 def other(hint: Any, default: Any) -> Any:

@@ -228,20 +228,6 @@ def test_whole_numbers_of_any_kind_are_indices() -> None:
         assert batch.inputs.shape == (1, 1, 3, 4)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"seed": "a"}, "seed must be a whole number, got 'a'"),
-        ({"seed": 0.5}, "seed must be a whole number, got 0.5"),
-        ({"size": 1.5}, "size must be a whole number, got 1.5"),
-        ({"size": 0}, "size must be at least 1, got 0"),
-    ],
-)
-def test_numbers_of_a_data_set_are_whole(arguments, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        Digits(**arguments)
-
-
 def test_a_negative_seed_is_one() -> None:
     assert len(Digits(seed=-1).validation) == len(Digits().validation)
 

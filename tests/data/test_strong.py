@@ -153,20 +153,6 @@ def test_autocontrast_leaves_a_channel_of_one_value():
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rotate": 181.0}, "rotate must be at most 180, got 181"),
-        ({"zoom": 1.0}, "zoom must be at most 0.9, got 1"),
-        ({"randaugment": -1}, "randaugment must be at least 0, got -1"),
-        ({"erase": 1.5}, r"erase must be a share in \[0, 1\], got 1.5"),
-    ],
-)
-def test_what_is_out_of_range_is_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        Preprocess(**options)
-
-
 def test_kornia_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "kornia", None)
     with pytest.raises(

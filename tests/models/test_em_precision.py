@@ -52,7 +52,14 @@ def test_no_other_registered_network_has_em_by_default() -> None:
         ] == UNTRAINED
 
 
-@pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param("naive", marks=pytest.mark.thorough),
+        pytest.param("chunked", marks=pytest.mark.thorough),
+        "native",
+    ],
+)
 @pytest.mark.parametrize("name", [*UNTRAINED, *TRAINED])
 @torch.no_grad()
 def test_float32_is_float64_and_one_image_as_in_a_batch(

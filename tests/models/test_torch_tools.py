@@ -97,7 +97,18 @@ def test_an_ensemble_in_one_call(name: str) -> None:
         torch.testing.assert_close(answer, torch.stack(expected), rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["scene_capsnet", "scene_cnn", *OTHER_KINDS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        # One of each kind of input; the others in a thorough run.
+        *("scene_capsnet", "segcaps", "text_capsnet", "series_capsnet"),
+        *(
+            pytest.param(name, marks=pytest.mark.thorough)
+            for name in ("scene_cnn", *OTHER_KINDS)
+            if name not in ("segcaps", "text_capsnet", "series_capsnet")
+        ),
+    ],
+)
 def test_networks_of_other_kinds_export_with_any_batch(name: str) -> None:
     """tests/ops/test_compiled_and_exported.py has those of images."""
     network = small(name)

@@ -176,26 +176,6 @@ def test_images_of_two_sizes_are_named(tmp_path: Path) -> None:
     assert str(tmp_path / "b" / "wide.png") in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"test": 1.0}, r"test must be a share in \[0, 1\), got 1.0"),
-        ({"validation": -0.1}, "validation must be a share"),
-        ({"channels": 0}, "channels must be at least 1, got 0"),
-        ({"size": 0}, "size must be at least 1, got 0"),
-        ({"size": (8, 100_000)}, "size must be at most 16384, got 100000"),
-        ({"size": (8, 0)}, "size must be at least 1, got 0"),
-        (
-            {"resize": "squash"},
-            "resize must be one of 'pad', .* 'handwriting', got 'squash'",
-        ),
-    ],
-)
-def test_arguments_are_checked(tmp_path: Path, arguments: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ImageFolder(str(make_root(tmp_path)), **arguments)
-
-
 # Channels and size
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Prediction
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import Size, Sizes
+from torchcaps.numerics import ProperShare, Size, Sizes
 from torchcaps.spec import settings
 from torchcaps_lab.kinds.texts.network import TextClassifier, seen
 
@@ -54,8 +54,8 @@ class TextCNN(TextClassifier):
     widths: Sizes = (3, 4, 5)
     channels: Size = 100
     output: Output = "sigmoid"
-    dropout: float = 0.5
-    hidden_words: float = 0.05
+    dropout: ProperShare = 0.5
+    hidden_words: ProperShare = 0.05
 
     def __post_init__(self) -> None:
         self.convolutions = nn.ModuleList(

@@ -10,7 +10,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear, PrimaryCaps1d
 from torchcaps.models.base import CapsuleNetwork
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import Size
+from torchcaps.numerics import ProperShare, Size
 from torchcaps.routing import DynamicRouting, Routing
 from torchcaps.spec import settings
 from torchcaps_lab.kinds.texts.network import TextClassifier, ahead, start_apart
@@ -59,8 +59,8 @@ class TextEncoder(TextClassifier, CapsuleNetwork):
     types: Size = 8
     parts: Size = 16
     pose_dim: Size = 16
-    dropout: float = 0.2
-    hidden_words: float = 0.05
+    dropout: ProperShare = 0.2
+    hidden_words: ProperShare = 0.05
     routing: InitVar[Routing | None] = None
 
     def __post_init__(self, routing: Routing | None) -> None:

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 from torchcaps.layers import PrimaryCaps1d
 from torchcaps.models.base import ClassifierNetwork
-from torchcaps.numerics import at_hand, check_size
+from torchcaps.numerics import ProperShare, at_hand, check_size
+from torchcaps.spec import check
 from torchcaps_lab.kinds.texts.words import PADDING, RESERVED, UNKNOWN
 
 _START = 0.25
@@ -57,8 +58,7 @@ class TextClassifier(ClassifierNetwork):
         super().__init__(classes)
         check_size(vocabulary=vocabulary, word_dim=word_dim)
         for name, share in (("dropout", dropout), ("hidden_words", hidden_words)):
-            if not 0 <= share < 1:
-                raise ValueError(f"{name} must be a share in [0, 1), got {share}")
+            check(ProperShare, share, name)
         self.vocabulary = vocabulary
         self.word_dim = word_dim
         self.dropout = dropout

@@ -12,7 +12,7 @@ from torchcaps.layers import CapsConv1d, CapsLinear, PrimaryCaps1d
 from torchcaps.models.base import routing_of
 from torchcaps.models.initial import zero_bias
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import Size, Sizes
+from torchcaps.numerics import ProperShare, Size, Sizes
 from torchcaps.routing import DynamicRouting, Routing
 from torchcaps.spec import settings
 from torchcaps.squashing import length
@@ -167,8 +167,8 @@ class TextCapsNet(TextClassifier):
     pose_dim: Size = 16
     window: Size = 3
     stride: Size = 1
-    dropout: float = 0.2
-    hidden_words: float = 0.05
+    dropout: ProperShare = 0.2
+    hidden_words: ProperShare = 0.05
     routing: InitVar[Routing | None] = routing_of(
         "branches.0.class_caps", "The routing of the class capsules."
     )

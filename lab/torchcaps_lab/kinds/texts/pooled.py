@@ -9,7 +9,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear
 from torchcaps.models.base import CapsuleNetwork
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import Size, Sizes
+from torchcaps.numerics import ProperShare, Size, Sizes
 from torchcaps.routing import DynamicRouting, Routing
 from torchcaps.spec import settings
 from torchcaps.squashing import length
@@ -66,8 +66,8 @@ class TextPooled(TextClassifier, CapsuleNetwork):
     types: Size = 10
     dim: Size = 10
     pose_dim: Size = 16
-    dropout: float = 0.5
-    hidden_words: float = 0.05
+    dropout: ProperShare = 0.5
+    hidden_words: ProperShare = 0.05
     routing: InitVar[Routing | None] = None
 
     def __post_init__(self, routing: Routing | None) -> None:
