@@ -150,7 +150,8 @@ def pack(options: argparse.Namespace) -> None:
         **saved_with(classifier, options),
     )
     config = folder / "config.json"
-    if classifier.reader.written:  # a word in each line takes as much room again
+    # A word in each line takes as much room again.
+    if classifier.reader.written:
         text = json.dumps(json.loads(config.read_text()), ensure_ascii=False)
         config.write_text(text + "\n", encoding="utf-8")
     packed = Classifier.open(folder)

@@ -70,7 +70,8 @@ def _attacked(
         torch.inf,
         device=start.device,
     )
-    for _ in range(steps + 1):  # the last one only looks
+    # The last one only looks.
+    for _ in range(steps + 1):
         attempt = images.detach().requires_grad_()
         view = scores.preprocess.evaluate(attempt)
         prediction = scores.network(view.images)

@@ -148,8 +148,7 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-if (
-    "torch" in sys.modules
-):  # programs that torch.export saved name our operators, and the results of networks
+# Programs that torch.export saved name our operators, and the results of networks.
+if "torch" in sys.modules:
     import_module(f"{__name__}.ops.fused.operators")
     import_module(f"{__name__}.capsules")

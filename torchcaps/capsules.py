@@ -110,9 +110,8 @@ def from_pair(value: Any) -> Any:
     wanted = torch.is_grad_enabled() and (
         pose.requires_grad or activation.requires_grad
     )
-    if (
-        wanted and not torch.compiler.is_compiling()
-    ):  # no tool hooks into a compiled graph
+    # No tool hooks into a compiled graph.
+    if wanted and not torch.compiler.is_compiling():
         pose, activation = _Tied.apply(pose, activation)
     return Capsules(pose, activation)
 

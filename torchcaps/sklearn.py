@@ -141,7 +141,8 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
                 f"{rows.shape[1]} a row"
             )
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        with torch.random.fork_rng():  # the caller's random numbers stay what they are
+        # The caller's random numbers stay what they are.
+        with torch.random.fork_rng():
             torch.manual_seed(seed)
             self._train(
                 torch.tensor(rows),

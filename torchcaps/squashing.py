@@ -33,9 +33,8 @@ def _safe_length(squared: Tensor) -> Tensor:
 
 def _found_length(pose: Tensor, dim: Dims, keepdim: bool = True) -> Tensor:
     """The length, for where autograd does not differentiate it."""
-    if pose.shape[-1:] != (1,) and (
-        dim == -1 or _last(dim, pose.ndim)
-    ):  # the norm of one number does not square it
+    # The norm of one number does not square it.
+    if pose.shape[-1:] != (1,) and (dim == -1 or _last(dim, pose.ndim)):
         return torch.linalg.vector_norm(pose, dim=dim, keepdim=keepdim)
     return _squared_length(
         pose, dim, keepdim
@@ -72,9 +71,8 @@ def length(pose: Tensor, dim: Dims = -1) -> Tensor:
     """
     dtype = real_dtype("pose", pose)
     wide = cast(pose, compute_dtype(pose))
-    if (
-        not isinstance(dim, int) and not dim
-    ):  # no axes are all of them in sums and norms, and none in squeeze
+    # No axes are all of them in sums and norms, and none in squeeze.
+    if not isinstance(dim, int) and not dim:
         dim = tuple(range(wide.ndim))
     if only_formulas():
         return cast(_length(wide, dim).squeeze(dim), dtype)
@@ -100,7 +98,8 @@ class _Length(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:
         pose, lengths = ctx.saved_tensors
-        if torch.is_grad_enabled():  # it may be differentiated again
+        # It may be differentiated again.
+        if torch.is_grad_enabled():
             return *torch.autograd.grad(
                 _length(pose, ctx.dim), pose, upstream, create_graph=True
             ), None
@@ -203,7 +202,8 @@ class _Squash(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:
         pose, n, factor = ctx.saved_tensors
-        if torch.is_grad_enabled():  # it may be differentiated again
+        # It may be differentiated again.
+        if torch.is_grad_enabled():
             gradients = torch.autograd.grad(
                 _squash(pose, ctx.kind, ctx.dim), pose, upstream, create_graph=True
             )

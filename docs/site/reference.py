@@ -132,7 +132,8 @@ class Public(SphinxDirective):
             thing = getattr(module, name)
             path = f"{module.__name__}.{name}"
             if inspect.ismodule(thing):
-                if not hasattr(thing, "__all__"):  # no page of its own
+                # No page of its own.
+                if not hasattr(thing, "__all__"):
                     yield from [
                         f".. py:module:: {path}",
                         f".. py:currentmodule:: {module.__name__}",

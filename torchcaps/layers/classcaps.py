@@ -99,7 +99,8 @@ def _kept_places(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    with torch.inference_mode(False):  # a later call may need gradients
+    # A later call may need gradients.
+    with torch.inference_mode(False):
         return _places(sizes, scale, dtype, device)
 
 

@@ -168,9 +168,8 @@ class CapsLinear(CapsuleLayer):
                 f"parents have the same votes, got {bound!r}: use vote_bias=True"
             )
         pairs = (kinds, 1 if transforms == "subspace" else out_capsules)
-        if (
-            bound.own_transforms
-        ):  # these votes are never formed: one transform of zeros stands for all pairs
+        # These votes are never formed: one transform of zeros stands for all pairs.
+        if bound.own_transforms:
             pairs = (1, 1)
         self.weight = nn.Parameter(torch.empty(*pairs, P, D))
         self.bias = vote_bias_of(self, bound, vote_bias, self.out_pose)
@@ -227,7 +226,8 @@ class CapsLinear(CapsuleLayer):
     def _votes(self, pose: Tensor, mask: Tensor | None) -> Votes:
         if self.child_weight is not None:
             dtype = torch.promote_types(pose.dtype, self.child_weight.dtype)
-            with full_precision(pose):  # as the votes are, whose other factor this is
+            # As the votes are, whose other factor this is.
+            with full_precision(pose):
                 pose = torch.einsum(
                     "bi...p,ipq->bi...q", pose.to(dtype), self.child_weight.to(dtype)
                 )
@@ -317,7 +317,8 @@ class CapsLinear(CapsuleLayer):
         The activations of poses alone are their lengths, or None for a routing that
         does not use them.
         """
-        if type(children) is tuple:  # of a tool that hooks into layers
+        # Of a tool that hooks into layers.
+        if type(children) is tuple:
             children = from_pair(children)
         if isinstance(children, Tensor):
             pose = children
@@ -344,9 +345,8 @@ class CapsLinear(CapsuleLayer):
                 "(transforms='shared' takes any number)"
             )
         activation = children.activation if isinstance(children, Capsules) else None
-        if (
-            mask is not None
-        ):  # before the length: its gradient would be NaN where a pose is
+        # Before the length: its gradient would be NaN where a pose is.
+        if mask is not None:
             masked = present(
                 Capsules(
                     pose, pose.new_zeros(sites) if activation is None else activation

@@ -119,7 +119,8 @@ class PoseNorm(SuggestsNames, nn.Module):
         return normal.view(pose.shape).to(dtype)
 
     def _mean_square(self, flat: Tensor) -> Tensor:
-        if not self.training or not flat.numel():  # an empty batch has no mean
+        # An empty batch has no mean.
+        if not self.training or not flat.numel():
             return self.mean_square
         mean_square = flat.square().mean((0, 2))
         with torch.no_grad():

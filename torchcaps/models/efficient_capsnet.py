@@ -266,7 +266,8 @@ class InstanceNorm(nn.GroupNorm):
         # torch's kernel for groups of one channel is ten times slower on channels-last
         # maps than two copies.
         normal = super().forward(features.contiguous())
-        if transformed():  # a mapped tensor does not know its order in memory
+        # A mapped tensor does not know its order in memory.
+        if transformed():
             return normal
         last = features.is_contiguous(memory_format=torch.channels_last)
         return normal.contiguous(memory_format=torch.channels_last) if last else normal

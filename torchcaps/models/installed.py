@@ -59,9 +59,8 @@ def declare_torchvision() -> None:
     compiled = [
         path for path in folder.glob("_C*") if path.suffix in (".so", ".pyd")
     ]  # _C.so, since 0.29 _C_stable.so
-    if (
-        not compiled
-    ):  # loaded by another name, after a declaration, it would end the process
+    # Loaded by another name, after a declaration, it would end the process.
+    if not compiled:
         return
     try:
         torch.ops.load_library(str(compiled[0]))

@@ -246,11 +246,12 @@ def declared(cls: Callable[..., Any], skip: int = 0) -> Declared:
     """
     try:
         hints = get_type_hints(_maker(cls), include_extras=True)
+    # Hints of a module that is not imported.
     except (
         NameError,
         TypeError,
         AttributeError,
-    ):  # hints of a module that is not imported
+    ):
         hints = {}
     taken = _parameters(cls, skip)
     named = {

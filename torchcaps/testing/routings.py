@@ -331,10 +331,11 @@ def _zeros(template: Routing) -> None:
 
 
 def _votes_far_apart(template: Routing) -> None:
+    # Some votes are near no parent, and some parents near no vote.
     for scale in (
         3.0,
         100.0,
-    ):  # some votes are near no parent, and some parents near no vote
+    ):
         problem = Problem.make(dtype=torch.float32)
         problem.children = problem.children * scale
         assert_finite(_results(_bound(template, problem), problem))

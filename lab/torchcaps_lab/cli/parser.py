@@ -294,10 +294,11 @@ class OptionParser(ArgumentParser):
         """Adds the arguments of a thing to the help."""
         try:
             cls = registry.find(name)
+        # There is none of that name, or the option takes no thing.
         except (
             ValueError,
             AttributeError,
-        ):  # there is none of that name, or the option takes no thing
+        ):
             return
         group = self.add_argument_group(
             f"--{option} {name}", (inspect.getdoc(cls) or "").splitlines()[0]

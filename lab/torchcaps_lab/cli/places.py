@@ -36,7 +36,8 @@ class There(Within):
         )
         try:
             missing = not named and not path.exists()
-        except OSError:  # too long for the name of a file
+        # Too long for the name of a file.
+        except OSError:
             missing = True
         if missing:
             neighbours = ""
@@ -51,7 +52,8 @@ class There(Within):
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # too long for the name of a file
+    # Too long for the name of a file.
+    except OSError:
         return False
 
 

@@ -82,7 +82,8 @@ def import_named(name: str) -> ModuleType:
         if name.endswith(".py"):
             return _import_file(Path(name))
         return _import_module(name)
-    except Exception as error:  # the user's code may raise anything
+    # The user's code may raise anything.
+    except Exception as error:
         if (
             isinstance(error, ModuleNotFoundError)
             and error.name == name.partition(".")[0]

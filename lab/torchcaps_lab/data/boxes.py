@@ -22,7 +22,8 @@ def ink_boxes(pictures: Tensor, ink: float = INK) -> Tensor:
     """
     brightest = pictures.amax(-3)
     sides = []
-    for axis in (-2, -1):  # what is left over are columns, then rows
+    # What is left over are columns, then rows.
+    for axis in (-2, -1):
         seen = brightest.amax(axis) >= ink
         low = seen.int().argmax(-1)
         high = seen.shape[-1] - seen.flip(-1).int().argmax(-1)

@@ -345,7 +345,8 @@ class Examples(Dataset[Batch]):
         that it is in, or what stands for one.
         """
         first = self.files[0] if self.files else ""
-        for name in (first, first.rpartition(":")[0]):  # the second: without its row
+        # The second: without its row.
+        for name in (first, first.rpartition(":")[0]):
             if name and Path(name).is_file():
                 return name
         return "new.jpg" if self.pictured else "FILE"

@@ -90,10 +90,11 @@ class PublishedData(DataSet):
                         downloader=download,
                     )
                 )
+            # No connection or no such file; a wrong hash.
             except (
                 OSError,
                 ValueError,
-            ) as error:  # no connection or no such file; a wrong hash
+            ) as error:
                 failures.append(f"  {mirror}{name}: {error}")
         raise ConnectionError(
             "\n".join([f"{searched}, and downloading failed:", *failures, advice])

@@ -265,10 +265,11 @@ class Explorer:
         extents of layers, kernels.
         """
         name, opened = next(iter(self._networks.items()))
+        # Raised again when they are asked for.
         with (
             self._lock,
             suppress(ValueError, OSError),
-        ):  # raised again when they are asked for
+        ):
             self._described(name, opened)
             _ = opened.reads or opened.apart or opened.extents
 

@@ -260,10 +260,11 @@ def _is_of_another_page(request: "Request") -> bool:
     """Whether the page of another site or port asks. At addresses without TLS browsers
     send but the second header.
     """
+    # The latter: of another port.
     if request.headers.get("sec-fetch-site") in (
         "cross-site",
         "same-site",
-    ):  # the latter: of another port
+    ):
         return True
     origin = request.headers.get("origin")
     return origin is not None and urlsplit(origin).netloc != request.headers.get("host")

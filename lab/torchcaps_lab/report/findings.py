@@ -414,9 +414,8 @@ def ask(
 
 def check_asked(model: ClassifierNetwork, image_set: Examples, batch_size: int) -> None:
     """Raises the errors of :func:`ask`."""
-    if not hasattr(
-        model, "classes"
-    ):  # a compiled one has another type, but the same attributes
+    # A compiled one has another type, but the same attributes.
+    if not hasattr(model, "classes"):
         raise TypeError(
             f"model must be a ClassifierNetwork, got {type(model).__name__}"
         )

@@ -203,7 +203,8 @@ class Progress(NamedTuple):
         )
 
     def _overfits(self) -> bool:
-        if self.train[-1] < _WEAK:  # it has not learned its training examples yet
+        # It has not learned its training examples yet.
+        if self.train[-1] < _WEAK:
             return False
         gap = self.train[-1] - self.last
         return gap > 0.1 or (gap > 0.04 and 1 - self.last > 2 * (1 - self.train[-1]))

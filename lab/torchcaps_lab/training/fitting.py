@@ -242,7 +242,8 @@ class Fitting:
             limited = min(batches, limit)
         else:
             limited = int(batches * limit)
-        if 0 < limited < batches:  # Lightning refuses less than one batch
+        # Lightning refuses less than one batch.
+        if 0 < limited < batches:
             group = trainer.accumulate_grad_batches = min(group, limited)
             trainer.limit_train_batches = limited - limited % group
         return limited - limited % group
@@ -424,9 +425,8 @@ def rehearse(
             learner.model
         ).eval()  # batch normalisation of two images may fail
         criteria = copy.deepcopy(Criteria(learner.loss, learner.reconstruction))
-    except (
-        RuntimeError
-    ):  # weights that are computed from others cannot be copied: no rehearsal
+    # Weights that are computed from others cannot be copied: no rehearsal.
+    except RuntimeError:
         return
     loss = partial(with_gradients, learner.task, network, criteria, batch)
     try:
@@ -465,7 +465,8 @@ def _rehearse_scheduler(scheduler: Any) -> None:
         watched = []
     try:
         scheduler.step(*watched)
-    except Exception as error:  # schedulers of the user may raise anything
+    # Schedulers of the user may raise anything.
+    except Exception as error:
         raise ValueError(
             f"scheduler {type(scheduler).__name__} cannot make a step: {error}"
         ) from error
@@ -489,7 +490,8 @@ def _ctrl_c() -> Iterator[None]:
     except SystemExit as stop:
         if not isinstance(stop.__context__, KeyboardInterrupt):
             raise
-        if listening is not None:  # None: a handler that was not set from Python
+        # None: a handler that was not set from Python.
+        if listening is not None:
             signal.signal(signal.SIGINT, listening)
         raise KeyboardInterrupt from stop
 

@@ -89,7 +89,8 @@ class Graphs(Callback):
             with trainer.precision_plugin.train_step_context():
                 for _ in range(WARM_UP):
                     pl_module.step_without_effect(batch)
-        except Exception as error:  # compilers and drivers may raise anything
+        # Compilers and drivers may raise anything.
+        except Exception as error:
             pl_module.run = predict
             torch.compiler.reset()  # frees the memory of graphs
             self.show(f"steps are not compiled, since that failed: {_reason(error)}")

@@ -179,9 +179,8 @@ class Learner(L.LightningModule):
         have become longer.
         """
         for state in checkpoint.get("lr_schedulers", []):
-            if (
-                "_schedule_phases" in state
-            ):  # those of OneCycleLR, which computes them from its options
+            # Those of OneCycleLR, which computes them from its options.
+            if "_schedule_phases" in state:
                 del state["total_steps"], state["_schedule_phases"]
 
     def _optimizer(self) -> torch.optim.Optimizer:
@@ -369,9 +368,9 @@ class Learner(L.LightningModule):
         for name, values in {**figures, **self.task.measure(prediction, batch)}.items():
             mean = self._mean(f"{stage}_{name}")
             mean.update(values, len(batch.indices))
-            if (
-                batch_idx == 0
-            ):  # enough for Lightning to read it at the end of the epoch; each log takes 0.5 ms
+            # Enough for Lightning to read it at the end of the epoch; each log takes
+            # 0.5 ms.
+            if batch_idx == 0:
                 place = f"means.{stage}_{name}"
                 bar = name not in figures
                 self.log(

@@ -288,7 +288,8 @@ def _kept(network: ClassifierNetwork, samples: int) -> int:
             torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
         ):
             network.train()(images.to("meta"), target)
-    except Exception:  # networks of the user may do anything
+    # Networks of the user may do anything.
+    except Exception:
         return 0
     return sum(storage.nbytes() for storage in saved.values())
 
@@ -326,7 +327,8 @@ def _state_share(optimizer: OptimizerFactory) -> float:
     try:
         stepping = optimizer([weight])
         stepping.step()
-    except Exception:  # some want a closure, or a device: nothing is known of these
+    # Some want a closure, or a device: nothing is known of these.
+    except Exception:
         return 0.0
     numbers = 0
     for state in stepping.state.values():

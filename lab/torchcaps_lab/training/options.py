@@ -376,9 +376,8 @@ def _last_step(scheduler: Any) -> int | None:
     """The step after which a scheduler, or one that it is made of, raises an error;
     None if there is none.
     """
-    if isinstance(
-        scheduler, SequentialLR
-    ):  # each part takes the steps from one milestone to the next
+    # Each part takes the steps from one milestone to the next.
+    if isinstance(scheduler, SequentialLR):
         milestones = scheduler._milestones
         parts = zip(
             scheduler._schedulers,

@@ -72,9 +72,8 @@ class _Reader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self.nodes = self.nodes + 1
         self.depth = self.depth + 1
-        if (
-            self.nodes > 2 * MOST_VALUES or self.depth > DEEPEST + 2
-        ):  # each value may have a name
+        # Each value may have a name.
+        if self.nodes > 2 * MOST_VALUES or self.depth > DEEPEST + 2:
             raise _TooMuch
         node = super().compose_node(parent, index)
         self.depth -= 1
@@ -108,9 +107,8 @@ class _Reader(yaml.SafeLoader):
     ) -> dict[Any, Any]:
         names: set[str] = set()
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
-            if (
-                isinstance(key, yaml.ScalarNode) and key.value in names
-            ):  # the first value would be lost without a word
+            # The first value would be lost without a word.
+            if isinstance(key, yaml.ScalarNode) and key.value in names:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"{key.value} occurs twice", key.start_mark
                 )
@@ -205,7 +203,8 @@ def parsed(text: str, source: str, as_text: bool = False) -> Any:
         value = yaml.load(text, Loader=_TextReader if as_text else _Reader)
     except _TooMuch:
         raise ValueError(too_much) from None
-    except Exception as error:  # tags that do not suit their values end in many types
+    # Tags that do not suit their values end in many types.
+    except Exception as error:
         raise ValueError(
             f"{source} is not YAML: {str(error) or type(error).__name__}"
         ) from error
@@ -355,8 +354,7 @@ def as_yaml(options: Mapping[str, Any]) -> str:
     if not options:
         return ""
     text = yaml.dump(dict(options), Dumper=_Writer, sort_keys=False, allow_unicode=True)
-    if (
-        parsed(text, "the options") != options
-    ):  # some line breaks of Unicode are written as they are, and folded
+    # Some line breaks of Unicode are written as they are, and folded.
+    if parsed(text, "the options") != options:
         text = yaml.dump(dict(options), Dumper=_Writer, sort_keys=False)
     return text

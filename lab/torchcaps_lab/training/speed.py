@@ -83,9 +83,8 @@ class Speed:
             return images
         images = images.contiguous(memory_format=torch.channels_last)
         _, channels, height, width = images.shape
-        if (
-            channels == 1
-        ):  # both orders apply; unless the strides say so, torch assumes the other one
+        # Both orders apply; unless the strides say so, torch assumes the other one.
+        if channels == 1:
             images = images.as_strided(images.shape, (height * width, 1, width, 1))
         return images
 

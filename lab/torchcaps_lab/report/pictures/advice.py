@@ -204,9 +204,8 @@ def _introduction(hints: Sequence[Hint], commands: Commands) -> str:
 
 def _majority(findings: Findings, images: Examples) -> Iterator[Hint]:
     label, share = findings.majority
-    if share < 1 and findings.accuracy <= share + min(
-        0.01, (1 - share) / 2
-    ):  # of images of one class it tells nothing
+    # Of images of one class it tells nothing.
+    if share < 1 and findings.accuracy <= share + min(0.01, (1 - share) / 2):
         yield Hint(
             f"{findings.accuracy:.1%} are right, while answering "
             f"{images.classes[label]!r} every time gets {share:.1%} right",
