@@ -180,7 +180,7 @@ CHECKED = [
     (cls, name)
     for cls, name in DECLARED
     # What __post_init__ gets as it comes is made there. Groups check when they are made.
-    if is_dataclass(cls) and (cls is Preprocess or cls not in OPTIONS)
+    if is_dataclass(cls) and (cls in (Preprocess, Speed) or cls not in OPTIONS)
     if not isinstance(cls.__dataclass_fields__[_attribute(cls, name)].type, InitVar)
 ]
 

@@ -440,8 +440,10 @@ class TestFused:
         images = two_channels(24, 8)
         results = []
         for fused in (True, False):
-            optimizer = partial(getattr(torch.optim, name), lr=0.01, weight_decay=0.1)
-            one = digits_task(Speed(fused=fused), optimizer, image_shape=(2, 8, 8))
+            kind = getattr(torch.optim, name)
+            how = {} if fused else {"fused": False}
+            optimizer = partial(kind, lr=0.01, weight_decay=0.1, **how)
+            one = digits_task(Speed(), optimizer, image_shape=(2, 8, 8))
             schedule = Schedule(epochs=1, batch_size=8)
             trainer, _ = fit(
                 one, images, images, tmp_path / str(fused), schedule, EXACT

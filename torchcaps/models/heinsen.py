@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear
 from torchcaps.layers.early_norm import EarlyBatchNorm2d
-from torchcaps.models.base import CapsuleClassifier, check_extent, routing_of
+from torchcaps.models.base import CapsuleClassifier, check_extent
 from torchcaps.models.initial import zero_bias
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import Size, Sizes, TwoSizes, compute_dtype
@@ -60,7 +60,6 @@ class HeinsenCapsNet(CapsuleClassifier):
         strides: the strides of the convolutions.
         parts: types of capsules at each position, and number of parts.
         pose: shape of all poses, (M, D).
-        part_routing: the routing of the parts; default: Heinsen's.
         routing: the routing of the classes; default: Heinsen's. One with activations in
             [0, 1]: they become shares by their odds.
 
@@ -86,14 +85,9 @@ class HeinsenCapsNet(CapsuleClassifier):
     strides: Sizes = (1, 2, 1, 2, 1, 2)
     parts: Size = 64
     pose: TwoSizes = (4, 4)
-    part_routing: InitVar[Routing | None] = routing_of(
-        "part_caps", "The routing of the parts."
-    )
     routing: InitVar[Routing | None] = None
 
-    def __post_init__(
-        self, part_routing: Routing | None, routing: Routing | None
-    ) -> None:
+    def __post_init__(self, routing: Routing | None) -> None:
         self._smallest = 1
         for stride in reversed(self.strides):
             self._smallest = (self._smallest - 1) * stride + 3
@@ -120,11 +114,15 @@ class HeinsenCapsNet(CapsuleClassifier):
             EarlyBatchNorm2d(channels),
             nn.Conv2d(channels, parts * math.prod(self.pose), 1),
         )
-        part_routing = part_routing or Heinsen2019Routing()
         routing = routing or Heinsen2019Routing()
         pose = self.pose[0], self.pose[1]
         self.part_caps = CapsLinear(
-            None, parts, pose, pose, transforms="shared", routing=part_routing
+            None,
+            parts,
+            pose,
+            pose,
+            transforms="shared",
+            routing=Heinsen2019Routing(),
         )
         self.class_caps = SoftmaxCaps(parts, self.classes, pose, pose, routing=routing)
         self.decoder = None

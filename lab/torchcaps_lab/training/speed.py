@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps.models import ClassifierNetwork, Prediction
+from torchcaps.spec import Within, check_fields
 from torchcaps_lab.data import Examples
 
 CompileMode = Literal[
@@ -34,7 +35,8 @@ _UNFUSED = "capturable", "differentiable"
 class Speed:
     """Options that make a training faster, besides the trainer's ``precision``.
 
-    On by default are ``resident`` and ``fused``.
+    On by default is ``resident``. Steps of Adam, AdamW and SGD run in one kernel, see
+    :meth:`fuse`.
 
     Attributes:
         channels_last: store images and the weights of convolutions with the channels
@@ -45,12 +47,9 @@ class Speed:
             long enough to pay for compiling.
         resident: data sets of up to this many GiB are copied to the GPU once instead of
             batch by batch. Nothing else changes.
-        fused: run the optimizer's step in one kernel if torch has one (Adam, AdamW,
-            SGD), unless the arguments of the optimizer exclude it. The same up to
-            rounding.
 
     Raises:
-        ValueError: if ``resident`` is negative.
+        ValueError: if an option is of another type, or ``resident`` is negative.
 
     Example:
         >>> from torchcaps_lab.training import Speed
@@ -60,12 +59,10 @@ class Speed:
 
     channels_last: bool = False
     compile: CompileMode | None = None
-    resident: float = 4.0
-    fused: bool = True
+    resident: Annotated[float, Within(0)] = 4.0
 
     def __post_init__(self) -> None:
-        if not self.resident >= 0:
-            raise ValueError(f"resident must be 0 GiB or more, got {self.resident}")
+        check_fields(self)
 
     def lay_out(self, model: nn.Module) -> None:
         """Stores the weights of the model's convolutions in the order of
@@ -89,10 +86,10 @@ class Speed:
         return images
 
     def fuse(self, optimizer: torch.optim.Optimizer) -> None:
-        """Makes the optimizer run its steps in one kernel, if ``fused`` is set and
-        torch can; in place.
+        """Makes the optimizer run its steps in one kernel, if torch has one, unless its
+        own arguments exclude it, as ``fused=False``; in place. The same up to rounding.
         """
-        if not self.fused or not isinstance(optimizer, _FUSED):
+        if not isinstance(optimizer, _FUSED):
             return
         for group in optimizer.param_groups:
             decided = group.get("fused") is not None or any(
