@@ -340,8 +340,7 @@ def test_a_result_grows_without_the_networks(smoke, tmp_path):
         run_recipe(name, "smoke", runs=tmp_path / "c", results=results)
 
 
-def test_a_result_that_was_written_before_its_recipe_grew(tmp_path, monkeypatch):
-    """Its figures stand in the table alone, and its settings may look otherwise."""
+def test_seeds_are_added_to_a_result(tmp_path, monkeypatch):
     results = tmp_path / "results"
 
     def run(seeds, runs):
@@ -356,9 +355,7 @@ def test_a_result_that_was_written_before_its_recipe_grew(tmp_path, monkeypatch)
 
     first = run([0], "a")
     (row,) = first["facts"][0]
-    old = json.loads((results / "mnist-em-smoke.json").read_text())
-    del old["facts"][0][row]["figures"], old["facts"][0][row]["made by"]
-    (results / "mnist-em-smoke.json").write_text(json.dumps(old))
+    result = json.loads((results / "mnist-em-smoke.json").read_text())
     grown = run([0, 1], "b")
     assert [path.name for path in (tmp_path / "b" / "smoke").iterdir()] == [
         first["facts"][0][row]["run"].replace("seed0", "seed1")
@@ -368,8 +365,8 @@ def test_a_result_that_was_written_before_its_recipe_grew(tmp_path, monkeypatch)
     monkeypatch.setattr("recipes.kit.command.made_by", lambda: "another version")
     assert run([2], "b")["made by"].endswith("; another version")
     assert grown["rows"][0]["ours"][0] == first["rows"][0]["ours"][0]
-    old["settings"] = {"epochs": 1}
-    (results / "mnist-em-smoke.json").write_text(json.dumps(old))
+    result["settings"] = {"epochs": 1}
+    (results / "mnist-em-smoke.json").write_text(json.dumps(result))
     with pytest.raises(ValueError, match="other settings of the preset smoke"):
         run([0], "c")
 
@@ -399,6 +396,7 @@ def test_what_networks_drew_that_are_gone_stays(smoke, tmp_path):
     assert ours[multimnist.PAIRS, multimnist.OVERLAP] == [overlap, overlap]
 
 
+@pytest.mark.thorough
 def test_a_twin_that_comes_later_stops_at_what_the_result_says(smoke, tmp_path):
     whole, row = smoke("affine"), "CNN"
     arguments = {"rows": [row], "runs": tmp_path / "runs", "trainer": CPU}
