@@ -46,7 +46,7 @@ OF_THE_USER = {
         *("data_dir", "root", "test", "test_root", "test_annotations", "listed"),
         *("image", "text", "label", "series", "group", "split", "delimiter", "classes"),
         *("configuration", "revision", "fold", "ignore", "skip_broken", "memory"),
-        *("nearest", "fit", "bands", "highest"),
+        *("nearest", "fit", "bands", "highest", "background"),
     ),
     "layer": ("backend",),
     "training": (
