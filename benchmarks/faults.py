@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
 from functools import partial
+from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -485,14 +486,6 @@ def run(options: argparse.Namespace, show: Show) -> None:
         raise ValueError(f"not as expected: {', '.join(wrong)}")
 
 
-from benchmarks import (  # noqa: E402  # they put their rows into the table
-    faults_annotations,  # noqa: F401
-    faults_files,  # noqa: F401
-    faults_guesses,  # noqa: F401
-    faults_numerics,  # noqa: F401
-    faults_options,  # noqa: F401
-    faults_platform,  # noqa: F401
-    faults_options,  # noqa: F401
-    faults_readers,  # noqa: F401
-    faults_resume,  # noqa: F401
-)
+# The files beside this one put their rows into the table.
+for _file in sorted(Path(__file__).parent.glob("faults_*.py")):
+    import_module(f"benchmarks.{_file.stem}")
