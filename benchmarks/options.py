@@ -138,8 +138,10 @@ class UsesInCode(ast.NodeVisitor):
         owners = self.bases if callee == "super().__init__" else [callee]
         if node.args:
             first = node.args[0]
-            is_text = isinstance(first, ast.Constant)
-            owners = [*owners, str(first.value) if is_text else ast.unparse(first)]
+            name = (
+                first.value if isinstance(first, ast.Constant) else ast.unparse(first)
+            )
+            owners = [*owners, str(name)]
         options = [keyword.arg for keyword in node.keywords if keyword.arg]
         for keyword in node.keywords:
             if keyword.arg == "name" and isinstance(keyword.value, ast.Constant):
@@ -171,7 +173,8 @@ class UsesInCode(ast.NodeVisitor):
 
 
 def _keys(node: ast.Dict) -> list[str]:
-    return [str(key.value) for key in node.keys if isinstance(key, ast.Constant)]
+    keys = (key for key in node.keys if isinstance(key, ast.Constant))
+    return [str(key.value) for key in keys]
 
 
 def all_uses(names: Names) -> set[Use]:
@@ -187,9 +190,10 @@ def all_uses(names: Names) -> set[Use]:
             uses |= {*uses_in_options(yaml.safe_load(text), names)}
     for name in list_pretrained():
         network = tc.load_pretrained(name)
-        arguments = declared(type(network)).arguments
+        kind: Any = type(network)
+        arguments = declared(kind).arguments
         uses |= {
-            (type(network), option)
+            (kind, option)
             for option, value in network.config().items()
             if value != plain(arguments[option].default)
         }

@@ -1,0 +1,43 @@
+"""Which options have a user."""
+
+import ast
+
+import pytest
+
+from benchmarks.options import Names, UsesInCode, uses_in_options
+from torchcaps.routing import DynamicRouting, InnerProductKMeansRouting
+
+NAMES = Names([DynamicRouting, InnerProductKMeansRouting])
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "DynamicRouting(bias=True)",
+        "tc.create_routing('dynamic', bias=True)",
+        "partial(DynamicRouting, bias=True)",
+        "register(routing={'name': 'dynamic', 'bias': True})",
+        "class Mine(DynamicRouting):\n    bias: bool = True",
+        "class Mine(DynamicRouting):\n    def f(self):\n"
+        "        super().__init__(bias=True)",
+    ],
+)
+def test_code_that_sets_an_option(code: str) -> None:
+    uses = UsesInCode(NAMES)
+    uses.visit(ast.parse(code))
+    assert (DynamicRouting, "bias") in uses.uses
+    assert not [cls for cls, _ in uses.uses if cls is InnerProductKMeansRouting]
+
+
+@pytest.mark.parametrize("code", ["nn.Linear(2, 3, bias=True)", "bias = True"])
+def test_code_that_sets_another_option(code: str) -> None:
+    uses = UsesInCode(NAMES)
+    uses.visit(ast.parse(code))
+    assert not uses.uses
+
+
+def test_files_that_set_an_option() -> None:
+    row = {"rows": [{"routing": {"name": "kmeans", "squash": "half"}}]}
+    uses = set(uses_in_options(row, NAMES))
+    assert (InnerProductKMeansRouting, "squash") in uses
+    assert (DynamicRouting, "squash") not in uses
