@@ -30,19 +30,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import Costs, Rounding, positive, several, transformed
+from torchcaps.numerics import positive, several, transformed
 from torchcaps.ops.agreement import step_by_step
-from torchcaps.ops.backend import (
-    Agreement,
-    EMState,
-    Gaussians,
-    Moments,
-    Rule,
-    m_step,
-)
+from torchcaps.ops.backend import Agreement, Moments, Rule
 from torchcaps.ops.derivatives import Tensors, gradients
 from torchcaps.ops.fused import passes
-from torchcaps.ops.fused.call import Call, FusedVotes, listed, misfit, sizes_of
+from torchcaps.ops.fused.call import Call, FusedVotes, listed, sizes_of
 from torchcaps.ops.fused.operators import moments_gradients, scores_gradients
 from torchcaps.ops.naive import NaiveVotes
 from torchcaps.ops.windows import in_windows
@@ -150,14 +143,12 @@ class Ledger:
         token: whatever depends on it is differentiated before the votes are; None where
             nothing is recorded.
         parts: among how many tasks the rows of windows are shared out.
-        kept: the votes, if they are few vectors.
         entries: the entries of the backward passes that are under way, by their number.
         scored: the scores that the next step may use, if there are any.
     """
 
     token: Tensor | None
     parts: int
-    kept: passes.Kept | None
     entries: dict[int, _Entry]
     scored: _Scored | None = None
 
@@ -199,10 +190,7 @@ class NativeVotes(FusedVotes):
             token = _Token.apply(entries, children, transforms, coordinates)
         # One layout for all steps, however many threads there are later.
         parts = 0 if self.sites is None else passes.row_parts(self._call(None))
-        kept = None
-        if children.shape[2] == 1:  # vectors alone
-            kept = passes.Kept(children, transforms)
-        ledger = Ledger(token, parts, kept, entries)
+        ledger = Ledger(token, parts, entries)
         self._ledgers[wanted] = ledger
         return ledger
 
@@ -239,13 +227,11 @@ class NativeVotes(FusedVotes):
                 logits = scored.logits
         options = orphan, hard, scatter
         if not differentiated:
-            moments = passes.moments(
-                call.readable(), *options, ledger.parts, logits, ledger.kept
-            )
+            moments = passes.moments(call.readable(), *options, ledger.parts, logits)
             return Moments(*moments[:3])
         step = _Step(ledger.entries, ledger.parts, options, name)
         moments = _Moments.apply(
-            step, ledger.kept, ledger.token, token, logits, call.sites, *tensors
+            step, ledger.token, token, logits, call.sites, *tensors
         )
         return Moments(*moments)
 
@@ -284,49 +270,6 @@ class NativeVotes(FusedVotes):
         ledger.scored = _Scored(name, call.similarity, _versions(call), logits, token)
         return scores
 
-    def m_step(
-        self,
-        moments: Moments,
-        costs: Costs,
-        temperature: float,
-        floor: float,
-        before: Rounding | None = None,
-    ) -> EMState:
-        """Compute the Gaussians and the logits in one pass over the moments.
-
-        Raises:
-            ValueError: if the moments hold no scatter, or do not fit each other.
-        """
-        mass, total, scatter = moments
-        child, activation, scale, terms, cost_floor = costs
-        of_parents = total.shape[1:2]
-        if (
-            scatter is None
-            or not total.numel()
-            or total.dtype not in (torch.float32, torch.float64)
-            or not child.shape == activation.shape == of_parents
-            or isinstance(temperature, Tensor)
-            or _eager((*moments, child, activation)) is None
-        ):
-            return super().m_step(moments, costs, temperature, floor, before)
-        for name, parameter, shape in (
-            ("mass", mass, total.shape[:2]),
-            ("scatter", scatter, total.shape),
-        ):
-            if parameter.shape != shape or parameter.dtype != total.dtype:
-                raise misfit(name, parameter, shape, total)
-        settings = passes.MStepSettings(floor, scale / 2, cost_floor, temperature)
-        results = _Fitted.apply(
-            settings,
-            *moments,
-            child.to(total.dtype),
-            activation.to(total.dtype),
-            None if terms is None else terms.to(total.dtype),
-            *(before or (None, None)),
-        )
-        rounding = None if terms is None else Rounding(*results[5:])
-        return EMState(Gaussians(*results[:4]), results[4], rounding)
-
     def agree(
         self, agreement: Agreement, bias: Tensor | None
     ) -> tuple[Tensor, Tensor | None] | None:
@@ -346,7 +289,7 @@ class NativeVotes(FusedVotes):
             )
             return agreed
         pose, alpha, *_ = passes.agreement_forward(
-            *_agreeing(self.sites, tensors), agreement
+            *_agreeing(self.sites, tensors), agreement, differentiated=False
         )
         return pose, alpha
 
@@ -395,24 +338,16 @@ class _Moments(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, step: _Step, kept: passes.Kept | None, *arguments: Any
+        ctx: Any, step: _Step, *arguments: Any
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         _, _, logits, sites, *tensors = arguments
         orphan, hard, scatter = step.options
         call = Call.of(tensors, sites).readable()
         mass, total, second, rest = passes.moments(
-            call, orphan, hard, scatter, step.parts, logits, kept
+            call, orphan, hard, scatter, step.parts, logits
         )
         ctx.step = step
-        ctx.save_for_backward(
-            mass,
-            total,
-            rest,
-            logits,
-            None if kept is None else kept.votes,
-            sites,
-            *tensors,
-        )
+        ctx.save_for_backward(mass, total, rest, logits, sites, *tensors)
         return mass, total, second
 
     @staticmethod
@@ -420,35 +355,42 @@ class _Moments(torch.autograd.Function):
         step = ctx.step
         # Read once: a checkpoint gives them out only once.
         saved = ctx.saved_tensors
+        mass, total, rest, logits, sites, *tensors = saved
         orphan, hard, scatter = step.options
         upstream = upstream if scatter else (*upstream[:2], None)
         # What may be differentiated again must not write into the ledger, and no kernel
         # can read several gradients at once.
         if torch.is_grad_enabled() or several(upstream):
+            results = mass, total, rest
             return *_BESIDE, *moments_gradients(
-                saved[6:], saved[5], saved[:3], upstream, "native", *step.options
+                tensors, sites, results, upstream, "native", *step.options
             )
-        mass, total, rest, logits, votes, sites, *tensors = passes.plain(saved)
+        mass, total, rest, logits, sites, *tensors = passes.plain(saved)
         call = Call.of(tensors, sites)
         mean = total / positive(mass)[..., None] if scatter else None
         entry = _entry(ctx, call)
-        wanted = ctx.needs_input_grad
-        compared = True in wanted[11:]
+        # The token passes on the gradients of children, transforms and coordinates.
+        _, _, _, weights_need, partition_needs, *similarity_needs = (
+            ctx.needs_input_grad[len(_BESIDE) :]
+        )
+        compared = any(similarity_needs)
         # Where the scores of the same logits are differentiated, too, they pass on both
         # gradients in one pass over the votes: this step leaves its share to them.
         defers = False
         if entry is not None and step.scores is not None and not hard:
-            scored, _ = ctx.next_functions[1]
-            defers = scored is not None and torch._C._will_engine_execute_node(scored)
+            # The functions of the tensors among the arguments: the two tokens first.
+            _, (scores_node, _), *_ = ctx.next_functions
+            defers = scores_node is not None and (
+                torch._C._will_engine_execute_node(scores_node)
+            )
         flowing = passes.moments_flow(
             call,
             mean,
             rest,
             upstream,
             step.parts,
-            (wanted[9], wanted[10], compared and not defers),
+            (weights_need, partition_needs, compared and not defers),
             logits,
-            votes,
             passing=entry is not None,
             orphan=orphan,
             hard=hard,
@@ -460,8 +402,10 @@ class _Moments(torch.autograd.Function):
         return *_BESIDE, *flowing.gradients
 
 
-_BESIDE = (None,) * 6
-"""For the arguments of a step before its tensors."""
+_BESIDE = (None,) * 5
+"""No gradients: of the step, two tokens, logits and sites, before the tensors of the
+call.
+"""
 
 
 class _Scores(torch.autograd.Function):
@@ -508,62 +452,6 @@ class _Scores(torch.autograd.Function):
         return *_BESIDE[:4], *flow.gradients
 
 
-class _Fitted(torch.autograd.Function):
-    """Gaussians, the logits of the activations, and with standardised costs what
-    rounding is of them.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, settings: passes.MStepSettings, *tensors: Tensor | None
-    ) -> tuple[Tensor, ...]:
-        step = passes.MStep(*passes.plain(tensors))
-        results = passes.m_step(step, settings)
-        mean, _, precision, log_determinant = results[:4]
-        ctx.settings = settings
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*results[5:])
-        ctx.save_for_backward(*tensors, mean, precision, log_determinant)
-        return (*results,)
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor | None) -> Any:
-        settings = ctx.settings
-        saved = passes.plain(ctx.saved_tensors)
-        fields, constants, fitted = saved[:5], saved[5:8], saved[8:]
-        of_results = upstream[:5]
-
-        def work(fields: Sequence[Any], upstream: Tensors) -> Tensors:
-            step = passes.MStep(*fields, *constants)
-            return passes.m_step_backward(step, settings, fitted, upstream)
-
-        def formula(
-            mass: Tensor,
-            total: Tensor,
-            scatter: Tensor,
-            child: Tensor,
-            activation: Tensor,
-        ) -> tuple[Tensor, ...]:
-            terms, *before = constants
-            scale, floor = settings.half * 2, settings.cost_floor
-            rounding = None if before[0] is None else Rounding(*before)
-            state = m_step(
-                Moments(mass, total, scatter),
-                Costs(child, activation, scale, terms, floor),
-                settings.temperature,
-                settings.floor,
-                rounding,
-            )
-            return *state.gaussians, state.logit
-
-        if torch.is_grad_enabled() or several(of_results):
-            slopes = gradients(work, formula, fields, of_results)
-        else:
-            step = passes.MStep(*saved[:8])
-            slopes = passes.m_step_backward(step, settings, fitted, of_results)
-        return None, *slopes, None, None, None
-
-
 def _agreeing(
     sites: Tensor | None, tensors: Sequence[Any]
 ) -> tuple[Call, Tensor | None]:
@@ -588,11 +476,12 @@ class _Agree(torch.autograd.Function):
         ctx: Any, settings: Agreement, sites: Tensor | None, *tensors: Tensor | None
     ) -> Any:
         call, bias = _agreeing(sites, tensors)
-        kept = passes.Kept(call.children, call.transforms)
-        pose, alpha, sums, alphas = passes.agreement_forward(call, bias, settings, kept)
+        pose, alpha, sums, alphas, votes = passes.agreement_forward(
+            call, bias, settings, differentiated=True
+        )
         ctx.settings = settings
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(sites, *tensors, sums, alphas, alpha, kept.votes)
+        ctx.save_for_backward(sites, *tensors, sums, alphas, alpha, votes)
         return pose, alpha
 
     @staticmethod

@@ -87,18 +87,12 @@ def _loaded(path: Path) -> Any:
         ctypes.c_int64,
         ctypes.c_int64,
     )
-    loaded.torchcaps_m_step.argtypes = (
-        ctypes.c_char_p,
-        ctypes.c_int64,
-        ctypes.c_int64,
-    )
     for function in (
         loaded.torchcaps_run,
         loaded.torchcaps_agree,
         loaded.torchcaps_vector_bytes,
     ):
         function.restype = ctypes.c_int64
-    loaded.torchcaps_m_step.restype = None
     loaded.torchcaps_vector_bytes.argtypes = ()
     loaded.vector_bytes = loaded.torchcaps_vector_bytes()
     return loaded

@@ -6,7 +6,6 @@
 #include <new>
 
 #include "kernels/agreement.hpp"
-#include "kernels/m_step.hpp"
 
 namespace {
 
@@ -40,10 +39,6 @@ extern "C" int64_t torchcaps_agree(const TorchcapsCall* call, const TorchcapsAgr
   return checked(*call, [&] {
     return is_double ? Agreement<double>(*call, *agreement).run(back) : Agreement<float>(*call, *agreement).run(back);
   });
-}
-
-extern "C" void torchcaps_m_step(const TorchcapsMStep* step, int64_t back, int64_t is_double) {
-  is_double ? MStep<double>{*step}.run(back) : MStep<float>{*step}.run(back);
 }
 
 extern "C" int64_t torchcaps_vector_bytes() { return kVectorBytes; }

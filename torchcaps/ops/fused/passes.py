@@ -7,7 +7,6 @@ each lane, 8 children.
 """
 
 import ctypes
-import math
 import struct
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -15,12 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import EPSILON, RESOLVED
-from torchcaps.ops.backend import Agreement, Gaussians
+from torchcaps.ops.backend import Agreement
 from torchcaps.ops.derivatives import Tensors
 from torchcaps.ops.fused.call import Call, listed, sizes_of
 from torchcaps.ops.fused.library import library
-from torchcaps.ops.fused.memory_pool import MemoryPool
 from torchcaps.squashing import kind_of
 
 _MOMENTS, _SCORES, _FLOW, _PASS_ON = range(4)
@@ -89,40 +86,7 @@ AGREEMENT = Record(
     *("grad_alpha", "grad_pose", "grad_sums", "grad_bias", "coefficients", "room"),
     reals=("constant",),
 )
-M_STEP = Record(
-    *("rows", "parents", "H", "threads"),
-    *("floor", "half", "cost_floor", "temperature", "epsilon", "resolved"),
-    *("mass", "sum", "scatter", "child", "activation", "terms"),
-    *("share_before", "logit_before"),
-    *("mean", "variance", "precision", "log_determinant", "logit"),
-    *("share_after", "logit_after"),
-    *("grad_mean", "grad_variance", "grad_precision", "grad_log_determinant"),
-    *("grad_logit", "grad_mass", "grad_sum", "grad_scatter"),
-    *("grad_child", "grad_activation"),
-    reals=("floor", "half", "cost_floor", "temperature", "epsilon", "resolved"),
-)
-
 _GRADIENTS = tuple(f"grad_{name}" for name in INPUTS)
-
-
-class MStepSettings(NamedTuple):
-    """The numbers of an M-step.
-
-    Args:
-        floor: added to the variances.
-        half: half the scale of the costs.
-        cost_floor: the floor of standardised costs.
-        temperature: the inverse one, of the logits.
-        epsilon: the rounding of one number.
-        resolved: what rounding may be of standardised costs.
-    """
-
-    floor: float
-    half: float
-    cost_floor: float
-    temperature: float
-    epsilon: float = EPSILON
-    resolved: float = RESOLVED
 
 
 class Term(NamedTuple):
@@ -145,70 +109,6 @@ class Term(NamedTuple):
     slope: Tensor | None = None
     centre: Tensor | None = None
     rest: Tensor | None = None
-
-
-class Kept:
-    """The votes of a batch of few rows: formed in the first pass, read in later ones.
-
-    They are kept where they are fewer numbers than the transforms, and so take less
-    time to read.
-
-    Args:
-        children: the children of the votes.
-        transforms: the transforms of the votes.
-    """
-
-    def __init__(self, children: Tensor, transforms: Tensor) -> None:
-        rows, _, M, P = children.shape
-        few = (
-            M == 1
-            and rows < P
-            and rows <= library().vector_bytes // children.element_size() // _FEW
-        )
-        self._wanted = (
-            few and not children.is_inference() and not transforms.is_inference()
-        )
-        self._sources: tuple[Tensor, ...] = (
-            (children, transforms) if self._wanted else ()
-        )
-        self._votes: Tensor | None = None
-        self._formed: list[int] | None = None
-
-    def fields(self, call: Call) -> dict[str, Any]:
-        """The fields of a pass on this call that say where the votes are, or may be
-        written; none if they are not.
-        """
-        if not self._wanted or call.sites is not None:
-            return {}
-        if self._votes is None:
-            children, transforms = self._sources
-            rows, I, *_ = children.shape
-            self._votes = children.new_empty(
-                I, rows, transforms.shape[1], transforms.shape[-1]
-            )
-        return {"votes": self._votes, "formed": self._formed == self._versions()}
-
-    @property
-    def votes(self) -> Tensor | None:
-        """The votes, [I, B, J, D], if they are there."""
-        if self._formed is not None and self._formed == self._versions():
-            return self._votes
-        return None
-
-    def note(self, outcome: int) -> None:
-        """Notes the outcome of a pass with these :meth:`fields`."""
-        if not self._wanted:
-            return
-        if outcome == _KEPT:
-            self._formed = self._versions()
-        elif self._formed is None:  # these kernels keep none
-            self._wanted = False
-            self._sources = ()
-            self._votes = None
-
-    def _versions(self) -> list[int]:
-        """They change when the children or transforms are changed in place."""
-        return [source._version for source in self._sources]
 
 
 Gradients = list[Any]
@@ -237,12 +137,9 @@ _VOTES = (False, False, False)
 """The gradients of children, transforms and coordinates are wanted later, of
 :func:`pass_on`.
 """
-_pool = MemoryPool()
 _FEW = 4
 """Rows are few that fill at most a fourth of a vector, as ``kFew`` of the C++ source.
 """
-_SMALL = 2**16
-"""Numbers for which the allocator has memory at hand, and the pool gains nothing."""
 
 
 def prepare() -> None:
@@ -278,7 +175,6 @@ def moments(
     scatter: bool,
     parts: int | None = None,
     logits: Tensor | None = None,
-    kept: Kept | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """One E-step and its sums; see :class:`~torchcaps.ops.fused.operators.Kernels`.
 
@@ -289,7 +185,6 @@ def moments(
         scatter: as there.
         parts: among how many tasks rows are shared out; None for :func:`row_parts`.
         logits: what :func:`scores` wrote down.
-        kept: the votes, if they are few.
     """
     B, _, J, M, _, D = sizes_of(call)
     total = call.children.new_empty(B, J, M * D)
@@ -300,23 +195,18 @@ def moments(
     else:
         second, rest = (None, None)
     parts = row_parts(call) if parts is None else parts
-    options: dict[str, Any] = {
-        "orphan": orphan,
-        "hard": hard,
-        "logits": logits,
-        "parts": parts,
-    }
-    fields: dict[str, Any] = {
-        "mass": mass,
-        "sum": total,
-        "scatter": second,
-        "rest": rest,
-        **options,
-    }
-    if kept is None:
-        _run(_MOMENTS, call, **fields)
-    else:
-        kept.note(_run(_MOMENTS, call, **fields, **kept.fields(call)))
+    _run(
+        _MOMENTS,
+        call,
+        mass=mass,
+        sum=total,
+        scatter=second,
+        rest=rest,
+        orphan=orphan,
+        hard=hard,
+        logits=logits,
+        parts=parts,
+    )
     return mass, total, second, rest
 
 
@@ -355,7 +245,6 @@ def moments_flow(
     parts: int,
     wanted: Sequence[bool] = (True, True, True),
     logits: Tensor | None = None,
-    votes: Tensor | None = None,
     *,
     passing: bool = True,
     orphan: bool,
@@ -372,7 +261,6 @@ def moments_flow(
         wanted: the gradients of weights, of log_partition, and of the similarity, or
             not.
         logits: what :func:`scores` wrote down.
-        votes: those that :func:`moments` kept, if it did.
         passing: whether terms are wanted.
         orphan: as in :func:`moments`.
         hard: as in :func:`moments`.
@@ -388,8 +276,6 @@ def moments_flow(
     gradients = _empty_gradients(
         (*_VOTES, *wanted, wanted[2], wanted[2]), tensors, call
     )
-    if votes is not None:
-        votes = _aligned(votes)
     _run(
         _FLOW,
         call,
@@ -402,8 +288,6 @@ def moments_flow(
         shares=shares,
         flow=flow,
         logits=logits,
-        votes=votes,
-        formed=votes is not None,
         orphan=orphan,
         hard=hard,
     )
@@ -507,30 +391,30 @@ def agreement_forward(
     call: Call,
     bias: Tensor | None,
     settings: Agreement,
-    kept: Kept | None = None,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """All steps of :func:`~torchcaps.routing.dynamic_routing`.
+    *,
+    differentiated: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """Compute all steps of :func:`~torchcaps.routing.dynamic_routing`.
 
     Args:
         call: the call of the votes, without a similarity.
         bias: (J, H), or None.
         settings: the settings of the algorithm.
-        kept: the votes, if they are few, where a backward pass may follow; None where
-            none does.
+        differentiated: whether a backward pass may follow.
 
     Returns:
-        The poses, and what the last step compared with, None in the first one; and for
-        a backward pass the sums of all steps, and what the steps between compared with.
+        The poses, and what the last step compared with, None in the first one. For a
+        backward pass the sums of all steps, what the steps between compared with, and
+        the votes, [I, B, J, D], if their few rows make them worth keeping.
     """
     B, _, J, M, _, D = sizes_of(call)
     pose = call.children.new_empty(B, J, M * D)
     alpha = torch.empty_like(pose) if settings.steps > 1 else None
-    sums = alphas = None
-    fields: dict[str, Any] = {}
-    if kept is not None:
+    sums = alphas = votes = None
+    if differentiated:
         sums = pose.new_empty(settings.steps, *pose.shape)
         alphas = pose.new_empty(max(settings.steps - 2, 0), *pose.shape)
-        fields = kept.fields(call)
+        votes = _room_for_votes(call)
     steps = {
         "bias": bias,
         "sums": sums,
@@ -540,11 +424,28 @@ def agreement_forward(
         **_settings(settings),
     }
     outcome = _run(
-        False, call, steps, parts=row_parts(call), orphan=settings.orphan, **fields
+        False,
+        call,
+        steps,
+        parts=row_parts(call),
+        orphan=settings.orphan,
+        votes=votes,
     )
-    if kept is not None:
-        kept.note(outcome)
-    return pose, alpha, sums, alphas
+    return pose, alpha, sums, alphas, votes if outcome == _KEPT else None
+
+
+def _room_for_votes(call: Call) -> Tensor | None:
+    """Memory for the votes of a few rows, [I, B, J, D], or None.
+
+    With fewer rows than numbers of a child's pose, the votes are fewer numbers than the
+    transforms, so later steps read them in less time than they would form them.
+    """
+    rows, _, _, P = call.children.shape
+    lanes = library().vector_bytes // call.children.element_size()
+    if call.sites is not None or rows >= P or rows > lanes // _FEW:
+        return None
+    I, J, _, D = call.transforms.shape
+    return call.children.new_empty(I, rows, J, D)
 
 
 def agreement_backward(
@@ -614,88 +515,6 @@ def agreement_backward(
     return gradients
 
 
-class MStep(NamedTuple):
-    """The tensors of an M-step, each in one piece.
-
-    Args:
-        mass: (B, J).
-        sum: (B, J, H).
-        scatter: (B, J, H).
-        child: of the costs, (J,).
-        activation: likewise.
-        terms: of standardised costs, (J,), or None.
-        share_before: the rounding of the step before, (B, 1), or None.
-        logit_before: likewise.
-    """
-
-    mass: Tensor
-    sum: Tensor
-    scatter: Tensor
-    child: Tensor
-    activation: Tensor
-    terms: Tensor | None
-    share_before: Tensor | None
-    logit_before: Tensor | None
-
-
-_ROUNDING = "share_after", "logit_after"
-_INPUTS = tuple(f"grad_{name}" for name in MStep._fields[:5])
-_UPSTREAM = tuple(f"grad_{name}" for name in (*Gaussians._fields, "logit"))
-
-
-def m_step(step: MStep, settings: MStepSettings) -> list[Tensor]:
-    """The Gaussians of the parents, field by field, and their logits; with standardised
-    costs the two fields of their rounding too: one pass over what all parents have.
-    """
-    mass, total, *_ = step
-    names = [*Gaussians._fields, "logit"]
-    results = [*map(torch.empty_like, (total, total, total, mass, mass))]
-    if step.terms is not None:
-        names += _ROUNDING
-        results += [mass.new_empty(len(mass), 1) for _ in _ROUNDING]
-    sizes = *total.shape, torch.get_num_threads(), *settings
-    record = M_STEP.pack(
-        sizes, zip(MStep._fields, step, strict=True), zip(names, results, strict=True)
-    )
-    library().torchcaps_m_step(record, False, mass.dtype == torch.float64)
-    return results
-
-
-def m_step_backward(
-    step: MStep,
-    settings: MStepSettings,
-    fitted: Sequence[Tensor],
-    upstream: Tensors,
-) -> Gradients:
-    """The gradients of mass, sum, scatter, child and activation.
-
-    Args:
-        step: the tensors of the step.
-        settings: its numbers.
-        fitted: mean, precision and the logarithm of the determinant.
-        upstream: the gradients of mean, variance, precision, the logarithm of the
-            determinant, and the logit; None for 0.
-    """
-    mass, total, *_ = step
-    mean, precision, log_determinant = fitted
-    fields: dict[str, Any] = {
-        "mean": mean,
-        "precision": precision,
-        "log_determinant": log_determinant,
-    }
-    for name, gradient in zip(_UPSTREAM, plain(upstream), strict=True):
-        fields[name] = gradient
-    gradients: Gradients = []
-    for name, tensor in zip(_INPUTS, (mass, total, total, mass, mass), strict=True):
-        gradients.append(torch.empty_like(tensor))
-        fields[name] = gradients[-1]
-    sizes = *total.shape, torch.get_num_threads(), *settings
-    inputs = zip(MStep._fields, step, strict=True)
-    record = M_STEP.pack(sizes, inputs, fields.items())
-    library().torchcaps_m_step(record, True, mass.dtype == torch.float64)
-    return [*gradients[:3], gradients[3].sum(0), gradients[4].sum(0)]
-
-
 def moments_backward(
     call: Call,
     mean: Tensor,
@@ -762,9 +581,7 @@ def _coefficients(call: Call, parts: int, parents: int) -> Tensor:
     lanes = library().vector_bytes // dtype.itemsize
     width = B if B <= lanes // _FEW else lanes
     shape = -(-B // lanes) + parts, -(-I // _TOGETHER), parents, _TOGETHER, width
-    if math.prod(shape) <= _SMALL:
-        return torch.empty(shape, dtype=dtype)
-    return _pool.take(shape, dtype)
+    return torch.empty(shape, dtype=dtype)
 
 
 def _empty_gradients(
