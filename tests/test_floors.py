@@ -24,10 +24,9 @@ from torchcaps.ops import Votes
 from torchcaps.routing import (
     AttentionRouting,
     DegreeCentralityRouting,
-    EMSettings,
+    EMRouting,
     Heinsen2019Routing,
     Routed,
-    em_routing,
 )
 from torchcaps.routing.base import BatchStandard
 
@@ -43,14 +42,7 @@ def votes(children: Tensor | None = None) -> Votes:
 
 
 def em(votes: Votes, floor: float) -> Routed:
-    return em_routing(
-        votes,
-        None,
-        torch.zeros(J),
-        torch.zeros(J),
-        [0.01, 0.02, 0.03],
-        EMSettings(variance_floor=floor),
-    )
+    return EMRouting(variance_floor=floor).bind(J, H)(votes)
 
 
 def heinsen(votes: Votes, floor: float) -> Routed:

@@ -20,7 +20,6 @@ from tests.test_things_as_written import needed
 from torchcaps.layers import ImplicitActivation, SelfWeightedPooling
 from torchcaps.losses import LOSSES as LOSSES_BY_NAME
 from torchcaps.models.registry import MODELS
-from torchcaps.routing import EMSettings
 from torchcaps.routing.base import ROUTINGS
 from torchcaps.spec import Typed, Within, alternatives, declared, fit
 from torchcaps.spec.registry import argument_names
@@ -38,7 +37,6 @@ SOME_LOSSES = (
 )
 CLASSES: list[Any] = [
     *ROUTINGS.values(),
-    EMSettings,
     *SOME_LOSSES,
     ImplicitActivation,
     SelfWeightedPooling,

@@ -174,7 +174,7 @@ def test_the_mix_of_types_keeps_the_deviation() -> None:
 
 @pytest.mark.thorough
 def test_networks() -> None:
-    """Saved, exported, one example as in a batch; with a relative floor and coordinates
+    """Saved, exported, one example as in a batch; with coordinates
     scaled to the poses too.
     """
     options: dict[str, Any] = {
@@ -182,7 +182,7 @@ def test_networks() -> None:
         "types": (2, 3, 3),
         "channels": 4,
     }
-    options["routing"] = EMRouting.preset("soft", steps=1, relative_floor=0.01)
+    options["routing"] = EMRouting.preset("soft", steps=1)
     model = create_model(
         "matrixcapsnet_small", residual=True, coordinates="scaled", **options
     )

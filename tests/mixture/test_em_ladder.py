@@ -24,7 +24,7 @@ from torchcaps.mixture.steps import (
     weighted_step,
 )
 from torchcaps.ops import Votes
-from torchcaps.routing import em_routing
+from torchcaps.routing import EMRouting
 
 FLOOR = 5e-4
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
@@ -166,7 +166,11 @@ def test_the_cost_is_the_mean_negative_log_density() -> None:
     "lambdas", [(0.1,), (0.05, 0.1, 0.2), (0.3, 0.3, 0.3, 0.3, 0.3)], ids=len
 )
 def test_the_last_is_em_routing(lambdas: tuple[float, ...], backend: str) -> None:
-    routed = em_routing(votes(backend), ACTIVATION, COSTS.beta_u, COSTS.beta_a, lambdas)
+    routed = torch.func.functional_call(
+        EMRouting(len(lambdas), lambda step, _: lambdas[step], 1.0),
+        {"unit_cost": COSTS.beta_u, "activation_cost": COSTS.beta_a},
+        (votes(backend), ACTIVATION),
+    )
     parents = unroll(
         lambda before, lam: em_step(
             votes(backend), before, ACTIVATION, COSTS._replace(inverse_temperature=lam)

@@ -11,10 +11,10 @@ from torchcaps.mixture import GaussianMixture, KMeans, SoftKMeans, point_votes
 from torchcaps.mixture.kmeans import METRICS
 from torchcaps.ops import Gaussian, Moments, Normaliser, Similarity, Votes
 from torchcaps.routing import (
+    EMRouting,
     EuclideanKMeansRouting,
     HardKMeansRouting,
     dynamic_routing,
-    em_routing,
     inner_product_kmeans_routing,
 )
 from torchcaps.squashing import squash
@@ -165,8 +165,10 @@ def test_em(name: str, weighted: bool) -> None:
     )
     votes = started(points, components, similarity)
     given = weights[None] if weighted else None
-    zeros = torch.zeros(components, dtype=torch.float64)
-    routed = em_routing(votes, given, zeros, zeros, [0.01])
+    routings = [
+        EMRouting(steps, "constant").bind(components, size).double() for steps in (1, 2)
+    ]
+    routed = routings[0](votes, given)
     model = GaussianMixture(
         components,
         covariance_type="diag",
@@ -178,6 +180,6 @@ def test_em(name: str, weighted: bool) -> None:
         tol=0,
     ).fit(points, sample_weight=weights if weighted else None)
     np.testing.assert_allclose(routed.pose[0], model.means_, **EXACT)
-    after = em_routing(votes, given, zeros, zeros, [0.01, 0.01]).similarity
+    after = routings[1](votes, given).similarity
     assert isinstance(after, Gaussian)
     np.testing.assert_allclose(1 / after.precision[0], model.covariances_, **EXACT)

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import torchcaps as tc
-from torchcaps.ops import Votes
-from torchcaps.routing import Routed, dynamic_routing
+from torchcaps.ops import Moments, Votes
+from torchcaps.routing import DynamicRouting, Routed
+from torchcaps.routing.base import FAST
 
 pytestmark = pytest.mark.skipif(
     bool(tc.ops.fused.why_not("native")), reason="the native kernels cannot run here"
@@ -46,39 +47,55 @@ def tensors(
 
 
 def routing(
-    *votes: Tensor, sites: Tensor | None = None, **options: Any
+    *votes: Tensor,
+    sites: Tensor | None = None,
+    bias: Tensor | None = None,
+    **options: Any,
 ) -> Callable[[], Routed]:
     """Votes are formed anew each time."""
-    return lambda: dynamic_routing(
-        Votes(*votes, backend="native", sites=sites), **options
+    return lambda: routed(
+        Votes(*votes, backend="native", sites=sites), bias=bias, **options
+    )
+
+
+def routed(
+    votes: Votes,
+    *,
+    bias: Tensor | None = None,
+    initial: Routed | None = None,
+    **options: Any,
+) -> Routed:
+    """The parents, with this bias in place of the routing's own."""
+    return torch.func.functional_call(
+        DynamicRouting(**options), {"offset": bias}, votes, {"initial": initial}
     )
 
 
 @contextmanager
 def step_by_step() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Votes, "agree", lambda *arguments: None)
+        patch.delitem(FAST, (DynamicRouting, "native"))
         yield
 
 
-def in_one(routed: Routed) -> bool:
-    return type(routed.pose.grad_fn).__name__ == "_AgreeBackward"
+def in_one(parents: Routed) -> bool:
+    return type(parents.pose.grad_fn).__name__ == "_AgreeBackward"
 
 
-def loss_of(routed: Routed) -> Tensor:
+def loss_of(parents: Routed) -> Tensor:
     """Of the poses, their lengths, and the last assignment."""
-    fields = (routed.pose, routed.activation, routed.assignment)
+    fields = (parents.pose, parents.activation, parents.assignment)
     return sum(
         (field * numbers(*field.shape).to(field.dtype)).sum() for field in fields
     )
 
 
 def outcome(work: Callable[[], Routed], leaves: tuple[Tensor, ...]) -> list[Tensor]:
-    routed = work()
+    parents = work()
     return [
-        routed.pose,
-        routed.activation,
-        *torch.autograd.grad(loss_of(routed), leaves),
+        parents.pose,
+        parents.activation,
+        *torch.autograd.grad(loss_of(parents), leaves),
     ]
 
 
@@ -104,7 +121,7 @@ def assert_same(
         {},
         {"accumulate": False},
         {"orphan": True},
-        {"squash_kind": "half"},
+        {"squash": "half"},
         {"bias": True},
         {"bias": True, "orphan": True},
     ],
@@ -183,24 +200,24 @@ def test_the_bias_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "squash_kind", ["sabour", pytest.param("half", marks=pytest.mark.thorough)]
+    "squash", ["sabour", pytest.param("half", marks=pytest.mark.thorough)]
 )
 @pytest.mark.parametrize(
     "accumulate", [pytest.param(True, marks=pytest.mark.thorough), False]
 )
-def test_gradients_of_gradients(accumulate: bool, squash_kind: str) -> None:
+def test_gradients_of_gradients(accumulate: bool, squash: str) -> None:
     leaves = tensors((2, 2, 2, 2, 3))
 
     def poses(children: Tensor, transforms: Tensor, bias: Tensor) -> Tensor:
-        routed = routing(
+        parents = routing(
             children,
             transforms,
             bias=bias,
             accumulate=accumulate,
-            squash_kind=squash_kind,
+            squash=squash,
         )()
-        assert in_one(routed)
-        return routed.pose
+        assert in_one(parents)
+        return parents.pose
 
     assert torch.autograd.gradcheck(poses, leaves)
     assert torch.autograd.gradgradcheck(poses, leaves)
@@ -221,10 +238,10 @@ def test_nothing_is_read_that_nobody_wrote() -> None:
 def test_children_without_a_pose() -> None:
     children, transforms, _ = tensors((20, 9, 4, 8, 16))
     nothing = torch.zeros_like(children).requires_grad_()
-    routed = routing(nothing, transforms)()
-    routed.pose.sum().backward()
-    assert in_one(routed)
-    assert (routed.pose == 0).all()
+    parents = routing(nothing, transforms)()
+    parents.pose.sum().backward()
+    assert in_one(parents)
+    assert (parents.pose == 0).all()
     assert (nothing.grad == 0).all()
 
 
@@ -261,10 +278,8 @@ def test_children_that_were_written_to() -> None:
 @pytest.mark.parametrize(
     ("votes", "options"),
     [
-        ({}, {"squash_kind": "tanh"}),
+        ({}, {"squash": "tanh"}),
         ({}, {"gradient": "last"}),
-        ({}, {"weights": True}),
-        ({}, {"bias": torch.zeros(1, 16, dtype=torch.float64)}),
         ({"mask": torch.ones(3, 9, dtype=torch.bool)}, {}),
         ({"normaliser": tc.ops.Normaliser(sharpness=2.0)}, {}),
         ({"normaliser": tc.ops.Normaliser(hard=True)}, {}),
@@ -275,39 +290,41 @@ def test_what_is_done_step_by_step(
     votes: dict[str, Any], options: dict[str, Any]
 ) -> None:
     children, transforms, _ = tensors((3, 9, 4, 8, 16))
-    if "weights" in options:
-        options = {"weights": torch.ones(3, 9, dtype=torch.float64)}
     assert not in_one(
-        dynamic_routing(
-            Votes(children, transforms, backend="native", **votes), **options
-        )
+        routed(Votes(children, transforms, backend="native", **votes), **options)
     )
 
 
 def test_a_bias_wider_than_the_votes() -> None:
     """It was rounded."""
     children, transforms, bias = tensors((3, 9, 4, 8, 16), torch.float32)
-    routed = routing(children, transforms, bias=bias.double())()
-    assert not in_one(routed)
-    assert routed.pose.dtype == torch.float64
+    parents = routing(children, transforms, bias=bias.double())()
+    assert not in_one(parents)
+    assert parents.pose.dtype == torch.float64
 
 
-@pytest.mark.parametrize("backend", ["naive", "native"])
-def test_what_is_no_agreement(backend: str) -> None:
+class Doubled(Votes):
+    """Votes with moments of their own, which all steps at once would not ask for."""
+
+    def moments(self, *arguments: Any, **options: Any) -> Moments:
+        mass, total, scatter = super().moments(*arguments, **options)
+        return Moments(mass, 2 * total, scatter)
+
+
+def test_votes_with_moments_of_their_own() -> None:
     children, transforms, _ = tensors((3, 9, 4, 8, 16))
-    votes = Votes(children, transforms, backend=backend)
-    with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
-        votes.agree(tc.ops.Agreement(0))
-    with pytest.raises(
-        ValueError, match=r"squash must be one of \['exponential', .*, got 'hard'"
-    ):
-        votes.agree(tc.ops.Agreement(2, "hard"))
+    own, plain = (
+        routed(kind(children, transforms, backend="native"), steps=1, squash="half")
+        for kind in (Doubled, Votes)
+    )
+    assert not in_one(own)
+    assert not torch.allclose(own.pose, plain.pose)
 
 
 def test_going_on_from_there() -> None:
     """What the last step compared with is handed on."""
     children, transforms, _ = tensors((3, 9, 4, 8, 16))
     votes = Votes(children, transforms, backend="native")
-    complete = dynamic_routing(votes, steps=4)
-    halves = dynamic_routing(votes, steps=2, initial=dynamic_routing(votes, steps=2))
+    complete = routed(votes, steps=4)
+    halves = routed(votes, steps=2, initial=routed(votes, steps=2))
     torch.testing.assert_close(halves.pose, complete.pose)

@@ -14,8 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import torchcaps as tc
-from torchcaps.numerics import Costs
-from torchcaps.ops import Gaussian, Gaussians, InnerProduct, Moments, Votes
+from torchcaps.ops import Gaussian, InnerProduct, Votes
 from torchcaps.ops.fused import deferred
 from torchcaps.ops.fused import library as kernel_library
 from torchcaps.ops.fused import passes as kernels
@@ -468,20 +467,17 @@ def test_another_number_of_threads_in_the_middle() -> None:
         torch.testing.assert_close(actual, value, rtol=1e-9, atol=1e-11)
 
 
-def fitted(votes: Votes, moments: Moments) -> Gaussians:
-    """Gaussians of parents that cost nothing."""
-    zeros = torch.zeros_like(moments.mass[0])
-    return votes.m_step(moments, Costs(zeros, zeros), 1.0, 0.1).gaussians
+def variances(votes: Votes) -> Tensor:
+    return votes.moments(scatter=True).variance
+
+
+def poses(votes: Votes) -> Tensor:
+    """By all steps at once."""
+    return tc.routing.DynamicRouting()(votes).pose
 
 
 def agreed(votes: Votes, weights: Tensor) -> Tensor:
-    """All steps at once, and Gaussians at once."""
-    actual = votes.agree(tc.ops.Agreement(3))
-    assert actual is not None
-    return (
-        actual[0].square().sum()
-        + fitted(votes, votes.moments(weights=weights, scatter=True)).precision.sum()
-    )
+    return poses(votes).square().sum() + votes.moments(weights=weights).sum.sum()
 
 
 def turned(tensor: Tensor) -> Tensor:
@@ -524,16 +520,6 @@ def sums(votes: Votes) -> Tensor:
 def scores(votes: Votes) -> Tensor:
     mean = torch.ones(2, 5, 16)
     return votes.logits(Gaussian(mean, mean, mean[..., 0]))
-
-
-def variances(votes: Votes) -> Tensor:
-    return fitted(votes, votes.moments(scatter=True)).variance
-
-
-def poses(votes: Votes) -> Tensor:
-    actual = votes.agree(tc.ops.Agreement(3))
-    assert actual is not None
-    return actual[0]
 
 
 @pytest.mark.parametrize("arriving", [turned, negated])

@@ -16,13 +16,13 @@ from torchcaps import CapsConv2d, Capsules, ClassCaps, create_routing
 from torchcaps.ops import Similarity, Votes, axes
 from torchcaps.ops.chunked import ChunkedVotes
 from torchcaps.routing import (
+    EMRouting,
     EuclideanKMeansRouting,
     HardKMeansRouting,
     LayerShape,
     MaxMin,
     Routed,
     dynamic_routing,
-    em_routing,
     inner_product_kmeans_routing,
 )
 
@@ -78,9 +78,7 @@ class Largest(TorchDispatchMode):
 
 
 def em(votes: Votes, weights: torch.Tensor | None = None) -> Routed:
-    return em_routing(
-        votes, weights, torch.zeros(J), torch.zeros(J), (0.01, 0.02, 0.03)
-    )
+    return EMRouting().bind(J, D)(votes, weights)
 
 
 ROUTINGS: dict[str, Callable[..., Routed]] = {

@@ -577,7 +577,7 @@ import re, subprocess, tempfile, torch, triton
 from pathlib import Path
 from triton.backends.compiler import GPUTarget
 from torchcaps.ops import Windows
-from torchcaps.ops.backend import Mixture
+from torchcaps.ops.fused.call import EMOptions
 from torchcaps.ops.fused import Call, triton_launch, triton_layers
 
 class Driver:
@@ -610,7 +610,7 @@ def step(call, scatter, **options):
     triton_launch.scores_backward(call, partition, partition, reduced=True, **options)
 
 settings = dict(constant=1.0, accumulate=True, orphan=False)
-mixture = Mixture((0.5, 1.0), (1.0,), standardise=True)
+mixture = EMOptions((0.5, 1.0), (1.0,), 5e-4, 1.0, 1.0, True, 0.0)
 
 def agree(votes):
     agreed = triton_layers.agreement(votes, None, steps=3, **settings)

@@ -20,14 +20,12 @@ from ops_cases import close
 
 from torchcaps import CapsConv2d, CapsLinear, Capsules, Votes, use_backend
 from torchcaps.ops import GridWide, InnerProduct, Windows
-from torchcaps.ops.backend import Mixture
 from torchcaps.ops.fused import Call, triton_layers
+from torchcaps.ops.fused.call import EMOptions
 from torchcaps.routing import (
     DynamicRouting,
     EMRouting,
-    EMSettings,
     dynamic_routing,
-    em_routing,
 )
 
 THOROUGH = pytest.mark.thorough
@@ -178,23 +176,25 @@ def test_mixture(sizes: Sizes, options: dict[str, Any], dtype: torch.dtype) -> N
     options = dict(options)
     steps = options.pop("steps", 3)
     call = sizes.call(dtype)
-    settings = EMSettings(**options)
-    temperatures = tuple(0.5 + 0.3 * step for step in range(steps))
+    lambdas = tuple(0.5 + 0.3 * step for step in range(steps))
     sharpness = tuple(0.7 + 0.1 * step for step in range(steps - 1))
+    routing = EMRouting(
+        steps, lambda step, _: lambdas[step], 1.0, sharpness=sharpness, **options
+    )
     costs = torch.linspace(-0.1, 0.2, 2 * sizes.J, dtype=dtype, device=DEVICE)
     costs = costs.view(2, -1)
     I = call.sites.shape[1] if call.sites is not None else sizes.I
-    scale = settings.cost_scale
-    if settings.mass_scale is not None:
-        scale = scale * settings.mass_scale * sizes.J / I
-    mixture = Mixture(
-        temperatures,
+    scale = routing.cost_scale
+    if routing.mass_scale is not None:
+        scale = scale * routing.mass_scale * sizes.J / I
+    mixture = EMOptions(
+        lambdas,
         sharpness,
-        settings.variance_floor,
+        routing.variance_floor,
         scale,
-        settings.activation_scale,
-        settings.standardise,
-        settings.cost_floor,
+        routing.activation_scale,
+        routing.standardise,
+        routing.cost_floor,
     )
     normaliser = GridWide(windows=WINDOWS, types=TYPES) if sizes.windows else None
     seen = normaliser.seen(torch.device(DEVICE)) if normaliser is not None else None
@@ -202,12 +202,9 @@ def test_mixture(sizes: Sizes, options: dict[str, Any], dtype: torch.dtype) -> N
 
     leaves = [leaf(one) for one in (*call[:4], *costs)]
     votes = Votes(*leaves[:3], normaliser, backend="naive", sites=call.sites)
-    routed = em_routing(
-        votes,
-        *leaves[3:],
-        temperatures,
-        settings,
-        sharpness=sharpness,
+    weights, beta_u, beta_a = leaves[3:]
+    routed = torch.func.functional_call(
+        routing, {"unit_cost": beta_u, "activation_cost": beta_a}, (votes, weights)
     )
     close({"mean": actual.mean}, {"mean": routed.pose}, 1e-5)
     assert routed.logit is not None
@@ -287,3 +284,18 @@ def test_gradients_that_are_differentiated_again(steps: int) -> None:
         second = torch.autograd.grad(again, leaves)
         results[backend] = named([parents.pose, parents.activation, *first, *second])
     close(results["triton"], results["naive"], 1e-9)
+
+
+@THOROUGH
+def test_evidence_is_not_passed_over() -> None:
+    """All steps at once would route the votes alone."""
+    routing = EMRouting.preset("soft", evidence=True)
+    layer = CapsLinear(6, 3, (2, 2), (2, 2), routing=routing).to(DEVICE)
+    children = Capsules(
+        torch.randn(2, 6, 2, 2, device=DEVICE), torch.ones(2, 6, device=DEVICE)
+    )
+    parents = []
+    for backend in ("naive", "triton"):
+        with use_backend(backend):
+            parents.append(layer(children)._asdict())
+    close(parents[1], parents[0], 1e-4)

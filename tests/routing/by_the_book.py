@@ -3,13 +3,14 @@ gradients.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from torchcaps.ops import Votes
-from torchcaps.routing import Routed, Routing
+from torchcaps.routing import EMRouting, Routed, Routing
 
 B = 3
 I = 5
@@ -49,6 +50,23 @@ def routed_with(
 ) -> Routed:
     """The parents that a routing finds with these parameters in place of its own."""
     return torch.func.functional_call(routing, named, (votes, activation))
+
+
+def em_routing(
+    votes: Votes,
+    activation: Tensor | None,
+    beta_u: Tensor,
+    beta_a: Tensor,
+    lambdas: Sequence[float],
+    **options: Any,
+) -> Routed:
+    """The parents by EM with these parameters, and an inverse temperature for each
+    step.
+    """
+    routing = EMRouting(len(lambdas), lambda step, steps: lambdas[step], 1.0, **options)
+    return routed_with(
+        routing, votes, activation, unit_cost=beta_u, activation_cost=beta_a
+    )
 
 
 def check_equations(

@@ -10,9 +10,9 @@ from by_the_book import normal
 from torch import Tensor
 
 from torchcaps.models import create_model, load_pretrained
-from torchcaps.numerics import standardised
 from torchcaps.ops import Votes
 from torchcaps.routing import EMRouting
+from torchcaps.routing.em_costs import standardised
 
 BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 

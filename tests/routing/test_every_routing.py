@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from by_the_book import em_routing
 from torch import Tensor
 
 from torchcaps import (
@@ -20,7 +21,6 @@ from torchcaps.models.base import CapsuleClassifier
 from torchcaps.ops import Votes
 from torchcaps.routing import (
     DynamicRouting,
-    EMSettings,
     EuclideanKMeansRouting,
     HardKMeansRouting,
     LayerShape,
@@ -28,7 +28,6 @@ from torchcaps.routing import (
     Routing,
     create_routing,
     dynamic_routing,
-    em_routing,
     inner_product_kmeans_routing,
     list_routings,
     register_routing,
@@ -46,31 +45,26 @@ D = 3
 
 
 def em(
-    votes: Votes,
-    weights: Tensor | None = None,
-    *,
-    steps: int = 3,
-    settings: EMSettings | None = None,
+    votes: Votes, weights: Tensor | None = None, *, steps: int = 3, **options: Any
 ) -> Routed:
     generator = torch.Generator().manual_seed(9)
-    beta_u, beta_a = torch.randn(2, J, generator=generator, dtype=votes.children.dtype)
-    return em_routing(
-        votes,
-        weights,
-        beta_u,
-        beta_a,
-        [0.1, 0.2, 0.3, 0.4, 0.5][:steps],
-        settings or EMSettings(),
-    )
+    betas = torch.randn(2, J, generator=generator, dtype=votes.children.dtype)
+    lambdas = [0.1, 0.2, 0.3, 0.4, 0.5][:steps]
+    return em_routing(votes, weights, *betas, lambdas, **options)
 
 
 def standardised_em(
     votes: Votes, weights: Tensor | None = None, *, steps: int = 3
 ) -> Routed:
-    settings = EMSettings(
-        cost_scale=2.0, activation_scale=3.0, mass_scale=10.0, standardise=True
+    return em(
+        votes,
+        weights,
+        steps=steps,
+        cost_scale=2.0,
+        activation_scale=3.0,
+        mass_scale=10.0,
+        standardise=True,
     )
-    return em(votes, weights, steps=steps, settings=settings)
 
 
 def leaky(votes: Votes, weights: Tensor | None = None, *, steps: int = 3) -> Routed:
@@ -531,10 +525,6 @@ BETAS = torch.zeros(2)
         ),
         (
             lambda votes: inner_product_kmeans_routing(votes, steps=0),
-            "steps must be at least 1, got 0",
-        ),
-        (
-            lambda votes: em_routing(votes, None, BETAS, BETAS, ()),
             "steps must be at least 1, got 0",
         ),
         (

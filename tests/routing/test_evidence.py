@@ -2,6 +2,7 @@
 none where it is 0.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,18 @@ from torchcaps import (
     load_pretrained,
 )
 from torchcaps.ops import (
-    Adjusted,
+    PARENTS,
+    Distance,
     EvidentVotes,
     Gaussian,
     Given,
     GridWide,
     InnerProduct,
-    Normaliser,
-    PositionWide,
+    Moments,
+    Similarity,
     Votes,
     Windows,
+    axes,
     choose_backend,
 )
 from torchcaps.routing import AgreementRouting, LayerShape, Routed, Routing
@@ -71,6 +74,41 @@ def test_it_holds_what_holds_for_every_routing(name: str, steps: int) -> None:
     )
 
 
+@dataclass(frozen=True, eq=False)
+class Plus(Similarity):
+    """Another similarity and a prior."""
+
+    similarity: Similarity
+    prior: Tensor = axes("BIJ")
+
+    def logits(self, votes: Tensor) -> Tensor:
+        return self.similarity.logits(votes) + self.prior
+
+
+class WithPrior(Votes):
+    """Votes whose parents compete with a prior, written out."""
+
+    __slots__ = ("prior",)
+    fields = (*Votes.fields, "prior")
+
+    @classmethod
+    def of(cls, votes: Votes, prior: Tensor) -> "WithPrior":
+        made = object.__new__(cls)
+        for name in Votes.fields:
+            setattr(made, name, getattr(votes, name))
+        made.prior = prior
+        return made
+
+    def plus(self, similarity: Similarity | None) -> Similarity:
+        return Given(self.prior) if similarity is None else Plus(similarity, self.prior)
+
+    def moments(self, similarity: Any = None, *rest: Any, **options: Any) -> Moments:
+        return super().moments(self.plus(similarity), *rest, **options)
+
+    def assignment(self, similarity: Any = None) -> Tensor:
+        return super().assignment(self.plus(similarity))
+
+
 @every
 @pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 @pytest.mark.parametrize(
@@ -80,7 +118,7 @@ def test_it_holds_what_holds_for_every_routing(name: str, steps: int) -> None:
 def test_it_is_a_prior_inside_the_softmax(
     name: str, backend: str, rows: int, kinds: int, gradient: str
 ) -> None:
-    """Results and gradients are those of stored votes under a normaliser with the prior
+    """Results and gradients are those of stored votes with the prior
     e_ij, formed by einsum.
     """
     shape = LayerShape(I, J, (rows, P), (rows, D), types=kinds)
@@ -97,9 +135,8 @@ def test_it_is_a_prior_inside_the_softmax(
     each = weight.repeat(I // kinds, 1, 1), bias.repeat(I // kinds, 1)
     prior = torch.einsum("bip,ijp->bij", inputs[0].flatten(2), each[0]) + each[1]
     plain = bound(name, shape, evidence=False, gradient=gradient)
-    expected = plain(
-        Votes(*inputs, normaliser=Normaliser(prior=prior), backend="naive"), activation
-    )
+    stored = Votes(*inputs, backend="naive")
+    expected = plain(WithPrior.of(stored, prior), activation)
     routed = routing(Votes(*inputs, backend=backend), activation)
 
     assert isinstance(routed.votes, EvidentVotes)
@@ -129,13 +166,11 @@ def assert_same(routed: Routed, expected: Routed, leaves: list[Tensor]) -> None:
 
 
 @every
-@pytest.mark.parametrize("competition", [GridWide, PositionWide, None])
+@pytest.mark.parametrize("competition", [GridWide, None])
 @pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 def test_it_is_one_where_windows_share_children(
     name: str, competition: type[GridWide] | None, backend: str
 ) -> None:
-    if competition is PositionWide and backend == "native":
-        pytest.skip("the kernels have no such competition")
     windows = Windows(
         (4, 4),
         (3, 3),
@@ -145,14 +180,14 @@ def test_it_is_one_where_windows_share_children(
     )
     shape = LayerShape(9 * 2, J, (P,), (D,))
     inputs = [random(2, 32, P), random(18, J, P, D)]
-    normaliser = competition and competition(windows=windows, types=2)
+    competes = competition(windows=windows, types=2) if competition else PARENTS
     mask = torch.rand(2, 32, generator=torch.Generator().manual_seed(0)) > 0.2
     activation = torch.rand(2, 32, dtype=torch.float64)
 
     def votes(backend: str) -> Votes:
         return Votes(
             *inputs,
-            normaliser=normaliser,
+            competition=competes,
             sites=windows.children(2, CPU),
             mask=mask,
             backend=backend,
@@ -162,7 +197,7 @@ def test_it_is_one_where_windows_share_children(
     plain = bound(name, shape, evidence=False)
     evident = routing.prepared(votes("naive"))
     assert isinstance(evident, EvidentVotes)
-    expected = plain(votes("naive").restricted(prior=evident.evidence()), activation)
+    expected = plain(WithPrior.of(votes("naive"), evident.evidence()), activation)
     parameters = routing.get_submodule("local_evidence").parameters()
     assert_same(routing(votes(backend), activation), expected, [*inputs, *parameters])
 
@@ -209,7 +244,7 @@ def test_any_other_similarity_has_it_too() -> None:
         Votes(random(B, I, P), random(I, J, P, D)), random(I, J, P), random(I, J)
     )
     given_logits = Given(random(B, I, J))
-    for similarity in (given_logits, Adjusted(InnerProduct(random(B, J, D)), 2.0)):
+    for similarity in (given_logits, Distance(random(B, J, D), 2.0)):
         expected = similarity.logits(votes.dense()) + votes.evidence()
         torch.testing.assert_close(votes.logits(similarity), expected)
         torch.testing.assert_close(
@@ -225,8 +260,6 @@ def test_what_it_does_not_change() -> None:
     for method in ("total", "gram", "dense"):
         torch.testing.assert_close(getattr(votes, method)(), getattr(plain, method)())
     alpha = InnerProduct(random(B, J, D))
-    sharp = votes.restricted(sharpness=3.0).logits(alpha)  # a prior is not sharpened
-    torch.testing.assert_close(sharp, 3 * plain.logits(alpha) + votes.evidence())
     biased = votes.with_bias(random(I, J, D))
     bias = random(I, J, D)
     torch.testing.assert_close(

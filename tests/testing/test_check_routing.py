@@ -38,9 +38,6 @@ OTHERS: dict[str, Callable[[], Routing]] = {
     ),
     "heinsen-any-parents": lambda: create_routing("heinsen_2019", any_parents=True),
     "kernel-em": lambda: create_routing("fast_kernel_density", method="em", width=4.0),
-    "em-relative": lambda: EMRouting.preset(
-        "soft", relative_floor=0.2, learn_sharpness="parent"
-    ),
     "kmeans-last": lambda: create_routing("kmeans", gradient="last"),
     "euclidean-last": lambda: create_routing("euclidean", gradient="last"),
     "slots-last": lambda: create_routing("slots", gradient="last", bias=True),

@@ -35,7 +35,7 @@ density
 The votes are whatever :class:`~torchcaps.ops.Votes` holds: with
 :func:`~torchcaps.mixture.point_votes` the points themselves, as in a clustering; with a
 transform for each child and parent, :math:`V_{ij} = u_i W_{ij}`, :func:`em_step` is EM
-routing, :func:`torchcaps.routing.em_routing`.
+routing, :class:`torchcaps.routing.EMRouting`.
 
 Source: the derivation after Su 2018 (kexue.fm/archives/5155); Hinton, Sabour & Frosst
 2018, Procedure 1.

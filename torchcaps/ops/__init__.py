@@ -3,7 +3,6 @@ of votes that are not stored.
 """
 
 from torchcaps.ops.backend import (
-    Agreement,
     AssignmentMap,
     Gaussians,
     Moments,

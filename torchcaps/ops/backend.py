@@ -16,9 +16,9 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from torchcaps.numerics import Costs, Rounding, quotient
+from torchcaps.numerics import quotient
 from torchcaps.ops.fields import Fields, axes
-from torchcaps.ops.similarity import Gaussian, Similarity
+from torchcaps.ops.similarity import Similarity
 
 
 class AssignmentMap(Fields, ABC):
@@ -191,93 +191,6 @@ class Gaussians(NamedTuple):
         )
 
 
-class EMState(NamedTuple):
-    """The parents after an M-step.
-
-    Args:
-        gaussians: whose variances include the floor.
-        logit: the logit of the activation, (B, J).
-        rounding: the rounding of the costs, where they are standardised.
-    """
-
-    gaussians: Gaussians
-    logit: Tensor
-    rounding: Rounding | None = None
-
-
-def m_step(
-    moments: Moments,
-    costs: Costs,
-    temperature: float,
-    floor: float,
-    before: Rounding | None = None,
-) -> EMState:
-    """The M-step of EM routing in plain PyTorch, see :meth:`VoteSource.m_step`."""
-    gaussians = Gaussians.of(mean_of(moments), variance_of(moments) + floor)
-    logit, rounding = costs.logits(
-        moments.mass, gaussians.log_determinant, temperature, before
-    )
-    return EMState(gaussians, logit, rounding)
-
-
-class Agreement(NamedTuple):
-    """The settings of :func:`~torchcaps.routing.dynamic_routing`, all steps of which a
-    backend may make at once.
-
-    Args:
-        steps: how many times the assignment is made, the uniform first one included.
-        squash: a row of the table in :func:`~torchcaps.squash`.
-        accumulate: add the agreement up over the steps, or keep the last.
-        orphan: one more candidate with logit 0, "none of these parents".
-
-    Example:
-        >>> votes = tc.Votes(
-        ...     torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5), backend="naive"
-        ... )
-        >>> votes.agree(
-        ...     tc.ops.Agreement(steps=3)
-        ... ) is None  # this backend makes one step at a time
-        True
-    """
-
-    steps: int
-    squash: str = "sabour"
-    accumulate: bool = True
-    orphan: bool = False
-
-
-class Mixture(NamedTuple):
-    """The settings of :func:`~torchcaps.routing.em_routing`, all steps of which a
-    backend may make at once.
-
-    Args:
-        temperatures: the inverse one of each step, lambda.
-        sharpness: the sharpness of each E-step, one fewer.
-        floor: added to the variances.
-        cost_scale: factor of the cost.
-        activation_scale: factor of ``beta_a``.
-        standardise: whether costs are standardised over the parents.
-        cost_floor: under their deviation, as a share of their mean size.
-
-    Example:
-        >>> tc.ops.backend.Mixture((0.5, 1.0), (1.0,)).steps
-        2
-    """
-
-    temperatures: tuple[float, ...]
-    sharpness: tuple[float, ...]
-    floor: float = 5e-4
-    cost_scale: float = 1.0
-    activation_scale: float = 1.0
-    standardise: bool = False
-    cost_floor: float = 0.0
-
-    @property
-    def steps(self) -> int:
-        """How many M-steps."""
-        return len(self.temperatures)
-
-
 SOFTMAX = Rule()
 """The rule of one softmax over the parents of the votes, and nothing else."""
 
@@ -310,9 +223,6 @@ class VoteSource(ABC):
     """Whether the backend reads the children of windows where they lie; for others they
     are copied together.
     """
-
-    mixes: ClassVar[bool] = False
-    """Whether the backend has :meth:`mixture`."""
 
     children: Tensor
     transforms: Tensor
@@ -351,69 +261,6 @@ class VoteSource(ABC):
             rule: from similarities to assignment probabilities.
             scatter: whether the second moment is wanted too.
         """
-
-    def m_step(
-        self,
-        moments: Moments,
-        costs: Costs,
-        temperature: float,
-        floor: float,
-        before: Rounding | None = None,
-    ) -> EMState:
-        r"""Return the parents of moments with a scatter: the most likely Gaussians,
-        :math:`\mu_j = S_j / N_j, \sigma_j^2 = Q_j / N_j + f`, and the logits of the
-        activations.
-
-        Args:
-            moments: as :meth:`moments` gave them.
-            costs: what the costs of the parents are.
-            temperature: the inverse one, of the logits.
-            floor: f.
-            before: the rounding of the step before; None in the first one.
-
-        Raises:
-            ValueError: if the moments hold no scatter.
-        """
-        return m_step(moments, costs, temperature, floor, before)
-
-    def agree(
-        self, agreement: Agreement, bias: Tensor | None
-    ) -> tuple[Tensor, Tensor | None] | None:
-        """Compute all steps of routing by agreement at once, if the backend can: less
-        work than step by step.
-
-        Args:
-            agreement: what is to be done.
-            bias: added before each squash, (J, H), or None.
-
-        Returns:
-            The poses (B, J, H), and what the last step compared the votes with, None if
-            it was the first; or None alone where the backend cannot, and the steps are
-            made one by one.
-        """
-        return None
-
-    def mixture(
-        self,
-        mixture: Mixture,
-        weights: Tensor | None,
-        costs: tuple[Tensor, Tensor],
-        seen: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Gaussian | None] | None:
-        """Compute all steps of EM routing at once, if the backend can.
-
-        Args:
-            mixture: what is to be done.
-            weights: the child activations ``a``, (N, G), or None for ones.
-            costs: ``beta_u`` and ``beta_a``, (J,) each.
-            seen: where each child is in the windows, if all parents that see it compete
-                for it: :meth:`~torchcaps.ops.Windows.seen`.
-
-        Returns:
-            The means (B, J, H), the logits of the activations (B, J), and what the last
-            step compared the votes with; or None alone where the backend cannot.
-        """
-        return None
 
     @abstractmethod
     def assignment(self, similarity: Similarity | None, rule: Rule) -> Tensor:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from torchcaps.numerics import Costs, Rounding, compute_dtype, full_precision
-from torchcaps.ops.backend import Agreement, EMState, Moments
+from torchcaps.numerics import compute_dtype, full_precision
+from torchcaps.ops.backend import Moments
 from torchcaps.ops.competition import Normaliser
 from torchcaps.ops.plan import Choice
 from torchcaps.ops.similarity import Adjusted, Gaussian, InnerProduct, Similarity
@@ -157,23 +157,6 @@ class EvidentVotes(Votes):
         """The backend that ``moments(similarity)`` runs on, and why."""
         votes, similarity = self._with_evidence(similarity)
         return votes.choose(similarity)
-
-    def agree(
-        self, agreement: Agreement, bias: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None] | None:
-        """None: the steps are made one by one."""
-        return None
-
-    def m_step(
-        self,
-        moments: Moments,
-        costs: Costs,
-        temperature: float,
-        floor: float,
-        before: Rounding | None = None,
-    ) -> EMState:
-        """The parents after the M-step, as in :class:`Votes`."""
-        return self._votes(2).m_step(moments, costs, temperature, floor, before)
 
     def under(self, normaliser: Normaliser) -> "EvidentVotes":
         """The same votes under another normaliser; they are not formed again. A

@@ -7,7 +7,6 @@ alone, once for each tensor: these become addresses in memory.
 
 import math
 from dataclasses import replace
-from numbers import Real
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -15,23 +14,8 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 from typing_extensions import Self
 
-from torchcaps.numerics import (
-    Costs,
-    Rounding,
-    as_variables,
-    check_size,
-    compute_dtype,
-    full_precision,
-)
-from torchcaps.ops.backend import (
-    SOFTMAX,
-    Agreement,
-    EMState,
-    Mixture,
-    Moments,
-    Rule,
-    VoteSource,
-)
+from torchcaps.numerics import as_variables, compute_dtype, full_precision
+from torchcaps.ops.backend import SOFTMAX, Moments, Rule, VoteSource
 from torchcaps.ops.chunked import any_similarity
 from torchcaps.ops.chunked.tiles import tile_numbers
 from torchcaps.ops.closed_forms import offset_moments
@@ -51,7 +35,6 @@ from torchcaps.ops.plan import (
 )
 from torchcaps.ops.similarity import Gaussian, Given, InnerProduct, Similarity
 from torchcaps.ops.windows import in_windows
-from torchcaps.squashing import kind_of
 
 
 class Step(NamedTuple):
@@ -460,112 +443,6 @@ class Votes:
                 weights = self.by_child(source, weights)
             return source.moments(similarity, weights, rule, scatter)
 
-    def agree(
-        self, agreement: Agreement, bias: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None] | None:
-        """Compute all steps of routing by agreement at once, if the backend can:
-        :meth:`VoteSource.agree`.
-
-        Args:
-            agreement: the settings; ``orphan`` is that of the normaliser.
-            bias: added before each squash, (J, H), or None.
-
-        Returns:
-            The poses (B, J, H), float32 at least, and what the last step compared the
-            votes with, None if it was the first; or None alone where the steps must be
-            made one by one.
-
-        Raises:
-            ValueError: if the number of steps is not a whole number of at least 1, or
-                there is no such squash.
-        """
-        check_size(steps=agreement.steps)
-        kind_of(agreement.squash)
-        if self.mask is not None or not self.normaliser.plain:
-            return None
-        with full_precision(self.children):
-            source = self.source
-            orphan = self.normaliser.orphan
-            if bias is not None:
-                if (
-                    bias.shape != self.shape[2:]
-                    or torch.promote_types(bias.dtype, self.dtype) != self.dtype
-                ):
-                    return None
-                bias = bias.to(self.dtype)
-            return source.agree(
-                agreement
-                if agreement.orphan == orphan
-                else agreement._replace(orphan=orphan),
-                bias,
-            )
-
-    def mixture(
-        self,
-        mixture: Mixture,
-        weights: Tensor | None,
-        beta_u: Tensor,
-        beta_a: Tensor,
-    ) -> tuple[Tensor, Tensor, Gaussian | None] | None:
-        """Compute all steps of EM routing at once, if the backend can:
-        :meth:`VoteSource.mixture`.
-
-        Args:
-            mixture: the settings.
-            weights: the child activations, (N, G); None for ones.
-            beta_u: (J,).
-            beta_a: (J,).
-
-        Raises:
-            TypeError: if the weights are no tensor.
-            ValueError: if they do not fit the votes.
-        """
-        normaliser = self.normaliser
-        plain = normaliser.plain and not normaliser.orphan
-        if self.mask is not None or not (plain or normaliser.plain_over_windows):
-            return None
-        if not beta_u.shape == beta_a.shape == self.shape[2:3]:
-            return None
-        with full_precision(self.children):
-            source = self.source
-            if weights is not None:
-                check_field("weights", weights, self.children)
-                weights = weights.to(self.dtype)
-            costs = beta_u.to(self.dtype), beta_a.to(self.dtype)
-            seen = normaliser.seen(self.children.device)
-            return source.mixture(mixture, weights, costs, seen)
-
-    def m_step(
-        self,
-        moments: Moments,
-        costs: Costs,
-        temperature: float,
-        floor: float,
-        before: Rounding | None = None,
-    ) -> EMState:
-        r"""Return the parents after the M-step of EM routing: Gaussians, :math:`\mu_j =
-        S_j / N_j` and :math:`\sigma_j^2 = Q_j / N_j + \text{floor}`, and the logits of
-        the activations.
-
-        Args:
-            moments: the moments of these votes, with the scatter.
-            costs: what the costs of the parents are, and with them the logits.
-            temperature: the inverse one, of the logits.
-            floor: added to the variances.
-            before: the rounding of the step before, for standardised costs; None in the
-                first one.
-
-        Raises:
-            ValueError: if the moments hold no scatter, or the floor is no finite number
-                of at least 0.
-        """
-        if not isinstance(floor, float | Real) or not 0 <= floor < math.inf:
-            raise ValueError(
-                f"floor must be a finite number of at least 0, got {floor!r}"
-            )
-        source = self.source_on(self.plan.choice.backend)
-        return source.m_step(moments, costs, temperature, floor, before)
-
     def total(self) -> Tensor:
         """Return the sum of the votes of all children for each parent, unweighted, (B,
         J, H), whatever the normaliser.
@@ -699,10 +576,10 @@ class Votes:
     @property
     def count(self) -> int | Tensor:
         """Return the number of children in each row, to divide by: I, or with a mask a
-        tensor (B, 1), at least 1.
+        tensor (B, 1); at least 1.
         """
         if self.mask is None:
-            return self.shape[1]
+            return max(self.shape[1], 1)
         return self.gather(self.mask).sum(1, keepdim=True).clamp(min=1)
 
     def gather(self, field: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 ``torchcaps.ops``.
 """
 
+from torchcaps.routing import fast as fast
 from torchcaps.routing.attention import AttentionRouting
 from torchcaps.routing.base import (
     ROUTINGS,
@@ -18,7 +19,7 @@ from torchcaps.routing.degree_centrality import (
     DegreeCentralityRouting,
 )
 from torchcaps.routing.dynamic import DynamicRouting, dynamic_routing
-from torchcaps.routing.em import EM_PRESETS, EMRouting, EMSettings, em_routing
+from torchcaps.routing.em import EM_PRESETS, EMRouting
 from torchcaps.routing.evidence import AgreementRouting, Evidence
 from torchcaps.routing.heinsen_2019 import Heinsen2019Routing
 from torchcaps.routing.heinsen_2022 import (
@@ -68,7 +69,6 @@ __all__ = [
     "Routing",
     "create_routing",
     "dynamic_routing",
-    "em_routing",
     "inner_product_kmeans_routing",
     "interests_of",
     "label_aware",

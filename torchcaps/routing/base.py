@@ -3,6 +3,7 @@
 import copy
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
@@ -320,9 +321,25 @@ class Routing(SuggestsNames, nn.Module, ABC):
                     f"{tuple(pairs.shape)}"
                 )
             more["pairs"] = pairs
-        return self.route(
-            self.prepared(votes) if self.evidence else votes, activation, **more
-        )
+        if self.evidence:
+            votes = self.prepared(votes)
+        routed = None if more else self._at_once(votes, activation)
+        return self.route(votes, activation, **more) if routed is None else routed
+
+    def _at_once(self, votes: Votes, activation: Tensor | None) -> Routed | None:
+        """The parents by a function in :data:`FAST`; None if there is none for this
+        class, its settings, and these votes.
+        """
+        # Exact types: a subclass of either may change any step.
+        if type(votes) is not Votes:
+            return None
+        path = FAST.get((type(self), votes.plan.choice.backend))
+        if path is None:
+            return None
+        for name, argument in declared(type(self)).arguments.items():
+            if name not in path.reads and getattr(self, name) != argument.default:
+                return None
+        return path.make(self, votes, activation)
 
     def config(self) -> dict[str, Any]:
         """Return the constructor's arguments.
@@ -342,6 +359,44 @@ class Routing(SuggestsNames, nn.Module, ABC):
                 if hasattr(self, name)
             ),
         )
+
+
+class FastPath(NamedTuple):
+    """A function that makes all steps of a routing at once.
+
+    Args:
+        make: from the routing, votes and child activations to the parents; or None for
+            votes that it cannot do.
+        reads: the settings of the routing that it knows.
+    """
+
+    make: Callable[[Any, Votes, Tensor | None], Routed | None]
+    reads: frozenset[str]
+
+
+FAST: dict[tuple[type[Routing], str], FastPath] = {}
+"""Where a backend makes all steps of a routing at once, by the class of the routing and
+the name of the backend. :meth:`Routing.forward` looks here before it routes step by step.
+"""
+
+
+def fast(
+    routing: type[Routing], backend: str, *reads: str
+) -> Callable[[Callable[..., Routed | None]], Callable[..., Routed | None]]:
+    """Function decorator: enters a function in :data:`FAST`.
+
+    Args:
+        routing: the class of the routing, without those derived from it.
+        backend: the name of the backend.
+        reads: the settings of the routing that the function knows. If another one is
+            not at its default, the routing goes step by step.
+    """
+
+    def enter(make: Callable[..., Routed | None]) -> Callable[..., Routed | None]:
+        FAST[routing, backend] = FastPath(make, frozenset(reads))
+        return make
+
+    return enter
 
 
 def constructor_arguments(cls: type) -> list[str]:

@@ -1,13 +1,13 @@
 """Dynamic routing (Sabour, Frosst & Hinton 2017)."""
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps.numerics import check_choice
-from torchcaps.ops import Agreement, InnerProduct, Votes
-from torchcaps.ops.agreement import Squashed, next_alpha, step_by_step
+from torchcaps.ops import InnerProduct, Votes
 from torchcaps.routing.base import (
     GRADIENTS,
     Gradient,
@@ -16,12 +16,16 @@ from torchcaps.routing.base import (
     Steps,
     check_parents,
     check_steps,
+    gradient_context,
     register_routing,
 )
 from torchcaps.routing.evidence import AgreementRouting
 from torchcaps.routing.means import Softmax, check_softmax, under_softmax
 from torchcaps.spec import settings
-from torchcaps.squashing import SquashInRouting, length
+from torchcaps.squashing import SquashInRouting, length, squash
+
+Squashed = Callable[[Tensor], Tensor]
+"""From poses (B, J, H) to squashed ones."""
 
 
 def dynamic_routing(
@@ -83,31 +87,30 @@ def dynamic_routing(
         votes = under_softmax(votes, softmax, orphan=orphan)
     if orphan:
         votes = votes.restricted(orphan=True)
-    squashed = None
-    if not isinstance(squash_kind, str):
-        squashed, squash_kind = squash_kind, "none"
-    agreement = Agreement(steps, squash_kind, accumulate)
-    alpha = None if initial is None else _alpha_after(initial, accumulate)
-    at_once = (
-        weights is None and alpha is None and gradient == "all" and squashed is None
-    )
-    all_steps = votes.agree(agreement, bias) if at_once else None
-    if all_steps is None:
-        total = partial(_total, votes, weights)
-        all_steps = step_by_step(
-            total, agreement, bias, alpha, gradient == "last", squashed
-        )
-    pose, alpha = all_steps
-    return Routed(
-        pose, length(pose), votes, None if alpha is None else InnerProduct(alpha)
-    )
+    squashed = squash_kind
+    if isinstance(squash_kind, str):
+        squashed = partial(squash, kind=squash_kind)
+    pose = alpha = similarity = None
+    if initial is not None:
+        alpha = _alpha_after(initial, accumulate)
+    for step in range(steps):
+        with gradient_context(gradient, step, steps):
+            if pose is not None:
+                alpha = _next_alpha(pose, alpha, accumulate)
+            if alpha is not None:
+                # Under "last", the last step takes the earlier ones as constants.
+                alpha = alpha.detach() if gradient == "last" else alpha
+                similarity = InnerProduct(alpha)
+            total = votes.moments(similarity, weights).sum
+            pose = squashed(total if bias is None else total + bias)
+    return Routed(pose, length(pose), votes, similarity)
 
 
-def _total(
-    votes: Votes, weights: Tensor | None, similarity: InnerProduct | None
-) -> Tensor:
-    """The sums of the votes under a similarity, (B, J, H)."""
-    return votes.moments(similarity, weights).sum
+def _next_alpha(pose: Tensor, alpha: Tensor | None, accumulate: bool) -> Tensor:
+    """What the next step compares the votes with: the pose, or with ``accumulate`` the
+    sum of all poses so far.
+    """
+    return pose if alpha is None or not accumulate else alpha + pose
 
 
 def _alpha_after(routed: Routed, accumulate: bool) -> Tensor:
@@ -119,7 +122,7 @@ def _alpha_after(routed: Routed, accumulate: bool) -> Tensor:
             "initial must come from inner products, got "
             f"{type(routed.similarity).__name__}"
         )
-    return next_alpha(routed.pose, routed.similarity.alpha, accumulate)
+    return _next_alpha(routed.pose, routed.similarity.alpha, accumulate)
 
 
 @register_routing("dynamic")

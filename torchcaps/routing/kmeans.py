@@ -12,7 +12,6 @@ from torch.nn.functional import normalize
 
 from torchcaps.numerics import Finite, as_constants, check_choice, negligible
 from torchcaps.ops import Distance, Gaussian, InnerProduct, Moments, Similarity, Votes
-from torchcaps.ops.agreement import Squashed
 from torchcaps.ops.backend import mean_of
 from torchcaps.routing.base import (
     GRADIENTS,
@@ -24,6 +23,7 @@ from torchcaps.routing.base import (
     gradient_context,
     register_routing,
 )
+from torchcaps.routing.dynamic import Squashed
 from torchcaps.routing.evidence import AgreementRouting
 from torchcaps.routing.means import (
     Softmax,

@@ -2,15 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import Costs
 from torchcaps.ops import (
-    Agreement,
     AssignmentMap,
     Gaussian,
     Given,
@@ -20,8 +17,6 @@ from torchcaps.ops import (
     VoteSource,
     axes,
 )
-from torchcaps.ops.agreement import step_by_step
-from torchcaps.ops.backend import Mixture
 from torchcaps.ops.naive import NaiveVotes
 from torchcaps.ops.votes import in_windows
 from torchcaps.testing.compare import TOLERANCE, assert_same, with_gradients
@@ -180,13 +175,6 @@ RULES: dict[str, Callable[[Tensors], Rule]] = {
 }
 
 
-MIXTURES = (
-    Mixture((0.7,), (), floor=0.1),
-    Mixture((0.5, 1.0), (1.0,), standardise=True, cost_floor=0.1),
-)
-AGREEMENTS = (Agreement(3), Agreement(2, "half", accumulate=False, orphan=True))
-
-
 def check_backend(
     backend: type[VoteSource],
     *,
@@ -199,8 +187,7 @@ def check_backend(
 
     Compared are moments with and without the scatter, assignments and normalisers, for
     all similarities and rules, odd sizes, shared transforms, coordinates, weights and
-    windows; empty axes; with a softmax also a child whose pose is NaN; the Gaussians of
-    moments; and routing by agreement, if the backend runs all its steps in one call.
+    windows; empty axes; and with a softmax also a child whose pose is NaN.
 
     Args:
         backend: a :class:`~torchcaps.ops.VoteSource`.
@@ -255,96 +242,7 @@ def check_backend(
             "empty string"
         )
     _check_edges(backend, dtype, torch.device(device))
-    _check_m_step(backend, dtype, torch.device(device), allowed)
-    _check_agreement(backend, dtype, torch.device(device), allowed)
     return compared
-
-
-def _check_m_step(
-    backend: type[VoteSource],
-    dtype: torch.dtype,
-    device: torch.device,
-    allowed: float,
-) -> None:
-    """Asserts that the M-steps of the first moments agree with those of ``naive``."""
-    for problem, mixture in product(PROBLEMS, MIXTURES):
-        tensors = problem.tensors(dtype, device)
-        reference = problem.tensors(torch.float64, torch.device("cpu"))
-        try:
-            assert_same(
-                _with_gradients(
-                    _parents(_source(backend, problem, tensors), mixture), tensors
-                ),
-                _with_gradients(
-                    _parents(_source(NaiveVotes, problem, reference), mixture),
-                    reference,
-                ),
-                allowed,
-            )
-        except AssertionError as error:
-            raise AssertionError(
-                f"{backend.__name__} fails for the M-step, {mixture}, {problem}: "
-                f"{error}"
-            ) from None
-
-
-def _parents(votes: VoteSource, mixture: Mixture) -> dict[str, Tensor]:
-    """The parents after M-steps that all have the first moments."""
-    moments = votes.moments(None, None, Rule(), True)
-    *_, parents, size = moments.sum.shape
-    beta = torch.linspace(0.5, 1, parents).to(moments.sum)
-    costs = Costs.of(beta, -beta, size, mixture)
-    rounding = None
-    for temperature in mixture.temperatures:
-        state = votes.m_step(moments, costs, temperature, mixture.floor, rounding)
-        rounding = state.rounding
-    return {**state.gaussians._asdict(), "logit": state.logit}
-
-
-def _check_agreement(
-    backend: type[VoteSource],
-    dtype: torch.dtype,
-    device: torch.device,
-    allowed: float,
-) -> None:
-    """Asserts that routing by agreement, if a backend runs it in one call, agrees with
-    ``naive`` step by step.
-    """
-    for problem, agreement in product(PROBLEMS, AGREEMENTS):
-        tensors = problem.tensors(dtype, device)
-        reference = problem.tensors(torch.float64, torch.device("cpu"))
-        result = _source(backend, problem, tensors).agree(
-            agreement, tensors["parents"][0]
-        )
-        if result is None:
-            continue
-        total = partial(_total, _source(NaiveVotes, problem, reference), agreement)
-        expected = step_by_step(total, agreement, reference["parents"][0])
-        try:
-            assert_same(
-                _with_gradients(_named(*result), tensors),
-                _with_gradients(_named(*expected), reference),
-                allowed,
-            )
-        except AssertionError as error:
-            raise AssertionError(
-                f"{backend.__name__} fails for {agreement}, {problem}: {error}"
-            ) from None
-
-
-def _total(
-    votes: VoteSource, agreement: Agreement, similarity: InnerProduct | None
-) -> Tensor:
-    return votes.moments(similarity, None, Rule(agreement.orphan), False).sum
-
-
-def _named(poses: Tensor, compared: Tensor | None) -> dict[str, Tensor]:
-    if compared is None:
-        raise AssertionError(
-            "agree must return what the last of several steps compared the votes "
-            "with, got None"
-        )
-    return {"poses": poses, "what the last step compares with": compared}
 
 
 EDGE_RULES = ("a softmax", "hard assignments", "a given normaliser")

@@ -1,6 +1,5 @@
 """The primitive in fused kernels: C++ on a CPU, Triton on a GPU."""
 
-from torchcaps.ops.fused.at_once import TritonVotes
-from torchcaps.ops.fused.call import Call
+from torchcaps.ops.fused.call import Call, TritonVotes
 from torchcaps.ops.fused.deferred import NativeVotes
 from torchcaps.ops.fused.operators import Kernels, why_not

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from torchcaps.ops import naive
-from torchcaps.ops.backend import SOFTMAX, Mixture, Moments, Rule, VoteSource
+from torchcaps.ops.backend import SOFTMAX, Moments, Rule, VoteSource
 from torchcaps.ops.closed_forms import attention_moments, uniform_moments
 from torchcaps.ops.derivatives import Tensors
-from torchcaps.ops.mixture import step_by_step
 from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
 from torchcaps.ops.windows import in_windows
 
@@ -214,8 +213,48 @@ def _stored(call: Call) -> tuple[naive.NaiveVotes, Similarity | None]:
     return votes, kinds[len(call.similarity)](*call.similarity)
 
 
-class Mixed(NamedTuple):
-    """What all steps of EM routing give, of T steps.
+class Agreement(NamedTuple):
+    """The numbers of routing by agreement, whose steps kernels make all at once; see
+    :class:`~torchcaps.routing.DynamicRouting`.
+
+    Args:
+        steps: how many, the uniform first one included.
+        constant: c of the squash n^2 / (c + n^2).
+        accumulate: whether alpha adds up the poses of all steps.
+        orphan: whether a logit 0 competes with the parents.
+    """
+
+    steps: int
+    constant: float
+    accumulate: bool
+    orphan: bool
+
+
+class EMOptions(NamedTuple):
+    """The numbers of EM routing, whose steps kernels make all at once; see
+    :class:`~torchcaps.routing.EMRouting`.
+
+    Args:
+        inverse_temperatures: lambda of each step.
+        sharpness: the sharpness of each E-step, one fewer.
+        floor: added to the variances.
+        cost_scale: factor of the cost.
+        activation_scale: factor of ``beta_a``.
+        standardise: whether costs are standardised over the parents.
+        cost_floor: under their deviation, as a share of their mean size.
+    """
+
+    inverse_temperatures: tuple[float, ...]
+    sharpness: tuple[float, ...]
+    floor: float
+    cost_scale: float
+    activation_scale: float
+    standardise: bool
+    cost_floor: float
+
+
+class EMSteps(NamedTuple):
+    """The results of all steps of EM routing, of T steps.
 
     Args:
         mean: after the last step, (B, J, H).
@@ -227,7 +266,7 @@ class Mixed(NamedTuple):
         masses: the masses of all steps, (T, B, J).
         rests: what rounding took from the means, (T, B, H, J).
         roundings: the roundings of the standardised costs, (T, B, 2).
-        partitions: the normaliser of each child, (T, N, G), or none of them.
+        partitions: the log-partition of each child, (T, N, G), or none of them.
     """
 
     mean: Tensor
@@ -242,12 +281,7 @@ class Mixed(NamedTuple):
     partitions: Tensor
 
     @classmethod
-    def empty(
-        cls,
-        call: Call,
-        seen: Tensor | None,
-        steps: int,
-    ) -> "Mixed":
+    def empty(cls, call: Call, seen: Tensor | None, steps: int) -> "EMSteps":
         """Memory for it."""
         B, _, J, M, _, D = sizes_of(call)
         pair = (B, J)
@@ -262,52 +296,6 @@ class Mixed(NamedTuple):
             (partition_steps, *call.children.shape[:2]),
         ]
         return cls(*(call.children.new_empty(shape) for shape in shapes))
-
-
-def stored_mixture(
-    tensors: Sequence[Any],
-    sites: Tensor | None,
-    seen: Tensor | None,
-    mixture: Mixture,
-) -> Tensors:
-    """All steps of EM routing, from stored votes: differentiable to any order.
-
-    Args:
-        tensors: children, transforms, coordinates, weights, beta_u and beta_a.
-        sites: the sites of the call.
-        seen: where each child is in the windows, or None.
-        mixture: the settings.
-
-    Returns:
-        Means, logits, and the tensors of what the last step compared with.
-    """
-    children, transforms, coordinates, weights, *costs = tensors
-    votes = naive.NaiveVotes(in_windows(children, sites), transforms, coordinates)
-    if weights is not None:
-        weights = in_windows(weights, sites)
-
-    def moments(similarity: Gaussian | None) -> Moments:
-        rule = Rule()
-        if seen is not None:
-            partition = votes.log_partition(similarity, False)
-            partition = _combined(partition.reshape(len(children), -1), seen)
-            rule = Rule(log_partition=in_windows(partition, sites))
-        return votes.moments(similarity, weights, rule, True)
-
-    mean, logit, last = step_by_step(moments, mixture, *costs)
-    return mean, logit, *(() if last is None else last.tensors)
-
-
-def _combined(partition: Tensor, seen: Tensor) -> Tensor:
-    """Normalisers (N, W * I) over the parents of each window, to those over the windows
-    that see a child, (N, G); 0 for a child that none sees.
-    """
-    present = seen >= 0
-    table = partition[:, seen.clamp(min=0).long()]
-    table = table.masked_fill(~present, -math.inf)
-    none = ~present.any(1)
-    table = torch.where(none[:, None], 0.0, table)
-    return torch.where(none, 0.0, table.logsumexp(-1))
 
 
 class FusedVotes(VoteSource):
@@ -437,3 +425,17 @@ class FusedVotes(VoteSource):
         operator = torch.ops.torchcaps.scores.default
         scores: Tensor = operator(*call, self.backend, orphan, reduced)
         return scores
+
+
+class TritonVotes(FusedVotes):
+    """Votes in Triton, on a GPU, or on a CPU under Triton's interpreter.
+
+    Example:
+        >>> from torchcaps.ops import InnerProduct, Rule
+        >>> tc.ops.fused.TritonVotes.supports(
+        ...     InnerProduct(torch.randn(2, 3, 5)), Rule()
+        ... )  # no reason against it
+        ''
+    """
+
+    backend = "triton"

@@ -31,15 +31,10 @@ import torch
 from torch import Tensor
 
 from torchcaps.numerics import positive, several, transformed
-from torchcaps.ops.agreement import step_by_step
-from torchcaps.ops.backend import Agreement, Moments, Rule
-from torchcaps.ops.derivatives import Tensors, gradients
+from torchcaps.ops.backend import Moments
 from torchcaps.ops.fused import passes
 from torchcaps.ops.fused.call import Call, FusedVotes, listed, sizes_of
 from torchcaps.ops.fused.operators import moments_gradients, scores_gradients
-from torchcaps.ops.naive import NaiveVotes
-from torchcaps.ops.windows import in_windows
-from torchcaps.squashing import kind_of
 
 _LOGITS = 2**24
 """The most logits that are stored where there is nothing to differentiate, and memory
@@ -49,9 +44,9 @@ should stay small.
 _KINDS = (Tensor, torch.nn.Parameter)
 
 
-def _eager(tensors: Sequence[Tensor | None]) -> bool | None:
-    """Whether autograd wants to know what becomes of these tensors; None where they
-    must go through an operator.
+def recorded(tensors: Sequence[Tensor | None]) -> bool | None:
+    """Whether autograd records what becomes of these tensors; None where they must go
+    through an operator.
 
     So they must if they are no ordinary tensors on a CPU, or a compiler, tracer, mode or
     transform of ``torch.func`` has to see it.
@@ -64,12 +59,12 @@ def _eager(tensors: Sequence[Tensor | None]) -> bool | None:
     ):
         return None
     differentiated = False
-    recorded = torch.is_grad_enabled()
+    grad_mode = torch.is_grad_enabled()
     for tensor in tensors:  # a comprehension takes twice as long
         if tensor is not None:
             if type(tensor) not in _KINDS or not tensor.is_cpu or tensor.is_neg():
                 return None
-            differentiated = differentiated or (recorded and tensor.requires_grad)
+            differentiated = differentiated or (grad_mode and tensor.requires_grad)
     return differentiated
 
 
@@ -179,14 +174,14 @@ class NativeVotes(FusedVotes):
         children = self.children
         transforms = self.transforms
         coordinates = self.coordinates
-        recorded = torch.is_grad_enabled()
+        grad_mode = torch.is_grad_enabled()
         added = coordinates is not None and coordinates.requires_grad
-        wanted = recorded, children.requires_grad, transforms.requires_grad, added
+        wanted = grad_mode, children.requires_grad, transforms.requires_grad, added
         if wanted in self._ledgers:
             return self._ledgers[wanted]
         entries: dict[int, _Entry] = {}
         token = None
-        if recorded:
+        if grad_mode:
             token = _Token.apply(entries, children, transforms, coordinates)
         # One layout for all steps, however many threads there are later.
         parts = 0 if self.sites is None else passes.row_parts(self._call(None))
@@ -209,7 +204,7 @@ class NativeVotes(FusedVotes):
         scatter: bool,
     ) -> Moments:
         tensors = [*call[:5], *call.similarity]
-        differentiated = _eager(tensors)
+        differentiated = recorded(tensors)
         if differentiated is None:
             return super()._moments(call, orphan, hard, scatter)
         ledger = self._ledger
@@ -242,7 +237,7 @@ class NativeVotes(FusedVotes):
         reduced: bool,
     ) -> Tensor:
         tensors = listed(call)
-        differentiated = _eager(tensors)
+        differentiated = recorded(tensors)
         if differentiated is None:
             return super()._scores(call, orphan, reduced)
         # Of inference tensors changes in place are not counted, so that nobody could
@@ -269,29 +264,6 @@ class NativeVotes(FusedVotes):
             )
         ledger.scored = _Scored(name, call.similarity, _versions(call), logits, token)
         return scores
-
-    def agree(
-        self, agreement: Agreement, bias: Tensor | None
-    ) -> tuple[Tensor, Tensor | None] | None:
-        """All steps of routing by agreement, of vectors whose transforms are not
-        shared.
-        """
-        tensors = (self.children, self.transforms, self.coordinates, bias)
-        squashes = kind_of(agreement.squash).constant is not None
-        if self.empty or not (self.adds_vectors and squashes):
-            return None
-        differentiated = _eager(tensors)
-        if differentiated is None:
-            return None
-        if differentiated:
-            agreed: tuple[Tensor, Tensor | None] = _Agree.apply(
-                agreement, self.sites, *tensors
-            )
-            return agreed
-        pose, alpha, *_ = passes.agreement_forward(
-            *_agreeing(self.sites, tensors), agreement, differentiated=False
-        )
-        return pose, alpha
 
 
 def _versions(call: Call) -> list[int]:
@@ -450,62 +422,3 @@ class _Scores(torch.autograd.Function):
         if entry is not None:
             entry.terms += flow.terms
         return *_BESIDE[:4], *flow.gradients
-
-
-def _agreeing(
-    sites: Tensor | None, tensors: Sequence[Any]
-) -> tuple[Call, Tensor | None]:
-    """The call of all steps of routing by agreement, and its bias, as the kernels read
-    them.
-    """
-    children, transforms, coordinates, bias = tensors
-    call = Call(children, transforms, coordinates, None, None, sites, ()).readable()
-    return call, None if bias is None else bias.contiguous()
-
-
-class _Agree(torch.autograd.Function):
-    """The poses after all steps of routing by agreement, and what the last step
-    compared the votes with.
-
-    In a small batch, a call for each step would spend more time in Python than in the
-    kernels.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, settings: Agreement, sites: Tensor | None, *tensors: Tensor | None
-    ) -> Any:
-        call, bias = _agreeing(sites, tensors)
-        pose, alpha, sums, alphas, votes = passes.agreement_forward(
-            call, bias, settings, differentiated=True
-        )
-        ctx.settings = settings
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(sites, *tensors, sums, alphas, alpha, votes)
-        return pose, alpha
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor | None) -> Any:
-        settings = ctx.settings
-        wanted = ctx.needs_input_grad[2:]
-        sites, *tensors, sums, alphas, alpha, votes = ctx.saved_tensors
-
-        def work(tensors: Tensors, upstream: Tensors) -> Tensors:
-            steps = passes.plain((sums, alphas, alpha, votes))
-            call, bias = _agreeing(sites, passes.plain(tensors))
-            return passes.agreement_backward(
-                call, bias, settings, steps, upstream, wanted
-            )
-
-        def function(children: Any, *others: Any) -> Tensors:
-            *fields, bias = others
-            votes = NaiveVotes(in_windows(children, sites), *fields)
-            return step_by_step(
-                lambda similarity: (
-                    votes.moments(similarity, None, Rule(settings.orphan), False).sum
-                ),
-                settings,
-                bias,
-            )
-
-        return None, None, *gradients(work, function, tensors, upstream)

@@ -14,11 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.ops.backend import Agreement
 from torchcaps.ops.derivatives import Tensors
-from torchcaps.ops.fused.call import Call, listed, sizes_of
+from torchcaps.ops.fused.call import Agreement, Call, listed, sizes_of
 from torchcaps.ops.fused.library import library
-from torchcaps.squashing import kind_of
 
 _MOMENTS, _SCORES, _FLOW, _PASS_ON = range(4)
 _OUTSIDE, _, _KEPT, _NO_MEMORY = range(4)
@@ -394,7 +392,7 @@ def agreement_forward(
     *,
     differentiated: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """Compute all steps of :func:`~torchcaps.routing.dynamic_routing`.
+    """Compute all steps of :class:`~torchcaps.routing.DynamicRouting`.
 
     Args:
         call: the call of the votes, without a similarity.
@@ -423,10 +421,10 @@ def agreement_forward(
         "pose": pose,
         **_settings(settings),
     }
-    outcome = _run(
-        False,
+    outcome = _run_agreement(
         call,
         steps,
+        backward=False,
         parts=row_parts(call),
         orphan=settings.orphan,
         votes=votes,
@@ -505,10 +503,10 @@ def agreement_backward(
         "formed": votes is not None,
         "orphan": settings.orphan,
     }
-    _run(
-        True,
+    _run_agreement(
         call,
         record,
+        backward=True,
         **fields,
         **dict(zip(_GRADIENTS, gradients[:3], strict=False)),
     )
@@ -605,18 +603,36 @@ def _term_of_logits(call: Call, flow: Any) -> Term:
     return Term(flow, None, -precision, mean)
 
 
-def _run(
-    program: int, call: Call, agreement: dict[str, Any] | None = None, **fields: Any
-) -> int:
-    """Runs one pass on a call with further fields, and returns its outcome; the fields
-    live as long as it runs.
+def _run(program: int, call: Call, **fields: Any) -> None:
+    """Run one of the four passes on a call with further fields, which live as long as
+    it runs.
+    """
+    record = _packed(call, fields)
+    _check(library().torchcaps_run(record, program, _is_double(call)), call)
 
-    Args:
-        program: the program of the passes; with an agreement, whether backward.
-        call: with tensors as the kernels read them.
-        agreement: the fields of the record of a routing by agreement, for all its
-            steps; None for one pass.
-        fields: the fields of the record of the call.
+
+def _run_agreement(
+    call: Call, agreement: dict[str, Any], *, backward: bool, **fields: Any
+) -> int:
+    """Run all steps of routing by agreement, forward or backward, and return the
+    outcome.
+    """
+    outcome = library().torchcaps_agree(
+        _packed(call, fields),
+        AGREEMENT.pack((), agreement.items()),
+        backward,
+        _is_double(call),
+    )
+    return _check(outcome, call)
+
+
+def _is_double(call: Call) -> bool:
+    return call.children.dtype == torch.float64
+
+
+def _packed(call: Call, fields: dict[str, Any]) -> bytes:
+    """The record of a call with tensors as the kernels read them, and of further
+    fields.
     """
     children, transforms, coordinates, weights, log_partition, sites, similarity = call
     if not children.is_cpu:
@@ -644,23 +660,21 @@ def _run(
         (children, transforms, coordinates, weights, log_partition, *similarity),
         strict=False,
     )
-    record = CALL.pack(
+    return CALL.pack(
         sizes,
         inputs,
         (("sites", sites), ("threads", torch.get_num_threads())),
         fields.items(),
     )
-    wide = children.dtype == torch.float64
-    if agreement is None:
-        outcome = library().torchcaps_run(record, program, wide)
-    else:
-        outcome = library().torchcaps_agree(
-            record, AGREEMENT.pack((), agreement.items()), program, wide
-        )
+
+
+def _check(outcome: int, call: Call) -> int:
+    """The outcome of a run, unless it failed."""
     if outcome == _OUTSIDE:
-        raise IndexError(f"sites must be from 0 to {grid - 1}, got {sites}")
+        grid = call.children.shape[1]
+        raise IndexError(f"sites must be from 0 to {grid - 1}, got {call.sites}")
     if outcome == _NO_MEMORY:
-        B, *_ = sizes_of(call)
+        B, I, J, M, _, D = sizes_of(call)
         raise MemoryError(
             "no memory for the native kernels to work on votes (B, I, J, H) = "
             f"{(B, I, J, M * D)}"
@@ -670,9 +684,8 @@ def _run(
 
 def _settings(agreement: Agreement) -> dict[str, Any]:
     """Pack the settings of a routing by agreement, as fields of its record."""
-    constant = kind_of(agreement.squash).constant
     return {
         "steps": agreement.steps,
         "accumulate": agreement.accumulate,
-        "constant": constant,
+        "constant": agreement.constant,
     }

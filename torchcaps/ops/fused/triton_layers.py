@@ -13,10 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.ops.backend import Mixture
 from torchcaps.ops.fused import triton_kernels as device
 from torchcaps.ops.fused import triton_parents as between
-from torchcaps.ops.fused.call import Call, Mixed
+from torchcaps.ops.fused.call import Call, EMOptions, EMSteps
 from torchcaps.ops.fused.triton_launch import (
     DTYPES,
     Gradients,
@@ -53,7 +52,7 @@ def agreement(
     orphan: bool,
     tiling: Tiling | None = None,
 ) -> Agreed:
-    """All steps of routing by agreement; see :func:`torchcaps.routing.dynamic_routing`.
+    """All steps of routing by agreement; see :class:`torchcaps.routing.DynamicRouting`.
 
     Args:
         call: the call of the votes, without similarity, weights and normaliser.
@@ -217,10 +216,10 @@ def mixture(
     seen: Tensor | None,
     unit_cost: Tensor,
     activation_cost: Tensor,
-    settings: Mixture,
+    settings: EMOptions,
     tiling: Tiling | None = None,
-) -> Mixed:
-    """All steps of EM routing; see :func:`torchcaps.routing.em_routing`.
+) -> EMSteps:
+    """All steps of EM routing; see :class:`torchcaps.routing.EMRouting`.
 
     Args:
         call: the call of the votes with their weights, without similarity and
@@ -234,14 +233,15 @@ def mixture(
         tiling: the tiling of the passes.
     """
     launch = Launch(call, tiling, "scatter")
-    out = Mixed.empty(call, seen, settings.steps)
+    steps = len(settings.inverse_temperatures)
+    out = EMSteps.empty(call, seen, steps)
     options = {
         "standardise": settings.standardise,
         "cost_floor": settings.cost_floor > 0,
     }
     parents = launch.parents(**options)
     numbers = numbers_of(settings, launch.dtype, call.children.device)
-    for step in range(settings.steps):
+    for step in range(steps):
         compared = launch
         if step:
             before = out.means, out.precisions, out.log_weights
@@ -251,7 +251,7 @@ def mixture(
             partition = out.partitions[step]
             _combine(compared if step else None, launch, seen, partition)
         moments = compared.moments(True, partition)
-        last = step == settings.steps - 1
+        last = step == steps - 1
         parents.by_row(
             between.mixed_kernel,
             *moments,
@@ -275,15 +275,15 @@ def mixture(
 
 
 @lru_cache(maxsize=64)
-def numbers_of(settings: Mixture, dtype: torch.dtype, device: torch.device) -> Tensor:
+def numbers_of(settings: EMOptions, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The numbers of each M-step, (steps, 6), on the device: read there, they have the
     digits of float64, where an argument of a kernel has those of float32.
     """
     common = settings.floor, settings.cost_scale, settings.activation_scale
     sharpness = (*settings.sharpness, 1.0)
     rows = [
-        (settings.temperatures[step], *common, settings.cost_floor, sharpness[step])
-        for step in range(settings.steps)
+        (inverse_temperature, *common, settings.cost_floor, sharpness[step])
+        for step, inverse_temperature in enumerate(settings.inverse_temperatures)
     ]
     with torch.inference_mode(False):
         return torch.tensor(rows, dtype=dtype, device=device)
@@ -322,9 +322,9 @@ def mixture_backward(
     call: Call,
     seen: Tensor | None,
     unit_cost: Tensor,
-    mixed: Mixed,
+    mixed: EMSteps,
     upstream: Sequence[Tensor | None],
-    settings: Mixture,
+    settings: EMOptions,
     tiling: Tiling | None = None,
 ) -> tuple[Tensor | None, ...]:
     """The gradients of children, transforms, coordinates, weights, beta_u and beta_a.
@@ -341,7 +341,7 @@ def mixture_backward(
     """
     launch = Launch(call, tiling, "scatter backward")
     launch.tile = replace(launch.tile, overlap=True, based=True)  # all steps add
-    grads, steps = Gradients(launch.alone()), settings.steps
+    grads, steps = Gradients(launch.alone()), len(settings.inverse_temperatures)
     worths = mixed.mean.new_zeros((steps, *call.children.shape[:2]))
     costs = launch.empty(2, steps, launch.B, launch.J)
     options = {
@@ -402,7 +402,7 @@ def _mixed_pass(
     launch: Launch,
     seen: Tensor | None,
     grads: Gradients,
-    mixed: Mixed,
+    mixed: EMSteps,
     step: int,
     worths: Tensor,
     moments: Sequence[Tensor],

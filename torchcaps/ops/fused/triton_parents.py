@@ -359,7 +359,7 @@ def mixed_kernel(
     splits,
     T: tl.constexpr,
 ):
-    """The M-step of EM routing: :func:`torchcaps.routing.em.em_m_step`."""
+    """The M-step of EM routing: :class:`torchcaps.routing.EMRouting`."""
     temperature, floor = tl.load(numbers), tl.load(numbers + 1)
     scale, activation_scale = tl.load(numbers + 2), tl.load(numbers + 3)
     cost_floor, sharpness = tl.load(numbers + 4), tl.load(numbers + 5)

@@ -1,0 +1,7 @@
+"""Routings whose steps a backend makes all at once.
+
+Each module here registers its functions with :func:`torchcaps.routing.base.fast`.
+"""
+
+from torchcaps.routing.fast import agreement as agreement
+from torchcaps.routing.fast import em as em
