@@ -81,8 +81,15 @@ def negligible(mass: Tensor) -> Tensor:
 
 
 def quotient(part: Tensor, divisor: Tensor) -> Tensor:
-    """``part / whole``; where the whole is negligible, 0 with a gradient of 0."""
-    return part / torch.threshold(divisor, _SMALLEST_DIVISOR[divisor.dtype], math.inf)
+    """``part / divisor``; where the divisor is negligible, 0 with a gradient of 0."""
+    return part / infinite_if_negligible(divisor)
+
+
+def infinite_if_negligible(mass: Tensor) -> Tensor:
+    """The mass as a divisor: infinite where it is :func:`negligible`, so that quotients
+    and their gradients are 0.
+    """
+    return torch.threshold(mass, _SMALLEST_DIVISOR[mass.dtype], math.inf)
 
 
 def resolution(size: Tensor, roundings: float = 64) -> Tensor:

@@ -91,11 +91,8 @@ def looped_assignment(
     windows: Windows,
     types: int,
     orphan: bool = False,
-    each_type: bool = False,
 ) -> Tensor:
-    """Softmax over all windows that see a child, (N * W, I, J): over parents of all
-    types, or of each type apart.
-    """
+    """Softmax over all windows that see a child, (N * W, I, J)."""
     field = logits.unflatten(0, (-1, math.prod(windows.out)))  # [N, W, I, J]
     seen: dict[int, list[tuple[int, int]]] = {}
     for window, children in enumerate(looped_children(windows, types)):
@@ -106,7 +103,7 @@ def looped_assignment(
         candidates = torch.stack(
             [field[:, window, place] for window, place in pairs], 1
         )  # [N, pairs, J]
-        rivals = candidates if each_type else candidates.flatten(1)
+        rivals = candidates.flatten(1)
         if orphan:
             rivals = torch.cat([rivals, torch.zeros_like(rivals[:, :1])], 1)
         won = rivals.softmax(1)[:, : rivals.shape[1] - orphan].view_as(candidates)

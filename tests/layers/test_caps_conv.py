@@ -35,12 +35,7 @@ TRAINABLE = pytest.mark.parametrize(
 IN_COMPETITION = pytest.mark.parametrize(
     ("routing", "competition"),
     [(name, "window") for name in list_routings() if name != "hard_kmeans"]
-    + [
-        (name, wide)
-        for name in list_routings()
-        if name not in ONE_WINDOW
-        for wide in ("image", "position")
-    ],
+    + [(name, "image") for name in list_routings() if name not in ONE_WINDOW],
 )
 
 
@@ -183,10 +178,7 @@ class TestOneWindow:
         ).eval()
         torch.testing.assert_close(layer(children), by_windows(layer, children))
 
-    @pytest.mark.parametrize(
-        ("routing", "competition"),
-        [mark for mark in IN_COMPETITION.args[1] if mark[1] != "position"],
-    )
+    @IN_COMPETITION
     def test_one_window_over_the_whole_map_is_dense(
         self, routing: str, competition: str
     ) -> None:
@@ -251,12 +243,12 @@ class TestWholeImage:
         )
         children = random(2, 6, 5, TYPES, 2, 3)
         transforms = random(kernel**2 * TYPES, PARENTS, 3, 2, seed=1)
-        normaliser = GridWide(orphan=orphan, windows=windows, types=TYPES)
+        competition = GridWide(orphan=orphan, windows=windows, types=TYPES)
         sites = windows.children(TYPES, children.device)
         return windows, Votes(
             windows.pad(children),
             transforms,
-            normaliser=normaliser,
+            competition=competition,
             backend=backend,
             sites=sites,
         )
@@ -272,7 +264,7 @@ class TestWholeImage:
             low = Votes(
                 children,
                 transforms,
-                normaliser=votes.normaliser,
+                competition=votes.competition,
                 backend=backend,
                 sites=votes.sites,
             )
@@ -313,21 +305,14 @@ class TestWholeImage:
 
     @GEOMETRIES
     @pytest.mark.parametrize(
-        ("competition", "sharpness", "backend"),
-        [
-            ("image", 1.0, "naive"),
-            ("image", 1.0, "chunked"),
-            ("image", 1.0, "native"),
-            ("position", 0.3, "naive"),
-            ("position", 0.3, "chunked"),
-        ],
+        ("sharpness", "backend"),
+        [(1.0, "naive"), (1.0, "chunked"), (1.0, "native"), (0.3, "native")],
     )
     def test_em_layer(
         self,
         kernel: int,
         stride: int,
         padding: int,
-        competition: str,
         sharpness: float,
         backend: str,
     ) -> None:
@@ -336,7 +321,6 @@ class TestWholeImage:
         options = {
             "stride": stride,
             "padding": padding,
-            "competition": competition,
             "backend": backend,
         }
         em = EMRouting(3, "linear", 0.1, sharpness=sharpness)
@@ -354,12 +338,7 @@ class TestWholeImage:
         logits = torch.zeros_like(votes[..., 0])
         (routing,) = layer.routings
         for step in range(3):
-            share = (
-                looped_assignment(
-                    logits, windows, TYPES, each_type=competition == "position"
-                )
-                * weights[..., None]
-            )
+            share = looped_assignment(logits, windows, TYPES) * weights[..., None]
             mass = share.sum(1)
             mean = torch.einsum("bij,bijh->bjh", share, votes) / mass[..., None]
             variance = (
@@ -586,9 +565,9 @@ class TestArguments:
         ):
             layer(Capsules(torch.zeros(1, 4, 5, 2, 3), torch.zeros(1, 4, 5, 2)))
 
-    @pytest.mark.parametrize("competition", ["image", "position"])
     @pytest.mark.parametrize("routing", ONE_WINDOW)
-    def test_routings_of_one_window(self, routing: str, competition: Any) -> None:
+    def test_routings_of_one_window(self, routing: str) -> None:
+        competition: Any = "image"
         name = type(create_routing(routing)).__name__
         with pytest.raises(
             ValueError,

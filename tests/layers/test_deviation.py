@@ -16,7 +16,7 @@ from torchcaps_lab.report import observe_layers
 ROUTINGS = pytest.mark.parametrize(
     ("preset", "steps"), [("soft", 1), ("soft", 3), ("paper", 1), ("paper", 3)]
 )
-COMPETITIONS = pytest.mark.parametrize("competition", ["image", "position"])
+COMPETITIONS = pytest.mark.parametrize("competition", ["image", "window"])
 DEPTH = 10
 
 

@@ -95,13 +95,6 @@ LAYERS: dict[str, tuple[Make, tuple[int, ...], tuple[int, ...]]] = {
         (3, 2),
         POSE,
     ),
-    "position": (
-        lambda routing: CapsConv1d(
-            2, 2, 3, 4, 2, routing=routing, groups=2, competition="position"
-        ),
-        (4, 2),
-        (3,),
-    ),
 }
 
 
@@ -111,9 +104,7 @@ def make_routing(name: str) -> Routing:
 
 
 def possible(routing: str, layer: str) -> bool:
-    return (
-        layer not in ("image", "position") or not create_routing(routing).within_window
-    )
+    return layer != "image" or not create_routing(routing).within_window
 
 
 PAIRS = [

@@ -34,7 +34,6 @@ from torchcaps.ops import (
     Gaussian,
     GridWide,
     InnerProduct,
-    PositionWide,
     Votes,
     Windows,
     use_backend,
@@ -268,10 +267,9 @@ class TestConvolution:
         total = looped_totals(routed.assignment, layer.windows(children), 2)
         torch.testing.assert_close(total, torch.ones_like(total), rtol=1e-10, atol=0)
 
-    @pytest.mark.parametrize("competition", ["image", "position"])
     @pytest.mark.parametrize("backend", ["naive", "chunked", None])
     def test_rounding_of_large_logits_gives_no_child_away_twice(
-        self, backend: str | None, competition: Any
+        self, backend: str | None
     ) -> None:
         torch.manual_seed(0)
         routing = create_routing("dynamic", squash="none")
@@ -282,13 +280,12 @@ class TestConvolution:
             (2, 2),
             3,
             routing=routing,
-            competition=competition,
             backend=backend,
         )
         children = Capsules(1e4 * random(4, 9, 2, 2, 2).float(), torch.ones(4, 9, 2))
         (routed,) = layer.route(children)
         mass = routed.votes.moments(routed.similarity).mass.sum().item()
-        assert mass == pytest.approx(4 * 9 * 2 * (1 if competition == "image" else 3))
+        assert mass == pytest.approx(4 * 9 * 2)
 
     @pytest.mark.parametrize("axes", [1, 2, 3])
     def test_grid_is_another_name_of_image(self, axes: int) -> None:
@@ -326,26 +323,23 @@ class TestConvolution:
             CapsConv3d(2, 2, 3, 3, **{"kernel_size": 1, argument: (1, 1)})
 
 
-RULES = {"grid": GridWide, "position": PositionWide}
-
-
 class TestOverAllPositions:
     """Competition for a child among all windows that see it, against brute force."""
 
     TYPES, PARENTS = 2, 3
 
     def setting(
-        self, rule: str, windows: Windows, backend: str, orphan: bool
+        self, windows: Windows, backend: str, orphan: bool
     ) -> tuple[Votes, list[Tensor]]:
         children = windows.pad(
             random(2, *windows.size, self.TYPES, 2, 3)
         ).requires_grad_()
         places = math.prod(windows.kernel) * self.TYPES
         transforms = random(places, self.PARENTS, 3, 2, seed=1).requires_grad_()
-        normaliser = RULES[rule](orphan=orphan, windows=windows, types=self.TYPES)
+        competition = GridWide(orphan=orphan, windows=windows, types=self.TYPES)
         sites = windows.children(self.TYPES, CPU)
         with use_backend(backend if backend != "native" else None):
-            votes = Votes(children, transforms, normaliser=normaliser, sites=sites)
+            votes = Votes(children, transforms, competition=competition, sites=sites)
             assert ops.BACKENDS[backend] is type(votes.source)
         return votes, [children, transforms]
 
@@ -364,7 +358,6 @@ class TestOverAllPositions:
         )
 
     @BACKENDS
-    @pytest.mark.parametrize("rule", RULES)
     @pytest.mark.parametrize("kind", ["uniform", "inner", "gaussian"])
     @pytest.mark.parametrize("orphan", [False, True], ids=["", "orphan"])
     @pytest.mark.parametrize(
@@ -431,13 +424,12 @@ class TestOverAllPositions:
         windows: Windows,
         kind: str,
         orphan: bool,
-        rule: str,
         backend: str,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 200)
         monkeypatch.setitem(FEW, "cpu", 0)
-        votes, inputs = self.setting(rule, windows, backend, orphan)
+        votes, inputs = self.setting(windows, backend, orphan)
         similarity, parents = self.similarity(kind, votes.shape[0])
         weights = random(*votes.children.shape[:2], seed=8).sigmoid().requires_grad_()
         dense = votes.dense()
@@ -446,9 +438,7 @@ class TestOverAllPositions:
             if similarity is None
             else similarity.logits(dense)
         )
-        expected = looped_assignment(
-            logits, windows, self.TYPES, orphan, each_type=rule == "position"
-        )
+        expected = looped_assignment(logits, windows, self.TYPES, orphan)
         assignment = votes.assignment(similarity)
         torch.testing.assert_close(assignment, expected, rtol=1e-9, atol=1e-12)
 
@@ -477,74 +467,6 @@ class TestOverAllPositions:
             )
             results.append(torch.autograd.grad(objective, leaves, retain_graph=True))
         torch.testing.assert_close(*results, rtol=1e-8, atol=1e-10)
-
-    @pytest.mark.parametrize("stride", [1, 2, 3])
-    @BACKENDS
-    def test_each_type_shares_out_the_whole_child(
-        self, stride: int, backend: str
-    ) -> None:
-        children = make_children(2, 6, 5, 2)
-        layer = make_convolution(
-            2, 2, 3, (2, 3), (2, 2), 3, stride, 1, competition="position"
-        )
-        (routed,) = layer.route(children)
-        places = layer.windows(children).children(2, CPU).long().flatten()
-        shares = routed.assignment.unflatten(0, (2, -1)).flatten(1, 2)  # [N, W * I, J]
-        total = torch.zeros(
-            2, layer.windows(children).padded * 2, 3, dtype=torch.float64
-        ).index_add(1, places, shares)
-        in_a_window = (
-            layer.windows(children)
-            .pad(torch.ones_like(children.activation))[..., None]
-            .expand_as(total)
-        )
-        torch.testing.assert_close(
-            total[:, places], in_a_window[:, places], rtol=1e-10, atol=0
-        )
-
-    def test_types_do_not_compete(self) -> None:
-        """Other parents of other types change nothing for a type whose steps do not
-        know of them.
-        """
-        children = make_children(1, 5, 4, 2)
-        layer = make_convolution(2, 2, 3, (2, 3), (2, 2), 3, competition="position")
-        before = layer(children)
-        with torch.no_grad():
-            layer.weight[:, :, 2] *= 3
-        after = layer(children)
-        torch.testing.assert_close(
-            after.pose[..., :2, :, :],
-            before.pose[..., :2, :, :],
-            rtol=1e-10,
-            atol=1e-12,
-        )
-        assert (after.pose[..., 2, :, :] - before.pose[..., 2, :, :]).abs().max() > 0.1
-
-    def test_a_child_of_one_window_is_all_of_every_type(self) -> None:
-        layer = make_convolution(2, 2, 3, (2, 3), (2, 2), 2, 2, competition="position")
-        (routed,) = layer.route(make_children(1, 4, 4, 2))
-        torch.testing.assert_close(
-            routed.assignment, torch.ones_like(routed.assignment), rtol=1e-12, atol=0
-        )
-
-    def test_kernels_leave_it_to_tiles(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(FEW, "cpu", 0)
-        monkeypatch.setattr("torchcaps.ops.plan.FEW_TILES", 0)
-        votes, _ = self.setting(
-            "position",
-            Windows(
-                (4, 4),
-                (2, 2),
-                (1, 1),
-                (0, 0),
-                (1, 1),
-            ),
-            "native",
-            False,
-        )
-        choice = votes.choose(self.similarity("inner", votes.shape[0])[0])
-        assert choice.backend == "chunked"
-        assert "a normaliser for each pair" in choice.reason
 
 
 PRIMARIES = {1: PrimaryCaps1d, 2: PrimaryCaps, 3: PrimaryCaps3d}

@@ -182,7 +182,7 @@ class TestClassCapsules:
 class TestConvolution:
     @BACKENDS
     @ROUTINGS
-    @pytest.mark.parametrize("competition", ["grid", "position", "window"])
+    @pytest.mark.parametrize("competition", ["grid", "window"])
     def test_the_end_of_a_sequence(
         self, competition: Any, routing: str, backend: str
     ) -> None:
@@ -202,12 +202,6 @@ class TestConvolution:
         present = torch.arange(10) < 6
         mask = present[:, None].expand(2, 10, 2)
         children = make_children(2, 10, 2)
-        if competition == "position" and backend == "native":
-            with pytest.raises(
-                ValueError, match=r"'native' cannot do .*a normaliser for each pair"
-            ):
-                layer(children, mask)
-            return
         parents, gradients = results(layer, spoiled(children, mask), mask)
         expected = layer(Capsules(children.pose[:, :6], children.activation[:, :6]))
         for field, short in zip(parents, expected, strict=True):

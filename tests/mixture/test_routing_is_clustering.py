@@ -9,7 +9,7 @@ from mixture_data import Array, data
 
 from torchcaps.mixture import GaussianMixture, KMeans, SoftKMeans, point_votes
 from torchcaps.mixture.kmeans import METRICS
-from torchcaps.ops import Gaussian, Moments, Normaliser, Similarity, Votes
+from torchcaps.ops import Competition, Gaussian, Moments, Similarity, Votes
 from torchcaps.routing import (
     EMRouting,
     EuclideanKMeansRouting,
@@ -32,7 +32,7 @@ class Started(Votes):
 
     def __init__(self, votes: Votes, start: Similarity, hard: bool) -> None:
         super().__init__(
-            votes.children, votes.transforms, normaliser=Normaliser(hard=hard)
+            votes.children, votes.transforms, competition=Competition(hard=hard)
         )
         self.start = start
 

@@ -672,7 +672,7 @@ class TestMatrixCapsNet:
         for capsules in layers.values():
             assert ((capsules.activation >= 0) & (capsules.activation <= 1)).all()
 
-    @pytest.mark.parametrize("competition", ["image", "position", "window"])
+    @pytest.mark.parametrize("competition", ["image", "window"])
     def test_routings_and_competition_are_those_of_the_layers(
         self, competition: str, tmp_path: Path
     ) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchcaps.ops import Gaussian, InnerProduct, Moments, Rule, VoteSource
+from torchcaps.ops import Competition, Gaussian, InnerProduct, Moments, VoteSource
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,14 @@ class Case:
             similarity = Gaussian(
                 inputs["mean"], inputs["precision"], inputs["log_weight"]
             )
-        rule = Rule(self.partition == "orphan", self.hard, inputs.get("log_partition"))
-        return source.moments(similarity, inputs.get("weights"), rule, self.scatter)
+        competition = Competition(orphan=self.partition == "orphan", hard=self.hard)
+        return source.moments(
+            similarity,
+            inputs.get("weights"),
+            competition,
+            inputs.get("log_partition"),
+            self.scatter,
+        )
 
     def results(
         self,

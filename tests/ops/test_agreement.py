@@ -281,8 +281,8 @@ def test_children_that_were_written_to() -> None:
         ({}, {"squash": "tanh"}),
         ({}, {"gradient": "last"}),
         ({"mask": torch.ones(3, 9, dtype=torch.bool)}, {}),
-        ({"normaliser": tc.ops.Normaliser(sharpness=2.0)}, {}),
-        ({"normaliser": tc.ops.Normaliser(hard=True)}, {}),
+        ({"competition": tc.ops.Competition(hard=True)}, {}),
+        ({"competition": tc.routing.MaxMin()}, {}),
     ],
     ids=str,
 )

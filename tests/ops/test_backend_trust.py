@@ -2,6 +2,8 @@
 says the same at the edges.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,11 +13,10 @@ from torch import Tensor
 import torchcaps as tc
 from torchcaps.ops import (
     BACKENDS,
+    Competition,
     Gaussian,
     InnerProduct,
     Moments,
-    Normaliser,
-    Rule,
     Similarity,
     Votes,
     VoteSource,
@@ -61,15 +62,16 @@ def fields(**changes: Any) -> dict[str, Any]:
     return inputs | changes
 
 
-class Given(Normaliser):
-    """A stranger's normaliser."""
+@dataclass(frozen=True, eq=False)
+class Given(Competition):
+    """A stranger's competition."""
 
-    def __init__(self, log_partition: Tensor | None) -> None:
-        super().__init__()
-        object.__setattr__(self, "partition", log_partition)
+    value: Callable[[], Tensor | None]
 
-    def rule(self, source: VoteSource, similarity: Similarity | None) -> Rule:
-        return Rule(log_partition=self.partition)
+    def log_partition(
+        self, source: VoteSource, similarity: Similarity | None
+    ) -> Tensor | None:
+        return self.value()
 
 
 def moments(
@@ -77,7 +79,7 @@ def moments(
 ) -> Moments:
     votes = Votes(
         *(given[name] for name in ("children", "transforms", "coordinates")),
-        normaliser=Given(given["log_partition"]),
+        competition=Given(lambda: given["log_partition"]),
         backend=backend,
         sites=given["sites"],
     )
@@ -101,16 +103,15 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
         {"weights": random(N, G).to("meta")},
         r"weights must be on cpu.*got meta",
     ),
-    "a normaliser of other children": (
+    "a log-partition of other children": (
         {"log_partition": random(N, 3)},
-        r"log_partition must be \(N, G\) = \(2, 5\) or \(N, G, J\) = \(2, 5, 3\), got "
-        r"shape \(2, 3\)",
+        r"log_partition must be \(N, G\) = \(2, 5\), got shape \(2, 3\)",
     ),
-    "a complex normaliser": (
+    "a complex log-partition": (
         {"log_partition": random(N, G) * 1j},
         "log_partition must be real",
     ),
-    "a normaliser elsewhere": (
+    "a log-partition elsewhere": (
         {"log_partition": random(N, G).to("meta")},
         "log_partition must be on cpu.*got meta",
     ),
@@ -180,9 +181,9 @@ NO_TENSORS: dict[str, tuple[dict[str, Any], str]] = {
         "mask": [True],
     }.items()
 }
-NO_TENSORS["normaliser"] = (
-    {"normaliser": "softmax"},
-    "normaliser must be a torchcaps.ops.Normaliser, got 'softmax'",
+NO_TENSORS["competition"] = (
+    {"competition": "softmax"},
+    "competition must be a torchcaps.ops.Competition, got 'softmax'",
 )
 
 
@@ -201,13 +202,13 @@ def test_lists_arrays_and_names_are_refused_by_name(
         )
 
 
-def test_weights_and_normalisers_are_refused_by_name() -> None:
+def test_weights_and_competitions_are_refused_by_name() -> None:
     votes = Votes(random(N, G, M, P), random(G, J, P, D))
     with pytest.raises(TypeError, match="weights must be a tensor, got list"):
         votes.moments(weights=[1.0])
     with pytest.raises(
         TypeError,
-        match=r"normaliser must be a torchcaps\.ops\.Normaliser, got 'softmax'",
+        match=r"competition must be a torchcaps\.ops\.Competition, got 'softmax'",
     ):
         votes.under("softmax")
 
@@ -237,7 +238,7 @@ def test_sites_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @every_backend
 def test_other_dtypes_are_converted(backend: str) -> None:
     """What a routing under autocast makes: bfloat16 similarities, weights and
-    normalisers beside float32 children.
+    log-partitions beside float32 children.
     """
     half = {name: fields()[name].bfloat16() for name in ("weights", "coordinates")}
     half["log_partition"] = 2 + random(N, G).bfloat16()
@@ -317,7 +318,7 @@ def test_the_operators_refuse_sites_outside_and_gradients_that_do_not_fit() -> N
 
 
 def test_nan_of_one_parent_is_seen_by_all_that_compete_with_it() -> None:
-    """Windows beside each other share children: a normaliser that hides NaN leaves
+    """Windows beside each other share children: a log-partition that hides NaN leaves
     shares of more than the whole.
     """
     windows = tc.ops.Windows(
@@ -334,7 +335,7 @@ def test_nan_of_one_parent_is_seen_by_all_that_compete_with_it() -> None:
     votes = Votes(
         children,
         random(2, 2, 2, 2),
-        normaliser=tc.ops.GridWide(windows=windows),
+        competition=tc.ops.GridWide(windows=windows),
         sites=sites,
     )
     assignment = votes.assignment(InnerProduct(parents))
@@ -345,7 +346,7 @@ def test_nan_of_one_parent_is_seen_by_all_that_compete_with_it() -> None:
 
 
 def test_exponentials_are_the_same_on_every_backend() -> None:
-    """Under a normaliser that is given, a share is exp(l - Z), up to where float32
+    """Under a log-partition that is given, a share is exp(l - Z), up to where float32
     ends, and infinite beyond.
     """
     heights = torch.cat(
@@ -361,7 +362,7 @@ def test_exponentials_are_the_same_on_every_backend() -> None:
                 children,
                 torch.ones(1, 1, 1, 1),
                 None,
-                Given(-heights[:, None]),
+                Given(lambda: -heights[:, None]),
                 backend=backend,
                 sites=sites,
             )

@@ -266,14 +266,12 @@ class GivenLogits(nn.Module):
     def forward(
         self, children: Tensor, transforms: Tensor, coordinates: Tensor, logits: Tensor
     ) -> Tensor:
-        wide = (
-            tc.ops.GridWide(windows=self.windows, types=2)
-            if self.what == "windows"
-            else None
-        )
+        wide = tc.ops.PARENTS
+        if self.what == "windows":
+            wide = tc.ops.GridWide(windows=self.windows, types=2)
         sites = self.windows.children(2, children.device)
         votes = tc.Votes(
-            children, transforms, coordinates, normaliser=wide, sites=sites
+            children, transforms, coordinates, competition=wide, sites=sites
         )
         moments = votes.moments(tc.ops.Given(logits), scatter=self.what == "scatter")
         return moments.sum if moments.scatter is None else moments.scatter

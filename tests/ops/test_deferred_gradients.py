@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import torchcaps as tc
-from torchcaps.ops import Gaussian, InnerProduct, Votes
+from torchcaps.ops import PARENTS, Gaussian, InnerProduct, Votes
 from torchcaps.ops.fused import deferred
 from torchcaps.ops.fused import library as kernel_library
 from torchcaps.ops.fused import passes as kernels
@@ -56,7 +56,7 @@ def dynamic(votes: Votes, weights: Tensor | None) -> Tensor:
 
 
 def gaussian(votes: Votes, weights: Tensor | None) -> Tensor:
-    """Three steps of an EM routing that looks at the normaliser too."""
+    """Three steps of an EM routing that looks at the log-partition too."""
     moments = votes.moments(weights=weights, scatter=True)
     total = moments.mass.new_zeros(())
     for _ in range(2):
@@ -188,15 +188,13 @@ def normalised(
     partition: Tensor | None = None,
     used: bool = True,
 ) -> Tensor:
-    """A step whose normaliser is found by itself, as image-wide competition finds it,
+    """A step whose log-partition is found by itself, as image-wide competition finds it,
     and looked at if ``used``.
     """
     source = votes.source
     log_partition = source.log_partition(similarity, False)
     partition = log_partition.tanh() + 2.0 if used and partition is None else partition
-    moments = source.moments(
-        similarity, weights, tc.ops.Rule(log_partition=partition), True
-    )
+    moments = source.moments(similarity, weights, PARENTS, partition, True)
     loss = (
         moments.mass.sin().sum() + moments.mean.square().sum() + moments.variance.sum()
     )
@@ -280,32 +278,32 @@ def test_logits_of_other_numbers_are_not_taken_for_these(
     context: Callable[[], AbstractContextManager[None]],
 ) -> None:
     inputs, parents = competing()
-    rule = tc.ops.Rule(log_partition=torch.full((20, 40), 2.0, dtype=torch.float64))
+    given = PARENTS, torch.full((20, 40), 2.0, dtype=torch.float64)
     with tc.use_backend("native"), context():
         votes = Votes(inputs[0], inputs[1])
         changed = Gaussian(*(tensor.detach().clone() for tensor in parents))
         expected = votes.source.moments(
-            Gaussian(changed.mean + 1, *changed.tensors[1:]), None, rule, True
+            Gaussian(changed.mean + 1, *changed.tensors[1:]), None, *given, True
         )
         votes.source.log_partition(changed, False)
         changed.mean.add_(1)
-        actual = votes.source.moments(changed, None, rule, True)
+        actual = votes.source.moments(changed, None, *given, True)
         torch.testing.assert_close(actual.sum, expected.sum, rtol=0, atol=0)
         votes.source.log_partition(
             Gaussian(*(tensor.detach() for tensor in parents)), False
         )
-        actual = votes.source.moments(changed, None, rule, True)  # of their own
+        actual = votes.source.moments(changed, None, *given, True)  # of their own
         torch.testing.assert_close(actual.sum, expected.sum, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
-    "asked", ["children", "weights", "parents", "normaliser given", "normaliser unused"]
+    "asked", ["children", "weights", "parents", "partition given", "partition unused"]
 )
-def test_some_gradients_of_a_step_with_a_normaliser(asked: str) -> None:
+def test_some_gradients_of_a_step_with_a_log_partition(asked: str) -> None:
     inputs, parents = competing()
     given = (
         torch.full((20, 40), 2.0, dtype=torch.float64)
-        if asked == "normaliser given"
+        if asked == "partition given"
         else None
     )
     wanted = {
@@ -321,7 +319,7 @@ def test_some_gradients_of_a_step_with_a_normaliser(asked: str) -> None:
                 Gaussian(*parents),
                 inputs[2],
                 given,
-                asked != "normaliser unused",
+                asked != "partition unused",
             )
             results.append(torch.autograd.grad(loss, wanted))
     for expected, actual in zip(*results, strict=True):
@@ -359,9 +357,7 @@ def test_logits_are_as_they_were_under_another_number_of_threads() -> None:
             torch.set_num_threads(threads[1])
             by_child = torch.full((7, 11), 1.5, dtype=torch.float64) + partition.mean()
             by_child = by_child if source.indexed else in_windows(by_child, sites)
-            moments = source.moments(
-                Gaussian(*parents), None, tc.ops.Rule(log_partition=by_child), True
-            )
+            moments = source.moments(Gaussian(*parents), None, PARENTS, by_child, True)
             torch.set_num_threads(threads[2])
             loss = moments.mean.sin().sum() + moments.variance.sum()
             results.append(torch.autograd.grad(loss, (children, transforms, *parents)))

@@ -271,7 +271,7 @@ def test_unknown_names_list_the_choices(monkeypatch: pytest.MonkeyPatch) -> None
 def test_restricted_votes_are_not_formed_again() -> None:
     new_votes = votes(backend="naive")
     assert new_votes.restricted(orphan=True).source is new_votes.source
-    assert new_votes.restricted(hard=True).normaliser.hard
+    assert new_votes.restricted(hard=True).competition.hard
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,10 @@ def test_declared_fields_alone_are_listed_and_handed_on() -> None:
     assert again.centre.all()
 
 
-def test_votes_under_another_normaliser_share_all_else() -> None:
+def test_votes_under_another_competition_share_all_else() -> None:
     votes = tc.Votes(torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5))
-    changed = votes.under(tc.ops.Normaliser(orphan=True))
+    changed = votes.under(tc.ops.Competition(orphan=True))
     assert changed.source is votes.source
-    assert changed.normaliser.orphan
-    assert not votes.normaliser.orphan
+    assert changed.competition.orphan
+    assert not votes.competition.orphan
     assert changed.shape == votes.shape

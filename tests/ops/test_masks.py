@@ -5,7 +5,7 @@ import torch
 from ops_cases import close
 from torch import Tensor
 
-from torchcaps.ops import Gaussian, InnerProduct, Normaliser, Similarity, Votes
+from torchcaps.ops import Competition, Gaussian, InnerProduct, Similarity, Votes
 
 B = 2
 I = 6
@@ -68,7 +68,7 @@ def test_masked_out_is_left_out(
         ]
         votes = Votes(
             *leaves[:2],
-            normaliser=Normaliser(orphan=orphan),
+            competition=Competition(orphan=orphan),
             backend=backend,
             mask=given,
         )

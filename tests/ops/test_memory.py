@@ -179,15 +179,8 @@ def own(votes: Votes, weights: torch.Tensor | None = None) -> Routed:
 
 RULES: dict[str, Callable[..., Routed]] = {
     "own": own,
-    "prior": lambda votes, weights: dynamic_routing(
-        votes.restricted(prior=torch.zeros(I, J)), weights
-    ),
-    "pairs": lambda votes, weights: dynamic_routing(
-        votes.restricted(offset=torch.zeros(B, I, J)), weights
-    ),
-    "max-min": lambda votes, weights: dynamic_routing(
-        votes.restricted(mapping=MaxMin()), weights
-    ),
+    "children": lambda votes, weights: dynamic_routing(votes.over_children(), weights),
+    "max-min": lambda votes, weights: dynamic_routing(votes.under(MaxMin()), weights),
 }
 
 

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from ops_cases import Case, all_cases, close
 from torch import Tensor
 
-from torchcaps.ops import Gaussian, InnerProduct, Normaliser, Rule, Votes, VoteSource
+from torchcaps.ops import (
+    PARENTS,
+    Competition,
+    Gaussian,
+    InnerProduct,
+    Similarity,
+    Votes,
+    VoteSource,
+)
 from torchcaps.ops.chunked import ChunkedVotes
 from torchcaps.ops.fused import NativeVotes
 from torchcaps.ops.naive import NaiveVotes
@@ -105,7 +113,7 @@ def test_hard_assignment_is_the_argmax_and_the_lowest_index_wins(
     )  # [1, 3, 1, 2]
     alpha = torch.tensor([[[1.0, -1.0], [-1.0, 1.0]]])
     source = backend(children, torch.eye(2).expand(1, 2, 2, 2))
-    assignment = source.assignment(InnerProduct(alpha), Rule(hard=True))
+    assignment = Competition(hard=True).shares(source.logits(InnerProduct(alpha)))
     assert assignment.tolist() == [
         [[1, 0], [0, 1], [1, 0]]
     ]  # the third child is at a tie
@@ -152,7 +160,7 @@ def test_each_child_is_assigned_once(
 
 
 @BACKENDS
-def test_a_given_normaliser_that_is_the_own_one_changes_nothing(
+def test_a_given_log_partition_that_is_the_own_one_changes_nothing(
     backend: Callable[..., VoteSource],
 ) -> None:
     for orphan in (False, True):
@@ -168,7 +176,7 @@ def test_a_given_normaliser_that_is_the_own_one_changes_nothing(
         )
         similarity = Gaussian(inputs["mean"], inputs["precision"], inputs["log_weight"])
         partition = source.log_partition(similarity, orphan)
-        same = source.moments(similarity, None, Rule(log_partition=partition), True)
+        same = source.moments(similarity, None, PARENTS, partition, True)
         close(same._asdict(), case.moments(backend, inputs)._asdict(), 1e-12)
 
 
@@ -208,31 +216,29 @@ def test_scatter_far_from_zero_does_not_cancel(budget: int | None, spread: str) 
         if budget is None
         else ChunkedVotes(children, transforms, None, budget)
     )
-    moments = source.moments(similarity, None, Rule(), True)
+    moments = source.moments(similarity, None, PARENTS, None, True)
     assert moments.sum.dtype == torch.float32
     np.testing.assert_allclose(moments.mean.double(), expected_mean, rtol=1e-4)
     np.testing.assert_allclose(moments.variance.double(), expected_variance, rtol=1e-4)
 
 
-class Shifted(Normaliser):
-    """Another policy: everything else that competes for a child weighs as much as the
+class Shifted(Competition):
+    """Another competition: everything else that competes for a child weighs as much as the
     parents here.
     """
 
-    def rule(
-        self, source: VoteSource, similarity: Gaussian | InnerProduct | None
-    ) -> Rule:
-        return Rule(
-            log_partition=source.log_partition(similarity, self.orphan) + np.log(2)
-        )
+    def log_partition(
+        self, source: VoteSource, similarity: Similarity | None
+    ) -> Tensor:
+        return source.log_partition(similarity, self.orphan) + np.log(2)
 
 
 @pytest.mark.parametrize("backend", ["naive", "chunked"])
-def test_normaliser_can_be_replaced(backend: str) -> None:
+def test_others_can_be_counted_in(backend: str) -> None:
     inputs = Case().inputs()
     votes = Votes(inputs["children"], inputs["transforms"], backend=backend)
     halved = Votes(
-        inputs["children"], inputs["transforms"], normaliser=Shifted(), backend=backend
+        inputs["children"], inputs["transforms"], competition=Shifted(), backend=backend
     )
     for similarity in (None, InnerProduct(inputs["alpha"])):
         torch.testing.assert_close(

@@ -11,17 +11,17 @@ from ops_cases import close
 from torch import Tensor
 
 from torchcaps.ops import (
-    Adjusted,
+    Competition,
     Gaussian,
     Given,
     InnerProduct,
-    Rule,
     Similarity,
     Votes,
     axes,
     choose_backend,
 )
 from torchcaps.ops.plan import BACKENDS, FEW_TILES
+from torchcaps.routing import MaxMin
 
 B = 3
 I = 7
@@ -211,10 +211,6 @@ class TestWhatIsNone:
                 Given(torch.ones(J)),
                 r"values of Given must be \(I, J\) or \(B, I, J\), got shape \(4,\)",
             ),
-            (
-                Adjusted(Given(torch.ones(I, J)), prior=torch.ones(I, 1)),
-                r"prior of Adjusted must be \(I = 7, J = 4\)",
-            ),
         ],
     )
     def test_shapes(self, backend: str, similarity: Similarity, message: str) -> None:
@@ -229,15 +225,6 @@ class TestWhatIsNone:
             TypeError, match="alpha of InnerProduct must be a tensor, got float"
         ):
             votes.moments(InnerProduct(2.0))
-
-    @pytest.mark.parametrize("shape", [(B, 1), (J, 1), (1,), (J + 1,)])
-    def test_a_sharpness_for_each_parent(self, shape: tuple[int, ...]) -> None:
-        field = torch.ones(B, J, D)
-        for similarity in (InnerProduct(field), Gaussian(field, field, field[..., 0])):
-            with pytest.raises(
-                ValueError, match=r"sharpness must be a number or \(J,\) = \(4,\), got"
-            ):
-                similarity.sharpened(torch.ones(shape))
 
     def test_a_tensor_without_axes(self) -> None:
         @dataclass(frozen=True)
@@ -324,29 +311,19 @@ class TestWhoDoesIt:
         assert called == ["naive", "native", "chunked"]
 
     @pytest.mark.parametrize(
-        ("changes", "words"),
+        ("competition", "words"),
         [
-            ({"scale": torch.ones(I, J)}, "weights of pairs behind the softmax"),
-            ({"offset": torch.ones(I, J)}, "weights of pairs behind the softmax"),
-            ({"hard": True, "orphan": True}, "hard assignments beside an orphan"),
+            (Competition(hard=True, orphan=True), "hard assignments beside an orphan"),
+            (MaxMin(), "MaxMin"),
         ],
     )
-    def test_a_rule_that_the_kernels_have_not(self, changes: dict, words: str) -> None:
-        votes = self.large.restricted(**changes)
-        choice = choose_backend(votes)
-        assert choice == (
-            "chunked",
-            f"native cannot do this call: the kernels do not have {words}",
-        )
-
-    @pytest.mark.parametrize(
-        "changes", [{"sharpness": 2.0}, {"sharpness": torch.ones(J)}]
-    )
-    def test_sharpness_needs_no_kernel(self, changes: dict) -> None:
-        known = InnerProduct(torch.zeros(self.rows, J, D))
-        assert (
-            choose_backend(self.large.restricted(**changes), known).backend == "native"
-        )
+    def test_a_competition_that_the_kernels_have_not(
+        self, competition: Competition, words: str
+    ) -> None:
+        choice = choose_backend(self.large.under(competition))
+        assert choice.backend == "chunked"
+        assert "native cannot do this call: the kernels" in choice.reason
+        assert words in choice.reason
 
     def test_who_was_asked_for_by_name_does_it_or_says_no(self) -> None:
         forced = Votes(torch.zeros(2, I, P), torch.zeros(I, J, P, D), backend="native")
@@ -364,12 +341,12 @@ class TestWhoDoesIt:
                 call(individual)
         with pytest.raises(
             ValueError,
-            match=r"backend 'native' cannot do uniform logits: .* weights of pairs",
+            match=r"backend 'native' cannot do uniform logits: .* not MaxMin",
         ):
-            forced.restricted(scale=torch.ones(I, J)).moments()
+            forced.under(MaxMin()).moments()
 
     @pytest.mark.parametrize("name", BACKENDS)
     def test_every_backend_answers(self, name: str) -> None:
         known = [None, InnerProduct(torch.ones(1, 1, 1))]
         supports: Callable[..., str] = BACKENDS[name].supports
-        assert [supports(similarity, Rule()) for similarity in known] == ["", ""]
+        assert [supports(similarity, Competition()) for similarity in known] == ["", ""]

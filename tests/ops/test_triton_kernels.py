@@ -27,7 +27,8 @@ pytest.importorskip("triton")
 from ops_cases import close
 
 from torchcaps import CapsConv2d, Capsules, ClassCaps, create_routing, use_backend
-from torchcaps.ops import BACKENDS, Gaussian, InnerProduct, Rule, naive
+from torchcaps.ops import BACKENDS, Competition, Gaussian, InnerProduct, naive
+from torchcaps.ops.competition import over_parents
 from torchcaps.ops.fused import Call, triton_launch
 from torchcaps.ops.fused.triton_launch import Tiling
 from torchcaps.testing import check_backend
@@ -109,7 +110,7 @@ class Case:
 
 
 def covering(**fixed: Any) -> list[Case]:
-    """Every similarity with every normaliser, with and without windows; the other
+    """Every similarity with every competition, with and without windows; the other
     options in turns.
     """
     cases = []
@@ -219,8 +220,10 @@ def check_moments(
     )
     reference = leaves(call)
     votes, logits = expected_logits(reference)
-    rule = Rule(orphan, case.hard, gathered(reference.log_partition, call.sites))
-    assignment = naive.logits_assignment(logits, rule)
+    competition = Competition(orphan=orphan, hard=case.hard)
+    assignment = competition.shares(
+        logits, gathered(reference.log_partition, call.sites)
+    )
     moments = naive.weighted_moments(
         votes, assignment, gathered(reference.weights, call.sites), case.scatter
     )
@@ -422,7 +425,7 @@ def check_scores(
     actual = triton_launch.scores(call, orphan=orphan, reduced=reduced, tiling=tiling)
     reference = leaves(call)
     _, logits = expected_logits(reference)
-    expected = {"scores": naive.logits_partition(logits, orphan) if reduced else logits}
+    expected = {"scores": over_parents(logits, orphan) if reduced else logits}
     close({"scores": actual}, expected, 1e-5)
     grad = upstream(expected["scores"], 0).to(actual)
     result = triton_launch.scores_backward(

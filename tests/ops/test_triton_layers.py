@@ -19,7 +19,7 @@ pytest.importorskip("triton")
 from ops_cases import close
 
 from torchcaps import CapsConv2d, CapsLinear, Capsules, Votes, use_backend
-from torchcaps.ops import GridWide, InnerProduct, Windows
+from torchcaps.ops import PARENTS, GridWide, InnerProduct, Windows
 from torchcaps.ops.fused import Call, triton_layers
 from torchcaps.ops.fused.call import EMOptions
 from torchcaps.routing import (
@@ -196,12 +196,15 @@ def test_mixture(sizes: Sizes, options: dict[str, Any], dtype: torch.dtype) -> N
         routing.standardise,
         routing.cost_floor,
     )
-    normaliser = GridWide(windows=WINDOWS, types=TYPES) if sizes.windows else None
-    seen = normaliser.seen(torch.device(DEVICE)) if normaliser is not None else None
+    competition = PARENTS
+    seen = None
+    if sizes.windows:
+        competition = GridWide(windows=WINDOWS, types=TYPES)
+        seen = competition.seen(torch.device(DEVICE))
     actual = triton_layers.mixture(call, seen, *costs, mixture)
 
     leaves = [leaf(one) for one in (*call[:4], *costs)]
-    votes = Votes(*leaves[:3], normaliser, backend="naive", sites=call.sites)
+    votes = Votes(*leaves[:3], competition, backend="naive", sites=call.sites)
     weights, beta_u, beta_a = leaves[3:]
     routed = torch.func.functional_call(
         routing, {"unit_cost": beta_u, "activation_cost": beta_a}, (votes, weights)

@@ -25,7 +25,7 @@ def far_from_uniform(**arguments: object) -> CapsuleClassifier:
 IMAGES = torch.rand(2, 1, 23, 26, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("competition", ["image", "position", "window"])
+@pytest.mark.parametrize("competition", ["image", "window"])
 @pytest.mark.parametrize("routing", ["em", "dynamic"])
 @torch.no_grad()
 def test_shares_of_all_classes_add_up_to_one_through_the_layers(

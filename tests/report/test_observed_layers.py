@@ -247,21 +247,7 @@ def test_padding_and_children_that_no_window_sees_do_not_count(
     ].tolist() == [1, 0, 1, 1]
 
 
-def test_entropy_where_types_do_not_compete_by_hand() -> None:
-    # As above, but of each type the shares of the two windows add up to 1 for the
-    # middle child, seen by both.
-    R = torch.tensor([[[1.0, 1.0], [0.1, 0.8]], [[0.9, 0.2], [1.0, 1.0]]])
-    layer = conv_layer(R, "position", (1, 3), 1, kernel_size=(1, 2))
-    middle = (entropy(0.1, 0.9) + entropy(0.8, 0.2)) / 2
-    assert layer_entropy(layer).item() == pytest.approx(
-        middle / 3, rel=1e-6
-    )  # the others have one window to go to
-    torch.testing.assert_close(
-        layer.scatter(layer.assignment()).sum(-1), torch.ones(1, 3)
-    )
-
-
-@pytest.mark.parametrize("competition", ["image", "position", "window"])
+@pytest.mark.parametrize("competition", ["image", "window"])
 @torch.no_grad()
 def test_layers_over_a_sequence_and_a_volume(competition: str) -> None:
     torch.manual_seed(0)
@@ -286,7 +272,7 @@ def test_layers_over_a_sequence_and_a_volume(competition: str) -> None:
         assert bool((entropy < 1).all())
 
 
-@pytest.mark.parametrize("competition", ["image", "position", "window"])
+@pytest.mark.parametrize("competition", ["image", "window"])
 @pytest.mark.parametrize("groups", [1, 2])
 @torch.no_grad()
 def test_before_the_first_step_all_parents_get_the_same(
@@ -305,10 +291,7 @@ def test_before_the_first_step_all_parents_get_the_same(
     children = Capsules(torch.rand(2, 5, 6, 4, 3), torch.rand(2, 5, 6, 4))
     (seen,) = observe_layers(layer, children).values()
     assert len(seen.routed) == groups
-    decided = (
-        4 / 30 if competition == "position" else 0.0
-    )  # each corner is seen by one window, of a type's one parent
-    torch.testing.assert_close(layer_entropy(seen), torch.full((2,), 1 - decided))
+    torch.testing.assert_close(layer_entropy(seen), torch.ones(2))
 
 
 @torch.no_grad()

@@ -328,7 +328,7 @@ def test_built_without_memory(
         assert torch.equal(one(children).pose, full(children).pose)
 
 
-@pytest.mark.parametrize("competition", ["grid", "position", "window"])
+@pytest.mark.parametrize("competition", ["grid", "window"])
 def test_assignments_are_read_whichever_backend_was_asked_for(competition: str) -> None:
     layer = CapsConv2d(
         2, J, d, D, 2, routing=Heinsen2022Routing(), competition=competition

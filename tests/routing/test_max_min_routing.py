@@ -7,7 +7,7 @@ import torch
 from by_the_book import B, D, I, J, P, check_equations, normal
 from torch import Tensor
 
-from torchcaps.ops import Normaliser, Votes
+from torchcaps.ops import Votes
 from torchcaps.routing import (
     EuclideanKMeansRouting,
     MaxMin,
@@ -50,19 +50,19 @@ def test_equations(backend: str, steps: int, lower: float, upper: float) -> None
 
 class TestMap:
     def test_between_the_bounds(self) -> None:
-        assignment = MaxMin(0.25, 0.75).assignment(normal(B, I, J))
+        assignment = MaxMin(0.25, 0.75).shares(normal(B, I, J))
         assert (assignment.amin(-1) == 0.25).all()
         assert (assignment.amax(-1) == 0.75).all()
 
     def test_scale_and_shift_of_the_logits_do_not_matter(self) -> None:
         logits = normal(B, I, J)
         torch.testing.assert_close(
-            MaxMin().assignment(5 * logits - 3), MaxMin().assignment(logits)
+            MaxMin().shares(5 * logits - 3), MaxMin().shares(logits)
         )
 
     def test_equal_logits_give_all_to_all_and_no_gradient(self) -> None:
         logits = torch.full((B, I, J), 2.0, requires_grad=True)
-        assignment = MaxMin(0.1, 0.9).assignment(logits)
+        assignment = MaxMin(0.1, 0.9).shares(logits)
         torch.testing.assert_close(assignment, torch.full((B, I, J), 0.9))
         (gradient,) = torch.autograd.grad(assignment.sum(), logits)
         assert not gradient.any()
@@ -86,7 +86,7 @@ class TestMap:
         votes = Votes(
             normal(B, I, P),
             normal(I, J, P, D, seed=1),
-            normaliser=Normaliser(mapping=MaxMin()),
+            competition=MaxMin(),
         )
         assert (votes.assignment().sum(-1) == J).all()
 

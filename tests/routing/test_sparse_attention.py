@@ -62,7 +62,7 @@ class TestEntmax:
     @pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
     def test_is_the_solution(self, scale: float) -> None:
         logits = scale * normal(4, 6, 9) + 50
-        assignment = Entmax().assignment(logits)
+        assignment = Entmax().shares(logits)
         expected = np.apply_along_axis(entmax, 2, logits.numpy())
         torch.testing.assert_close(
             assignment, torch.from_numpy(expected), rtol=1e-9, atol=1e-11
@@ -77,7 +77,7 @@ class TestEntmax:
             torch.full((1, 1, 3), -7.0),
         ):
             logits.requires_grad_()
-            assignment = Entmax().assignment(logits)
+            assignment = Entmax().shares(logits)
             torch.testing.assert_close(
                 assignment, torch.full_like(assignment, 1 / assignment.shape[-1])
             )
@@ -85,7 +85,7 @@ class TestEntmax:
             assert gradient.isfinite().all()
 
     def test_gradient_against_differences(self) -> None:
-        torch.autograd.gradcheck(Entmax().assignment, normal(2, 3, 5).requires_grad_())
+        torch.autograd.gradcheck(Entmax().shares, normal(2, 3, 5).requires_grad_())
 
 
 class TestOrthogonal:

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchcaps.ops import BACKENDS, Moments, Rule, VoteSource
+from torchcaps.ops import BACKENDS, Competition, Moments, VoteSource
 from torchcaps.ops.chunked import ChunkedVotes
 from torchcaps.ops.naive import NaiveVotes
 from torchcaps.testing import check_backend
-from torchcaps.testing.backends import PROBLEMS, RULES, SIMILARITIES
+from torchcaps.testing.backends import COMPETITIONS, PROBLEMS, SIMILARITIES
 
-ALL = len(PROBLEMS) * len(SIMILARITIES) * len(RULES)
+ALL = len(PROBLEMS) * len(SIMILARITIES) * len(COMPETITIONS)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ ALL = len(PROBLEMS) * len(SIMILARITIES) * len(RULES)
 def test_every_backend(name: str, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", tile)
     compared = check_backend(BACKENDS[name])
-    assert compared == (len(PROBLEMS) * 3 * 4 if name == "native" else ALL)
+    assert compared == (len(PROBLEMS) * 3 * 5 if name == "native" else ALL)
 
 
 @pytest.mark.parametrize(
@@ -43,16 +43,17 @@ def test_float32(name: str) -> None:
 
 
 @pytest.fixture
-def one_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is broken here is looked for behind all similarities and rules."""
+def one_competition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is broken here is looked for behind all similarities and competitions."""
     monkeypatch.setattr(
-        "torchcaps.testing.backends.RULES", {"a softmax": RULES["a softmax"]}
+        "torchcaps.testing.backends.COMPETITIONS",
+        {"a softmax": COMPETITIONS["a softmax"]},
     )
-    monkeypatch.setattr("torchcaps.testing.backends.EDGE_RULES", ("a softmax",))
+    monkeypatch.setattr("torchcaps.testing.backends.EDGES", ("a softmax",))
 
 
 def with_moments(
-    change: Callable[[NaiveVotes, Moments, Rule], Moments],
+    change: Callable[[NaiveVotes, Moments, Competition], Moments],
 ) -> type[NaiveVotes]:
     """The reference, but that its moments are changed."""
 
@@ -147,15 +148,15 @@ def test_what_is_broken_is_told(broken: type[VoteSource], words: str) -> None:
         "NaN is hidden",
     ],
 )
-@pytest.mark.usefixtures("one_rule")
-def test_what_is_broken_behind_the_rules_is_told(
+@pytest.mark.usefixtures("one_competition")
+def test_what_is_broken_behind_the_competitions_is_told(
     broken: type[VoteSource], words: str
 ) -> None:
     test_what_is_broken_is_told(broken, words)
 
 
 @pytest.mark.parametrize(
-    ("method", "name"), [("assignment", "mass"), ("log_partition", "log_partition")]
+    ("method", "name"), [("logits", "mass"), ("log_partition", "log_partition")]
 )
 def test_nan(method: str, name: str) -> None:
     def spoiled(self: VoteSource, *args: object) -> Tensor:

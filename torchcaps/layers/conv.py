@@ -25,19 +25,13 @@ from torchcaps.layers.pose import (
 )
 from torchcaps.layers.pose_norm import PoseScale, norm_of
 from torchcaps.numerics import check_choice, check_finite, given
-from torchcaps.ops import GridWide, Normaliser, PositionWide, Votes, Windows
+from torchcaps.ops import PARENTS, GridWide, Votes, Windows
 from torchcaps.ops.plan import known_backend
 from torchcaps.routing import EMRouting, LayerShape, Routed, Routing, as_capsules
 from torchcaps.routing.base import routing_of
 from torchcaps.spec import shown
 
-Competition = Literal["image", "grid", "position", "window"]
-COMPETITIONS: dict[str, type[GridWide] | None] = {
-    "image": GridWide,
-    "grid": GridWide,
-    "position": PositionWide,
-    "window": None,
-}
+Competition = Literal["image", "grid", "window"]
 
 
 class CapsConvNd(CapsuleLayer):
@@ -64,9 +58,8 @@ class CapsConvNd(CapsuleLayer):
             routing.
         competition: which of the parents that a child votes for compete for it.
             ``"image"``: all of them (the paper's meaning; ``"grid"`` is the same and
-            reads better for a sequence or a volume). ``"position"``: those of one type,
-            at whatever position, so that types do not compete (the released code's
-            ``update_conv_routing``). ``"window"``: those of one window (most ports).
+            reads better for a sequence or a volume). ``"window"``: those of one window
+            (most ports).
         pose_norm: how to normalise the parents' poses, a row of the table in
             :class:`~torchcaps.layers.PoseNorm`; None for not at all.
         residual: whether to add the children's poses to the routed ones, before they
@@ -207,7 +200,9 @@ class CapsConvNd(CapsuleLayer):
         windows = self.windows(children)
         children = present(children, mask)
         share = self.in_types // self.groups
-        normaliser = self._normaliser(windows, share)
+        competes = PARENTS
+        if self.competition != "window":
+            competes = GridWide(windows=windows, types=share)
         if mask is None and any(self.padding):
             mask = torch.ones_like(children.activation, dtype=torch.bool)
         sites = windows.children(share, children.pose.device)
@@ -224,7 +219,7 @@ class CapsConvNd(CapsuleLayer):
             votes = Votes(
                 pose,
                 transforms,
-                normaliser=normaliser,
+                competition=competes,
                 backend=self.backend,
                 sites=sites,
                 mask=group_mask,
@@ -316,10 +311,6 @@ class CapsConvNd(CapsuleLayer):
 
     def _windows_on(self, grid: tuple[int, ...]) -> Windows:
         return Windows(grid, self.kernel_size, self.stride, self.padding, self.dilation)
-
-    def _normaliser(self, windows: Windows, types: int) -> Normaliser:
-        wide = COMPETITIONS[self.competition]
-        return Normaliser() if wide is None else wide(windows=windows, types=types)
 
     def extra_repr(self) -> str:
         """Shapes, window and competition."""

@@ -19,7 +19,7 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from torch import Tensor
 
 from torchcaps.numerics import positive, resolution
-from torchcaps.ops import Moments, Normaliser, Similarity, Votes
+from torchcaps.ops import Competition, Moments, Similarity, Votes
 from torchcaps.spec import SuggestsNames
 
 Array = NDArray[Any]
@@ -41,7 +41,7 @@ def point_votes(points: Tensor, clusters: int, *, hard: bool = False) -> Votes:
     identity = torch.eye(size, dtype=points.dtype, device=points.device).expand(
         1, clusters, size, size
     )
-    return Votes(points[None], identity, normaliser=Normaliser(hard=hard))
+    return Votes(points[None], identity, competition=Competition(hard=hard))
 
 
 def shares_of_points(
@@ -63,7 +63,7 @@ def shares_of_points(
         Shares (I, J), whose columns sum to 1, and logarithms (J,): 0 and minus infinity
             for a cluster without points.
     """
-    hard = votes.normaliser.hard
+    hard = votes.competition.hard
     if hard:
         log = votes.assignment(similarity)[0].log()
     else:

@@ -15,8 +15,7 @@ from torchcaps.models.base import CapsuleClassifier, same_padded
 from torchcaps.models.initial import cut_normal, glorot, he_deviation
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import AnySizes, NotNegative, Size, Sizes, ThreeSizes
-from torchcaps.ops import InnerProduct, Normaliser, Votes
-from torchcaps.ops.backend import Rule, VoteSource
+from torchcaps.ops import Competition, InnerProduct, Votes, VoteSource
 from torchcaps.ops.similarity import Similarity
 from torchcaps.routing import DynamicRouting, Routing
 from torchcaps.routing.base import Steps, check_steps
@@ -300,7 +299,7 @@ def field_routing(
 
     Source: Rajasegaran et al. 2019, Procedure 1.
     """
-    votes = Votes(children, transforms, normaliser=FieldWide(positions=positions))
+    votes = Votes(children, transforms, competition=FieldWide(positions=positions))
     alpha: Tensor | None = None  # of the sum of all poses so far: b = <V, alpha>
     pose = transforms.new_zeros(())
     for _ in range(steps):
@@ -314,7 +313,7 @@ def field_routing(
 
 
 @dataclass(frozen=True, eq=False)
-class FieldWide(Normaliser):
+class FieldWide(Competition):
     """All types of parents at all positions of a map compete for a child, which has a
     window at each of them.
 
@@ -325,15 +324,15 @@ class FieldWide(Normaliser):
 
     positions: int = 1
 
-    def rule(self, source: VoteSource, similarity: Similarity | None) -> Rule:
-        """The rule with the normaliser of each child over the positions."""
-        partition = source.log_partition(similarity, orphan=False).unflatten(
+    def log_partition(
+        self, source: VoteSource, similarity: Similarity | None
+    ) -> Tensor:
+        """The log-partition of each child over the positions, (N, G)."""
+        of_windows = source.log_partition(similarity, orphan=False).unflatten(
             0, (-1, self.positions)
         )
-        everywhere = (
-            partition.logsumexp(1, keepdim=True).expand_as(partition).flatten(0, 1)
-        )
-        return Rule(log_partition=everywhere)
+        over_all = of_windows.logsumexp(1, keepdim=True)
+        return over_all.expand_as(of_windows).flatten(0, 1)
 
 
 @settings

@@ -2,19 +2,12 @@
 of votes that are not stored.
 """
 
-from torchcaps.ops.backend import (
-    AssignmentMap,
-    Gaussians,
-    Moments,
-    Rule,
-    VoteSource,
-)
-from torchcaps.ops.competition import GridWide, Normaliser, OverChildren, PositionWide
+from torchcaps.ops.backend import Gaussians, Moments, VoteSource
+from torchcaps.ops.competition import PARENTS, Competition, GridWide, OverChildren
 from torchcaps.ops.evidence import EvidentVotes
 from torchcaps.ops.fields import Fields, axes
 from torchcaps.ops.plan import BACKENDS, use_backend
 from torchcaps.ops.similarity import (
-    Adjusted,
     Distance,
     Gaussian,
     Given,
@@ -26,7 +19,7 @@ from torchcaps.ops.windows import Windows
 
 __all__ = [
     "BACKENDS",
-    "AssignmentMap",
+    "Competition",
     "Gaussian",
     "Similarity",
     "Votes",

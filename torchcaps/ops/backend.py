@@ -17,88 +17,8 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from torchcaps.numerics import quotient
-from torchcaps.ops.fields import Fields, axes
+from torchcaps.ops.competition import Competition
 from torchcaps.ops.similarity import Similarity
-
-
-class AssignmentMap(Fields, ABC):
-    """A map from the logits of one child to its assignment that replaces the softmax.
-
-    One's own is a frozen dataclass like a :class:`~torchcaps.ops.Similarity`, for
-    ``naive`` and ``chunked``.
-
-    Example:
-        >>> from dataclasses import dataclass
-        >>> @dataclass(frozen=True)
-        ... class Apart(tc.ops.AssignmentMap):
-        ...     def assignment(self, logits):
-        ...         return logits.sigmoid()  # parents do not compete
-        >>> votes = tc.Votes(torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5))
-        >>> votes.restricted(
-        ...     mapping=Apart()
-        ... ).moments().mass  # each of 6 children goes to each parent by half
-        tensor([[3., 3., 3.],
-                [3., 3., 3.]])
-    """
-
-    @abstractmethod
-    def assignment(self, logits: Tensor) -> Tensor:
-        """Return the assignments ``R_ij`` (B, I, J) of logits (B, I, J): of all, or of
-        some rows and children.
-        """
-
-
-@dataclass(frozen=True, eq=False)
-class Rule(Fields):
-    r"""How the similarities of one child become the shares of its parents.
-
-    By default :math:`R_{ij} = \exp(l_{ij} - Z_i)` with :math:`Z_i = \log \sum_j \exp
-    l_{ij}`, and the parent takes :math:`r_{ij} = a_i R_{ij}` of the child.
-
-    Args:
-        orphan: one more candidate with logit 0, "none of these parents" (leaky routing,
-            the code released with Sabour et al. 2017); its share of the child is
-            dropped.
-        hard: all of the child goes to its most similar parent, or to nobody where an
-            orphan has a larger logit. The lowest index wins a tie. Backends round
-            logits differently, so they may differ between parents with the same votes.
-            Not differentiable.
-        log_partition: :math:`Z_i`, (N, G), when the parents that compete for a child
-            lie outside these votes; :math:`Z_{ij}`, (N, G, J), when not all parents
-            compete with each other.
-        scale: with ``offset``, a map of each pair behind the softmax, :math:`r_{ij} =
-            a_i (s_{ij} R_{ij} + o_{ij})`, with shares of either sign: (I, J) or (B, I,
-            J), or None for 1. The mean and the scatter of a parent are defined where
-            its mass is positive.
-        offset: (I, J) or (B, I, J), or None for 0.
-        mapping: in place of the softmax, from logits to :math:`R_{ij}`.
-
-    Example:
-        >>> tc.ops.Rule(hard=True).hard  # each child goes to one parent
-        True
-    """
-
-    orphan: bool = False
-    hard: bool = False
-    log_partition: Tensor | None = axes("BI", "BIJ", default=None)
-    scale: Tensor | None = axes("IJ", "BIJ", default=None)
-    offset: Tensor | None = axes("IJ", "BIJ", default=None)
-    mapping: AssignmentMap | None = None
-
-    @property
-    def special(self) -> str:
-        """What not every backend has of it, in words; empty for a softmax or an argmax
-        over the parents.
-        """
-        if self.scale is not None or self.offset is not None:
-            return "weights of pairs behind the softmax"
-        if self.mapping is not None:
-            return f"the assignment map {type(self.mapping).__name__}"
-        if self.hard and self.orphan:
-            return "hard assignments beside an orphan"
-        if self.log_partition is not None and self.log_partition.ndim == 3:
-            return "a normaliser for each pair"
-        return ""
 
 
 class Moments(NamedTuple):
@@ -191,10 +111,6 @@ class Gaussians(NamedTuple):
         )
 
 
-SOFTMAX = Rule()
-"""The rule of one softmax over the parents of the votes, and nothing else."""
-
-
 @dataclass(eq=False)
 class VoteSource(ABC):
     """The contract of a backend: the votes of one layer call, and the sums that routing
@@ -239,9 +155,9 @@ class VoteSource(ABC):
 
     @classmethod
     @abstractmethod
-    def supports(cls, similarity: Similarity | None, rule: Rule) -> str:
-        """Return why this backend cannot compute that similarity under that rule; empty
-        if it can.
+    def supports(cls, similarity: Similarity | None, competition: Competition) -> str:
+        """Return why this backend cannot compute that similarity under that
+        competition, by their types and options; empty if it can.
         """
 
     @abstractmethod
@@ -249,7 +165,8 @@ class VoteSource(ABC):
         self,
         similarity: Similarity | None,
         weights: Tensor | None,
-        rule: Rule,
+        competition: Competition,
+        log_partition: Tensor | None,
         scatter: bool,
     ) -> Moments:
         """Compute one E-step and the sums of the M-step that follows.
@@ -258,13 +175,11 @@ class VoteSource(ABC):
             similarity: the similarity of votes and parents; None before the first step,
                 when all logits are 0.
             weights: the child activations ``a``, (N, G), or None for ones.
-            rule: from similarities to assignment probabilities.
+            competition: from logits to assignment probabilities.
+            log_partition: that of the competition, (N, G) or (B, 1, J), or None. One
+                with an orphan includes it.
             scatter: whether the second moment is wanted too.
         """
-
-    @abstractmethod
-    def assignment(self, similarity: Similarity | None, rule: Rule) -> Tensor:
-        """Return the assignment probabilities ``R_ij``, (B, I, J)."""
 
     @abstractmethod
     def logits(self, similarity: Similarity | None) -> Tensor:
@@ -272,6 +187,6 @@ class VoteSource(ABC):
 
     @abstractmethod
     def log_partition(self, similarity: Similarity | None, orphan: bool) -> Tensor:
-        """Return the normaliser ``Z_i`` over the parents of these votes (and the
+        """Return the log-partition ``Z_i`` over the parents of these votes (and the
         orphan), (B, I).
         """

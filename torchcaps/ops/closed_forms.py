@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from torchcaps.ops import naive
-from torchcaps.ops.backend import Moments, Rule
+from torchcaps.ops.backend import Moments
+from torchcaps.ops.competition import Competition
 from torchcaps.ops.derivatives import Tensors, gradients
 
 
@@ -14,17 +15,18 @@ def uniform_moments(
     children: Tensor,
     transforms: Tensor,
     weights: Tensor | None,
-    rule: Rule,
+    orphan: bool,
+    log_partition: Tensor | None,
 ) -> Moments:
-    """Mass and sum of the first step: R is 1/J (or what the given normaliser says), the
+    """Mass and sum of the first step: R is 1/J, or what the log-partition says, the
     same for all parents.
     """
     B, I, _, _ = children.shape
     J = transforms.shape[1]
-    if rule.log_partition is None:
-        share = children.new_full((B, I), 1 / (J + rule.orphan))
+    if log_partition is None:
+        share = children.new_full((B, I), 1 / (J + orphan))
     else:
-        share = (-rule.log_partition).exp()
+        share = (-log_partition).exp()
     if weights is not None:
         share = share * weights
     weighted = children * share[..., None, None]
@@ -40,7 +42,8 @@ def attention_moments(
     transforms: Tensor,
     alpha: Tensor,
     weights: Tensor | None,
-    rule: Rule,
+    competition: Competition,
+    log_partition: Tensor | None,
 ) -> Moments:
     """Inner products with shared transforms: queries ``W_j alpha_j``, keys and values
     ``u_i``, softmax over j.
@@ -51,42 +54,35 @@ def attention_moments(
         "bjmd,jpd->bjmp", alpha.view(B, J, M, D), transforms[0]
     ).flatten(2)
     values = children.flatten(2)  # [B, I, M * P]
-    share = naive.logits_assignment(values @ queries.mT, rule)
+    share = competition.shares(values @ queries.mT, log_partition)
     if weights is not None:
         share = share * weights[..., None]
     pooled = (share.mT @ values).view(B, J, M, P)
     return Moments(share.sum(1), _transformed(pooled, transforms), None)
 
 
-def offset_moments(
+def fixed_sum(
     children: Tensor,
     transforms: Tensor,
     coordinates: Tensor | None,
     weights: Tensor | None,
-    offset: Tensor,
-) -> Moments:
-    """Mass and sum with the shares ``a_i o_ij`` of an offset (I, J), the same in all
-    rows: one matrix product.
+    shares: Tensor,
+) -> Tensor:
+    """``sum_i a_i o_ij V_ij`` with shares o (I, J), the same in all rows: one matrix
+    product.
     """
-    B = children.shape[0]
-    J = transforms.shape[1]
     weighted = children if weights is None else children * weights[..., None, None]
     if transforms.shape[0] == 1:
         total = _transformed(
-            torch.einsum("bimp,ij->bjmp", weighted, offset), transforms
+            torch.einsum("bimp,ij->bjmp", weighted, shares), transforms
         )
     else:
-        total = _vote_sum(weighted, transforms * offset[..., None, None])
+        total = _vote_sum(weighted, transforms * shares[..., None, None])
+    if coordinates is None:
+        return total
     if weights is None:
-        mass = offset.sum(0).expand(B, J)
-    else:
-        mass = weights @ offset
-    if coordinates is not None:
-        if weights is None:
-            total = total + torch.einsum("ij,ih->jh", offset, coordinates)
-        else:
-            total = total + torch.einsum("bi,ij,ih->bjh", weights, offset, coordinates)
-    return Moments(mass, total, None)
+        return total + torch.einsum("ij,ih->jh", shares, coordinates)
+    return total + torch.einsum("bi,ij,ih->bjh", weights, shares, coordinates)
 
 
 def given_moments(

@@ -3,7 +3,7 @@ pair, linear in the child.
 """
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,10 +11,10 @@ from torch.nn import functional
 
 from torchcaps.numerics import compute_dtype, full_precision
 from torchcaps.ops.backend import Moments
-from torchcaps.ops.competition import Normaliser
+from torchcaps.ops.fields import axes
 from torchcaps.ops.plan import Choice
-from torchcaps.ops.similarity import Adjusted, Gaussian, InnerProduct, Similarity
-from torchcaps.ops.votes import Votes, check_normaliser
+from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
+from torchcaps.ops.votes import Votes
 
 _APART = 8.0
 """Half the distance c between the two means below. Rounding is least for evidence of
@@ -28,6 +28,18 @@ _TOGETHER = 8
 products are filled up with zeros to a multiple: 17 numbers took three times as long as
 24.
 """
+
+
+@dataclass(frozen=True, eq=False)
+class _WithEvidence(Similarity):
+    """Another similarity plus the evidence of all pairs, (B, I, J)."""
+
+    similarity: Similarity
+    evidence: Tensor = axes("BIJ")
+
+    def logits(self, votes: Tensor) -> Tensor:
+        """The logits (B, I, J) of votes (B, I, J, H)."""
+        return self.similarity.logits(votes) + self.evidence
 
 
 class EvidentVotes(Votes):
@@ -84,7 +96,7 @@ class EvidentVotes(Votes):
             votes.children,
             votes.transforms,
             votes.coordinates,
-            votes.normaliser,
+            votes.competition,
             votes.backend,
             votes.sites,
             votes.mask,
@@ -158,26 +170,19 @@ class EvidentVotes(Votes):
         votes, similarity = self._with_evidence(similarity)
         return votes.choose(similarity)
 
-    def under(self, normaliser: Normaliser) -> "EvidentVotes":
-        """The same votes under another normaliser; they are not formed again. A
-        `TypeError` if it is none.
-        """
-        check_normaliser(normaliser)
-        return self._copied_under(normaliser)
-
     def with_bias(self, bias: Tensor) -> "EvidentVotes":
         """The votes with a bias for each pair, as in :class:`Votes`, and with the same
         evidence.
         """
         return EvidentVotes(
             self.without.with_bias(bias), self.weight, self.bias, self.gaussian
-        ).under(self.normaliser)
+        ).under(self.competition)
 
-    def total(self) -> Tensor:
+    def total(self, shares: Tensor | None = None) -> Tensor:
         """The sum of the votes of all children for each parent, whatever the evidence,
         (B, J, H).
         """
-        return self.without.total()
+        return self.without.total(shares)
 
     def gram(self, weights: Tensor | None = None) -> Tensor:
         """The second moments of the votes for each parent about 0, whatever the
@@ -208,19 +213,12 @@ class EvidentVotes(Votes):
         """The votes to ask in place of these, and a similarity that adds their
         evidence.
         """
-        sharpness = self.normaliser.sharpness
-        if isinstance(similarity, Similarity) and (
-            isinstance(sharpness, Tensor) or sharpness != 1.0
-        ):
-            similarity = similarity.sharpened(
-                sharpness
-            )  # the evidence is a log prior, which is not sharpened
         if similarity is None or type(similarity) in (InnerProduct, Gaussian):
             return self._compared(similarity)
-        votes = self.without.under(self._normaliser())
+        votes = self.without.under(self.competition)
         if not isinstance(similarity, Similarity):
             return votes, similarity  # which raises
-        return votes, Adjusted(similarity, prior=self.evidence())
+        return votes, _WithEvidence(similarity, self.evidence())
 
     def _compared(self, similarity: Similarity | None) -> tuple[Votes, Similarity]:
         """The same for inner products and Gaussians: votes with the evidence beside
@@ -246,12 +244,6 @@ class EvidentVotes(Votes):
         )
         return self._votes(2), Gaussian(mean, precision, similarity.log_weight)
 
-    def _normaliser(self) -> Normaliser:
-        """That of the votes, whose sharpness the similarity has already."""
-        sharpness = self.normaliser.sharpness
-        same = not isinstance(sharpness, Tensor) and sharpness == 1.0
-        return self.normaliser if same else replace(self.normaliser, sharpness=1.0)
-
     @property
     def _copies(self) -> int:
         """How many copies of the evidence its own routing compares."""
@@ -260,7 +252,7 @@ class EvidentVotes(Votes):
     def _votes(self, copies: int) -> Votes:
         """The votes with so many copies of the evidence beside their poses."""
         votes = self._extended if copies == self._copies else self._extend(copies)
-        return votes.under(self._normaliser())
+        return votes.under(self.competition)
 
     def _extend(self, copies: int) -> Votes:
         N, G, M, _ = self.children.shape
@@ -295,7 +287,7 @@ class EvidentVotes(Votes):
             children,
             transforms,
             coordinates,
-            self.normaliser,
+            self.competition,
             self.backend,
             self.sites,
             self.mask,

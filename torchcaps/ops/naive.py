@@ -2,13 +2,12 @@
 equations say.
 """
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from torchcaps.numerics import positive
-from torchcaps.ops.backend import Moments, Rule, VoteSource
+from torchcaps.ops.backend import Moments, VoteSource
+from torchcaps.ops.competition import Competition, over_parents
 from torchcaps.ops.similarity import Similarity
 from torchcaps.ops.windows import in_windows
 
@@ -23,46 +22,14 @@ def dense_votes(
     return votes if coordinates is None else votes + coordinates[:, None]
 
 
-def logits_partition(logits: Tensor, orphan: bool) -> Tensor:
-    """The normaliser ``Z_i`` over the parents (and the orphan), (B, I)."""
-    if orphan:
-        logits = torch.cat([logits, logits.new_zeros(*logits.shape[:-1], 1)], dim=-1)
-    return logits.logsumexp(-1)
-
-
-def logits_assignment(logits: Tensor, rule: Rule) -> Tensor:
-    """The assignment probabilities ``R_ij``, (B, I, J)."""
-    if rule.mapping is not None:
-        return rule.mapping.assignment(logits)
-    if rule.hard:
-        chosen = torch.zeros_like(logits).scatter(
-            -1, logits.argmax(-1, keepdim=True), 1.0
-        )
-        return chosen * (logits >= 0) if rule.orphan else chosen
-    partition = rule.log_partition
-    if partition is None:
-        if not rule.orphan:
-            return logits.softmax(-1)
-        partition = logits_partition(logits, orphan=True)
-    return (logits - (partition if partition.ndim == 3 else partition[..., None])).exp()
-
-
-def pair_shares(assignment: Tensor, rule: Rule) -> Tensor:
-    """What the parents take of each child, before its activation: ``s_ij R_ij + o_ij``,
-    (B, I, J).
-    """
-    shares = assignment if rule.scale is None else assignment * rule.scale
-    return shares if rule.offset is None else shares + rule.offset
-
-
 def weighted_moments(
     votes: Tensor,
     assignment: Tensor,
     weights: Tensor | None,
     scatter: bool,
 ) -> Moments:
-    """The moments of the votes (B, I, J, H) under assignments, or shares, (B, I, J) and
-    child activations (B, I).
+    """The moments of the votes (B, I, J, H) under an assignment (B, I, J) and child
+    activations (B, I).
     """
     share = assignment if weights is None else assignment * weights[..., None]
     mass = share.sum(1)
@@ -116,7 +83,7 @@ class NaiveVotes(VoteSource):
         return similarity.logits(self.votes)
 
     @classmethod
-    def supports(cls, similarity: Similarity | None, rule: Rule) -> str:
+    def supports(cls, similarity: Similarity | None, competition: Competition) -> str:
         """Everything."""
         return ""
 
@@ -124,20 +91,17 @@ class NaiveVotes(VoteSource):
         self,
         similarity: Similarity | None,
         weights: Tensor | None,
-        rule: Rule,
+        competition: Competition,
+        log_partition: Tensor | None,
         scatter: bool,
     ) -> Moments:
         """One E-step and the sums of the M-step that follows."""
-        shares = pair_shares(self.assignment(similarity, rule), rule)
+        shares = competition.shares(self.logits(similarity), log_partition)
         return weighted_moments(self.votes, shares, weights, scatter)
 
-    def assignment(self, similarity: Similarity | None, rule: Rule) -> Tensor:
-        """The assignment probabilities, (B, I, J)."""
-        return logits_assignment(self.logits(similarity), rule)
-
     def log_partition(self, similarity: Similarity | None, orphan: bool) -> Tensor:
-        """The normaliser, (B, I)."""
-        return logits_partition(self.logits(similarity), orphan)
+        """The log-partition over the parents, (B, I)."""
+        return over_parents(self.logits(similarity), orphan)
 
 
 def stored(source: VoteSource) -> NaiveVotes:
@@ -151,7 +115,8 @@ def stored_moments(
     source: VoteSource,
     similarity: Similarity | None,
     weights: Tensor | None,
-    rule: Rule,
+    competition: Competition,
+    log_partition: Tensor | None,
     scatter: bool,
 ) -> Moments:
     """The moments of another backend's votes, from stored ones: for votes that are
@@ -159,6 +124,7 @@ def stored_moments(
     """
     if weights is not None:
         weights = in_windows(weights, source.sites)
-    if rule.log_partition is not None:
-        rule = replace(rule, log_partition=in_windows(rule.log_partition, source.sites))
-    return stored(source).moments(similarity, weights, rule, scatter)
+    if log_partition is not None and log_partition.ndim == 2:
+        log_partition = in_windows(log_partition, source.sites)
+    votes = stored(source)
+    return votes.moments(similarity, weights, competition, log_partition, scatter)

@@ -15,9 +15,11 @@ from torch.compiler import is_compiling
 from torchcaps.numerics import transformed
 from torchcaps.ops.backend import VoteSource
 from torchcaps.ops.chunked import ChunkedVotes
+from torchcaps.ops.competition import Competition
 from torchcaps.ops.derivatives import STORED
 from torchcaps.ops.fused import NativeVotes, TritonVotes, why_not
 from torchcaps.ops.naive import NaiveVotes
+from torchcaps.ops.similarity import Gaussian, Given, Similarity
 
 BACKENDS: dict[str, type[VoteSource]] = {
     "naive": NaiveVotes,
@@ -280,6 +282,42 @@ def _plan(
 
 _kept_plan = lru_cache(maxsize=256)(_plan)
 """Kept for the next votes of the same facts."""
+
+
+def choice_for(
+    plan: Plan,
+    similarity: Similarity | None,
+    competition: Competition,
+    *,
+    scatter: bool,
+    reads: bool,
+) -> Choice:
+    """The backend of a call: that of the plan, or the first other one that can do it.
+
+    Args:
+        plan: the plan for the votes.
+        similarity: what they are compared with.
+        competition: who competes.
+        scatter: whether the second moment is computed too.
+        reads: whether logits or assignments are read; given ones, which take no votes,
+            are read on any backend.
+
+    Raises:
+        ValueError: if none can.
+    """
+    gaussian = scatter or isinstance(similarity, Gaussian)
+    choice = plan.of_gaussians if gaussian else plan.choice
+    trouble = BACKENDS[choice.backend].supports(similarity, competition)
+    if not trouble:
+        return choice
+    fallbacks = plan.others
+    if isinstance(similarity, Given) and not scatter:
+        fallbacks = plan.others_of_given or (("chunked",) if reads else ())
+    for name in fallbacks:
+        if not BACKENDS[name].supports(similarity, competition):
+            return Choice(name, f"{choice.backend} cannot do this call: {trouble}")
+    compared = "uniform logits" if similarity is None else type(similarity).__name__
+    raise ValueError(f"backend {choice.backend!r} cannot do {compared}: {trouble}")
 
 
 def _always(choice: Choice, facts: Facts) -> Plan:

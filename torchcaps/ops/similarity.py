@@ -49,15 +49,6 @@ class Similarity(Fields, ABC):
         tile of some rows and children.
         """
 
-    def sharpened(self, sharpness: float | Tensor) -> "Similarity":
-        """Return the similarity with logits ``sharpness`` times as large: a number, or
-        one for each parent, (J,).
-
-        Raises:
-            ValueError: if there are not as many numbers as parents.
-        """
-        return Adjusted(self, sharpness)
-
 
 @dataclass(frozen=True, eq=False)
 class InnerProduct(Similarity):
@@ -80,10 +71,6 @@ class InnerProduct(Similarity):
     def logits(self, votes: Tensor) -> Tensor:
         """Return the logits (B, I, J) of votes (B, I, J, H)."""
         return torch.einsum("bijh,bjh->bij", votes, self.alpha)
-
-    def sharpened(self, sharpness: float | Tensor) -> "InnerProduct":
-        """Return the same similarity with a longer alpha."""
-        return InnerProduct(self.alpha * _for_each_number(sharpness, self.alpha))
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,11 +117,6 @@ class Gaussian(Similarity):
             self.log_weight[:, None]
             - torch.einsum("bijh,bjh->bij", distance, self.precision) / 2
         )
-
-    def sharpened(self, sharpness: float | Tensor) -> "Gaussian":
-        """Return the same similarity with other precisions and weights."""
-        factor = _for_each_number(sharpness, self.precision)
-        return Gaussian(self.mean, self.precision * factor, self.log_weight * sharpness)
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,45 +167,3 @@ class Given(Similarity):
     def logits(self, votes: Tensor) -> Tensor:
         """Return the logits (B, I, J) of votes (B, I, J, H)."""
         return self.values.expand(votes.shape[:3])
-
-
-@dataclass(frozen=True, eq=False)
-class Adjusted(Similarity):
-    r"""Another similarity :math:`l'`, sharpened and with a prior: :math:`l_{ij} = k_j
-    l'_{ij} + p_{ij}`.
-
-    Args:
-        similarity: :math:`l'`.
-        sharpness: :math:`k`, a number, or (J,).
-        prior: :math:`p`, (I, J) or (B, I, J), or None for 0.
-
-    Example:
-        >>> from torchcaps.ops import Adjusted, InnerProduct
-        >>> votes = torch.randn(2, 6, 3, 4)
-        >>> plain = InnerProduct(torch.randn(2, 3, 4))
-        >>> torch.allclose(Adjusted(plain, 2.0).logits(votes), 2 * plain.logits(votes))
-        True
-    """
-
-    similarity: Similarity
-    sharpness: float | Tensor = axes("", "J", default=1.0)
-    prior: Tensor | None = axes("IJ", "BIJ", default=None)
-
-    def logits(self, votes: Tensor) -> Tensor:
-        """The logits (B, I, J) of votes (B, I, J, H)."""
-        logits = self.similarity.logits(votes) * self.sharpness
-        return logits if self.prior is None else logits + self.prior
-
-
-def _for_each_number(sharpness: float | Tensor, field: Tensor) -> float | Tensor:
-    """The sharpness so that it broadcasts with a field (B, J, H): a number as it is,
-    (J,) as (J, 1).
-    """
-    if not isinstance(sharpness, Tensor) or not sharpness.ndim:
-        return sharpness
-    if sharpness.shape != field.shape[-2:-1]:
-        raise ValueError(
-            f"sharpness must be a number or (J,) = {(*field.shape[-2:-1],)}, got "
-            f"{tuple(sharpness.shape)}"
-        )
-    return sharpness[:, None]

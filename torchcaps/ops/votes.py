@@ -7,7 +7,7 @@ alone, once for each tensor: these become addresses in memory.
 
 import math
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,11 +15,16 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from typing_extensions import Self
 
 from torchcaps.numerics import as_variables, compute_dtype, full_precision
-from torchcaps.ops.backend import SOFTMAX, Moments, Rule, VoteSource
+from torchcaps.ops.backend import Moments, VoteSource
 from torchcaps.ops.chunked import any_similarity
 from torchcaps.ops.chunked.tiles import tile_numbers
-from torchcaps.ops.closed_forms import offset_moments
-from torchcaps.ops.competition import OVER_PARENTS, Normaliser, OverChildren
+from torchcaps.ops.closed_forms import fixed_sum
+from torchcaps.ops.competition import (
+    PARENTS,
+    Competition,
+    GridWide,
+    OverChildren,
+)
 from torchcaps.ops.fields import FieldsType, check_numbers
 from torchcaps.ops.naive import NaiveVotes, dense_votes, gram
 from torchcaps.ops.plan import (
@@ -27,30 +32,15 @@ from torchcaps.ops.plan import (
     Choice,
     Facts,
     Plan,
+    choice_for,
     forced_backend,
     known_backend,
     left_open,
     only_stored,
     plan,
 )
-from torchcaps.ops.similarity import Gaussian, Given, InnerProduct, Similarity
+from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
 from torchcaps.ops.windows import in_windows
-
-
-class Step(NamedTuple):
-    """One E-step, ready to be made.
-
-    Args:
-        choice: the backend, and why.
-        source: the votes on that backend.
-        similarity: adjusted by the normaliser; its tensors fit the votes.
-        rule: likewise.
-    """
-
-    choice: Choice
-    source: VoteSource
-    similarity: Similarity | None
-    rule: Rule
 
 
 class Votes:
@@ -62,7 +52,7 @@ class Votes:
             capsules.
         transforms: ``W``, (I, J, P, D), or (1, J, P, D) when all children share them.
         coordinates: added to each vote of a child, (I, H) with H = M * D, or None.
-        normaliser: which parents compete for a child.
+        competition: who competes for a child; by default all parents of these votes.
         backend: one of :data:`BACKENDS`, ``"auto"``, or None to let
             :func:`choose_backend` decide.
         sites: int32 (W, I): the children of each of W windows, as indices into the G
@@ -79,7 +69,8 @@ class Votes:
         dtype: the dtype that is computed in, float32 at least.
 
     Raises:
-        TypeError: if something is no tensor, or the normaliser no :class:`Normaliser`.
+        TypeError: if something is no tensor, or the competition no
+            :class:`~torchcaps.ops.Competition`.
         ValueError: if a shape, dtype or device does not fit, a tensor is complex, or a
             site lies outside the children.
 
@@ -104,10 +95,10 @@ class Votes:
         "_versions",
         "backend",
         "children",
+        "competition",
         "coordinates",
         "dtype",
         "mask",
-        "normaliser",
         "poses",
         "shape",
         "sites",
@@ -124,13 +115,11 @@ class Votes:
         children: Tensor,
         transforms: Tensor,
         coordinates: Tensor | None = None,
-        normaliser: Normaliser | None = None,
+        competition: Competition = PARENTS,
         backend: str | None = None,
         sites: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> None:
-        if normaliser is not None:
-            check_normaliser(normaliser)
         self.children, self.shape = check_votes(
             children, transforms, coordinates, sites, mask
         )
@@ -140,11 +129,11 @@ class Votes:
         self.poses = self.children
         self.transforms = transforms
         self.coordinates = coordinates
-        self.normaliser = normaliser or OVER_PARENTS
         self.backend = backend
         self.sites = sites
         self.mask = mask
         self.dtype = compute_dtype(self.children, transforms)
+        self.competition = self._fitting_competition(competition)
         self._plan: Plan | None = None
         self._sources: dict[tuple[str, bool], VoteSource] = {}
         self._versions: tuple[int, int] | None = None
@@ -159,7 +148,9 @@ class Votes:
 
     @property
     def source(self) -> VoteSource:
-        """Return the votes on the chosen backend, whatever the similarity and the rule."""
+        """Return the votes on the chosen backend, whatever the similarity and the
+        competition.
+        """
         return self.source_on(self.plan.choice.backend)
 
     @property
@@ -222,143 +213,105 @@ class Votes:
         """Return the backend of ``moments(similarity)`` and the reason:
         :func:`~torchcaps.ops.choose_backend`.
         """
-        if self._offset_apart(similarity) is not None:
-            return self.restricted(offset=None).choose(similarity)
-        with full_precision(self.children):
-            return self._step(similarity).choice
+        return choice_for(
+            self.plan, similarity, self.competition, scatter=False, reads=False
+        )
 
-    def restricted(self, **changes: Any) -> "Votes":
-        """Return the same votes under the normaliser with these arguments changed:
+    def restricted(self, **changes: Any) -> Self:
+        """Return the same votes with these arguments of the competition changed:
         ``restricted(orphan=True)``.
 
         The votes themselves are not formed again.
 
         Raises:
-            TypeError: if a name is not an argument of the normaliser.
+            TypeError: if a name is not an argument of the competition.
         """
-        return self.under(replace(self.normaliser, **changes))
+        return self.under(replace(self.competition, **changes))
 
-    def under(self, normaliser: Normaliser) -> "Votes":
-        """Return the same votes under another normaliser; they are not formed again. A
-        `TypeError` if it is none.
+    def under(self, competition: Competition) -> Self:
+        """Return the same votes under another competition; they are not formed again.
+
+        Raises:
+            TypeError: if it is not a :class:`~torchcaps.ops.Competition`.
+            ValueError: if it replaces the softmax of parents that compete over several
+                windows, which it would leave out.
         """
-        check_normaliser(normaliser)
+        competition = self._fitting_competition(competition)
+        wide = isinstance(self.competition, GridWide)
+        if wide and competition.replaces_softmax:
+            raise ValueError(
+                f"{type(competition).__name__} is of one window only: use "
+                "competition='window'"
+            )
         _ = self.plan  # made before the copy, so that both share it
-        return self._copied_under(normaliser)
+        # As ``copy`` does, which torch.compile traces from PyTorch 2.12 on only.
+        votes = object.__new__(type(self))
+        for name in self.fields:
+            setattr(votes, name, getattr(self, name))
+        votes.competition = competition
+        return votes
 
-    def over_children(self) -> "Votes":
+    def over_children(self) -> Self:
         """Return the same votes with children that compete for each parent:
         :class:`~torchcaps.ops.OverChildren`.
         """
-        return self.under(
-            OverChildren(present=None if self.mask is None else self.gather(self.mask))
-        )
+        present = None if self.mask is None else self.gather(self.mask)
+        return self.under(OverChildren(present=present))
 
-    def _copied_under(self, normaliser: Normaliser) -> Self:
-        votes = object.__new__(
-            type(self)
-        )  # what ``copy`` does, which torch.compile traces from PyTorch 2.12 on only
-        for name in self.fields:
-            setattr(votes, name, getattr(self, name))
-        votes.normaliser = normaliser
-        return votes
+    def _fitting_competition(self, competition: Competition) -> Competition:
+        """The competition, with tensors that fit the votes."""
+        if competition is PARENTS:
+            return competition
+        if not isinstance(competition, Competition):
+            raise TypeError(
+                f"competition must be a torchcaps.ops.Competition, got {competition!r}"
+            )
+        # With gradients even in a context without: the votes may be used outside of it.
+        with as_variables():
+            return self.fitting(competition)
 
-    def _step(
-        self,
-        similarity: Similarity | None,
-        scatter: bool = False,
-        *,
-        reads: bool = False,
-    ) -> Step:
-        """One E-step: its backend, its similarity and its rule; in full precision.
-
-        Args:
-            similarity: as it came.
-            scatter: whether the step computes the second moment too.
-            reads: whether logits or assignments are read; given ones, which take no
-                votes, are read on any backend.
+    def _checked(self, similarity: Similarity | None) -> Similarity | None:
+        """The similarity, whose tensors fit the votes.
 
         Raises:
-            TypeError: if the similarity is none.
-            ValueError: if a tensor does not fit the votes, or a backend that was asked
-                for by name cannot do it.
+            TypeError: if it is none.
+            ValueError: if a tensor does not fit.
         """
-        if similarity is not None and not isinstance(similarity, Similarity):
+        if similarity is None:
+            return None
+        if not isinstance(similarity, Similarity):
             raise TypeError(
                 "similarity must be None or a torchcaps.ops.Similarity, got "
                 f"{type(similarity).__name__}: derive it from that class, declare the "
                 "axes of its tensors and give it a method logits(votes)"
             )
-        normaliser = self.normaliser
-        if normaliser is not OVER_PARENTS:  # which changes nothing
-            similarity = normaliser.adjusted(similarity)
-        if similarity is not None:
-            similarity = self.fitting(similarity)
-        choice = self._choice(similarity, SOFTMAX, scatter, reads)
-        source = self.source_on(choice.backend)
-        step = Step(choice, source, similarity, SOFTMAX)
-        if normaliser is OVER_PARENTS:
-            return step
-        rule = normaliser.rule(source, similarity)
-        if rule.special:
-            choice = self._choice(similarity, rule, scatter, reads)
-            step = step._replace(choice=choice, source=self.source_on(choice.backend))
-        return self._under_rule(step, rule, source)
+        return self.fitting(similarity)
 
-    def _under_rule(
-        self,
-        step: Step,
-        rule: Rule,
-        source: VoteSource,
-    ) -> Step:
-        """The step under a rule whose tensors fit the votes; ``source`` is where the
-        normaliser found them.
-        """
-        similarity = step.similarity
-        partition = rule.log_partition
-        if (
-            rule.scale is not None
-            or rule.offset is not None
-            or rule.mapping is not None
-        ):
-            rule = self.fitting(replace(rule, log_partition=None))
-        if partition is None:
-            return step._replace(rule=rule)
-        check_field("log_partition", partition, self.children, self.parents)
-        rule = replace(rule, log_partition=self.by_child(step.source, partition))
-        if similarity is not None and partition.ndim == 3:
-            # Logits of another backend than the normaliser's, or of another order of
-            # sums, differ by rounding, which their exponential magnifies.
-            similarity = Given(source.logits(similarity))
-        return step._replace(similarity=similarity, rule=rule)
-
-    def _choice(
+    def _source_for(
         self,
         similarity: Similarity | None,
-        rule: Rule,
-        scatter: bool,
-        reads: bool,
-    ) -> Choice:
-        """The backend of the plan for a call, or the first other one that can do this
-        similarity under this rule.
+        *,
+        scatter: bool = False,
+        reads: bool = False,
+    ) -> VoteSource:
+        """The votes on the backend that makes such a call."""
+        choice = choice_for(
+            self.plan, similarity, self.competition, scatter=scatter, reads=reads
+        )
+        return self.source_on(choice.backend)
 
-        Raises:
-            ValueError: if none can.
+    def _log_partition(
+        self, source: VoteSource, similarity: Similarity | None
+    ) -> Tensor | None:
+        """The log-partition of the competition, (N, G) or (B, 1, J), if it has one.
+
+        It comes from the backend that makes the step: exp(l - Z) magnifies what the
+        logits of two backends differ by.
         """
-        plan = self.plan
-        gaussian = scatter or isinstance(similarity, Gaussian)
-        choice = plan.of_gaussians if gaussian else plan.choice
-        trouble = BACKENDS[choice.backend].supports(similarity, rule)
-        if not trouble:
-            return choice
-        fallbacks = plan.others
-        if isinstance(similarity, Given) and not scatter:
-            fallbacks = plan.others_of_given or (("chunked",) if reads else ())
-        for name in fallbacks:
-            if not BACKENDS[name].supports(similarity, rule):
-                return Choice(name, f"{choice.backend} cannot do this call: {trouble}")
-        compared = "uniform logits" if similarity is None else type(similarity).__name__
-        raise ValueError(f"backend {choice.backend!r} cannot do {compared}: {trouble}")
+        log_partition = self.competition.log_partition(source, similarity)
+        if log_partition is not None and log_partition.ndim != 3:
+            check_field("log_partition", log_partition, self.children)
+        return log_partition
 
     def with_bias(self, bias: Tensor) -> "Votes":
         """Return the votes ``V_ij + b_ij`` with a bias for each pair, (I, J, H), or (1,
@@ -390,7 +343,7 @@ class Votes:
             children,
             transforms,
             self.coordinates,
-            self.normaliser,
+            self.competition,
             self.backend,
             self.sites,
             self.mask,
@@ -421,47 +374,50 @@ class Votes:
             ValueError: if its tensors, or the weights, do not fit the votes, or a
                 backend that was asked for by name cannot do it.
         """
-        if scatter or self.normaliser.offset is None:
-            offset = None
-        else:
-            offset = self._offset_apart(similarity)
-        if offset is not None:
-            return self._with_offset(
-                self.restricted(offset=None).moments(similarity, weights),
-                weights,
-                offset,
-            )
         with full_precision(self.children):
-            _, source, similarity, rule = self._step(similarity, scatter)
+            similarity = self._checked(similarity)
+            source = self._source_for(similarity, scatter=scatter)
+            log_partition = self._log_partition(source, similarity)
+            if log_partition is not None and log_partition.ndim != 3:
+                log_partition = self.by_child(source, log_partition)
             if weights is not None:
                 check_field("weights", weights, self.children)
             if self.mask is not None:
                 weights = self.present(weights)
-            if weights is not None and not (
-                weights.dtype == self.dtype and source.indexed
-            ):
+            if weights is not None:
                 weights = self.by_child(source, weights)
-            return source.moments(similarity, weights, rule, scatter)
+            return source.moments(
+                similarity, weights, self.competition, log_partition, scatter
+            )
 
-    def total(self) -> Tensor:
-        """Return the sum of the votes of all children for each parent, unweighted, (B,
-        J, H), whatever the normaliser.
-        """
-        return self.under(Normaliser()).moments().sum * self.parents
+    def total(self, shares: Tensor | None = None) -> Tensor:
+        """Return the sum of the votes of all children for each parent, (B, J, H),
+        whatever the competition: ``sum_i o_ij V_ij``.
 
-    def _offset_apart(self, similarity: Similarity | None) -> Tensor | None:
-        """The normaliser's offset, if it is (I, J) and can be added to the sums
-        afterwards; else None.
+        Args:
+            shares: o, (I, J), the same in all rows; None for ones.
+
+        Raises:
+            ValueError: if the shares do not fit the votes.
         """
-        offset = self.normaliser.offset
-        if (
-            similarity is None
-            or offset is None
-            or offset.ndim != 2
-            or type(self.source) is NaiveVotes
-        ):
-            return None
-        return offset
+        if shares is None:
+            return self.under(PARENTS).moments().sum * self.parents
+        if shares.shape != self.shape[1:3]:
+            raise ValueError(
+                f"shares must be (I, J) = {self.shape[1:3]}, got {tuple(shares.shape)}"
+            )
+        with full_precision(self.children):
+            weights = self.present(None)
+            if weights is not None:
+                weights = self.gather(weights.to(self.dtype))
+            source = self.source
+            return fixed_sum(
+                in_windows(source.children, source.sites),
+                source.transforms,
+                source.coordinates,
+                weights,
+                shares.to(self.dtype),
+            )
 
     def gram(self, weights: Tensor | None = None) -> Tensor:
         """Return the second moments of the votes for each parent about 0, ``sum_i a_i
@@ -476,7 +432,7 @@ class Votes:
         if weights is not None:
             check_field("weights", weights, self.children)
         with full_precision(self.children):
-            source = self.under(OVER_PARENTS)._step(None).source
+            source = self.source
             weights = self.present(weights)
             if weights is not None:
                 weights = self.gather(weights.to(self.dtype))
@@ -486,54 +442,33 @@ class Votes:
                 return gram(self.dense(), weights)
             children = in_windows(source.children, source.sites)
             tile = any_similarity.Tile(
-                None, SOFTMAX, children, source.transforms, source.coordinates, weights
+                None, PARENTS, children, source.transforms, source.coordinates, weights
             )
             return any_similarity.gram(tile, tile_numbers(children.device))
-
-    def _with_offset(
-        self,
-        moments: Moments,
-        weights: Tensor | None,
-        offset: Tensor,
-    ) -> Moments:
-        """The moments plus what an offset of each pair, (I, J), adds to them, found
-        without forming votes.
-        """
-        with full_precision(self.children):
-            source = self.source
-            weights = self.present(weights)
-            (offset,) = self.fitting(Rule(offset=offset)).tensors
-            if weights is not None:
-                weights = self.gather(weights.to(self.dtype))
-            children = in_windows(source.children, source.sites)
-            plus = offset_moments(
-                children, source.transforms, source.coordinates, weights, offset
-            )
-            return Moments(moments.mass + plus.mass, moments.sum + plus.sum, None)
 
     def assignment(self, similarity: Similarity | None = None) -> Tensor:
         """Return the assignment probabilities (coupling coefficients) ``R_ij``, (B, I,
         J); 0 for absent children.
-
-        The normaliser's ``scale`` and ``offset``, which act after the softmax, are left
-        out.
 
         Raises:
             RuntimeError: if children or transforms were changed in place since the
                 votes were made, as by a step of an optimizer, and the votes are not
                 stored.
         """
-        if self.normaliser.scale is not None or self.normaliser.offset is not None:
-            return self.restricted(scale=None, offset=None).assignment(similarity)
         with full_precision(self.children):
-            _, source, similarity, rule = self._step(similarity, reads=True)
+            similarity = self._checked(similarity)
+            source = self._source_for(similarity, reads=True)
             if self._changed() and not isinstance(source, NaiveVotes):
                 raise RuntimeError(
                     "children or transforms were changed in place since they voted: "
                     "read the assignment before they "
                     "change, as before a step of the optimizer"
                 )
-            assignment = source.assignment(similarity, rule)
+            log_partition = self._log_partition(source, similarity)
+            if log_partition is not None and log_partition.ndim != 3:
+                log_partition = self.gather(log_partition)
+            logits = source.logits(similarity)
+            assignment = self.competition.shares(logits, log_partition)
             if self.mask is None:
                 return assignment
             return assignment * self.gather(self.mask)[..., None]
@@ -549,8 +484,8 @@ class Votes:
     def logits(self, similarity: Similarity | None = None) -> Tensor:
         """Return the logits ``l_ij`` that the parents compete with, (B, I, J)."""
         with full_precision(self.children):
-            votes = self.restricted(mapping=None)
-            _, source, similarity, _ = votes._step(similarity, reads=True)
+            similarity = self._checked(similarity)
+            source = self.under(PARENTS)._source_for(similarity, reads=True)
             return source.logits(similarity)
 
     def dense(self) -> Tensor:
@@ -589,7 +524,7 @@ class Votes:
         return in_windows(field, self.sites)
 
     def fitting(self, fields: FieldsType) -> FieldsType:
-        """Return a similarity or rule whose tensors fit the votes, in the dtype of the
+        """Return a similarity or competition whose tensors fit the votes, in the dtype of the
         votes.
         """
         B, _, J, H = self.shape
@@ -619,16 +554,9 @@ class Votes:
         """A number for each child, (N, G), as the backend takes it: (N, G) if it is
         ``indexed``, else (B, I).
         """
-        field = field.to(self.dtype)
+        if field.dtype != self.dtype:
+            field = field.to(self.dtype)
         return field if source.indexed else self.gather(field)
-
-
-def check_normaliser(normaliser: Any) -> None:
-    """Checks that something is a normaliser; a `TypeError` if not."""
-    if not isinstance(normaliser, Normaliser):
-        raise TypeError(
-            f"normaliser must be a torchcaps.ops.Normaliser, got {normaliser!r}"
-        )
 
 
 def check_votes(
@@ -703,10 +631,8 @@ def check_field(
     name: str,
     field: Tensor,
     children: Tensor,
-    parents: int | None = None,
 ) -> None:
-    """Checks that a field has a number for each child, (N, G), or, if ``parents`` are
-    given, for each pair.
+    """Checks that a field has a number for each child, (N, G).
 
     Raises:
         TypeError: if it is no tensor.
@@ -715,11 +641,9 @@ def check_field(
     if not isinstance(field, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(field).__name__}")
     sites = children.shape[:2]
-    if field.shape != sites and (parents is None or field.shape != (*sites, parents)):
-        pairs = "" if parents is None else f" or (N, G, J) = {(*sites, parents)}"
+    if field.shape != sites:
         raise ValueError(
-            f"{name} must be (N, G) = {tuple(sites)}{pairs}, got shape "
-            f"{tuple(field.shape)}"
+            f"{name} must be (N, G) = {tuple(sites)}, got shape {tuple(field.shape)}"
         )
     if field.is_complex() or field.device != children.device:
         check_numbers(name, field, children.device)
@@ -780,7 +704,7 @@ def choose_backend(votes: Votes, similarity: Similarity | None = None) -> Choice
        also those of vector capsules for Gaussians in at most 3 rows, if they are 2^15
        to 2^20 numbers;
     4. the fused kernels of the device, ``native`` or ``triton``, if they can run there
-       and know the similarity and the rule;
+       and know the similarity and the competition;
     5. plain PyTorch: ``chunked``, tile by tile; or ``naive`` for at most 8192 numbers,
        and where an exported program leaves a size open, since it cannot hold a loop
        over tiles.

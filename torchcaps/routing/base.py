@@ -49,7 +49,7 @@ class Routed(NamedTuple):
     Args:
         pose: the parents' poses, flattened, (B, J, H).
         activation: the parents' activations, (B, J).
-        votes: the votes with the normaliser that the algorithm used.
+        votes: the votes with the competition that the algorithm used.
         similarity: what the last assignment was made with; None where it was uniform.
         logit: what the activation is the sigmoid of, (B, J), for activations that round
             to 0 or 1; None where the activation is no sigmoid.

@@ -80,6 +80,6 @@ class DegreeCentralityRouting(Routing):
             present = votes.gather(votes.mask)[..., None]
             logits = logits.masked_fill(~present, torch.finfo(logits.dtype).min)
         similarity = Given(logits.log_softmax(1))
-        votes = votes.restricted(mapping=Exponential())
+        votes = votes.under(Exponential())
         pose = squash(votes.moments(similarity).sum, self.squash)
         return Routed(pose, length(pose), votes, similarity)

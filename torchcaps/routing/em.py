@@ -17,9 +17,9 @@ from torchcaps.numerics import (
     Positive,
     Share,
     check_choice,
+    infinite_if_negligible,
 )
 from torchcaps.ops import Gaussian, Gaussians, Votes
-from torchcaps.ops.backend import mean_of, variance_of
 from torchcaps.routing.base import (
     Gradient,
     LayerShape,
@@ -222,8 +222,11 @@ class EMRouting(AgreementRouting):
                 # The E-step, uniform at first, and the sums of the M-step.
                 moments = votes.moments(similarity, activation, scatter=True)
                 # The M-step.
-                mass, variance = moments.mass, variance_of(moments)
-                mean, variance = self._smoothed(mean_of(moments), variance, mean)
+                mass, total, scatter = moments
+                divisor = infinite_if_negligible(mass)[..., None]
+                mean, variance = self._smoothed(
+                    total / divisor, scatter / divisor, mean
+                )
                 gaussians = Gaussians.of(mean, variance + self.variance_floor)
                 if self.mass_scale is not None:
                     # In this order: the quotient of two integers would be float32.

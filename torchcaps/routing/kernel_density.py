@@ -280,7 +280,7 @@ class FastKernelDensityRouting(Routing):
         weight them.
         """
         uniform = votes
-        votes = votes.restricted(mapping=Direct())
+        votes = votes.under(Direct())
         shares: MeanShiftShares | KernelMixtureShares | None = None
         centres: list[Tensor] = []
         steps = check_steps(self.steps)

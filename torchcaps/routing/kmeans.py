@@ -94,7 +94,7 @@ def _straight_through(
 
 
 def _read(votes: Votes, similarity: Similarity | None, assignment: Assignment) -> Votes:
-    """The votes under the normaliser of the last step: the first step is soft."""
+    """The votes under the competition of the last step: the first step is soft."""
     if assignment == "soft" or similarity is None:
         return votes
     return votes.restricted(hard=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.numerics import Finite, positive, resolution
-from torchcaps.ops import AssignmentMap, Votes
+from torchcaps.ops import Competition, Votes
 from torchcaps.routing.base import Routed, Routing, Steps, register_routing
 from torchcaps.routing.dynamic import dynamic_routing
 from torchcaps.spec import settings
@@ -16,7 +16,7 @@ from torchcaps.squashing import SquashKind
 
 
 @dataclass(frozen=True)
-class MaxMin(AssignmentMap):
+class MaxMin(Competition):
     r"""Each child's logits, scaled linearly to the range between a lower and an upper
     bound.
 
@@ -33,14 +33,14 @@ class MaxMin(AssignmentMap):
         upper: u, of the most similar one.
 
     Example:
-        >>> tc.routing.MaxMin().assignment(torch.tensor([[[3.0, 1.0, -1.0]]]))
+        >>> tc.routing.MaxMin().shares(torch.tensor([[[3.0, 1.0, -1.0]]]))
         tensor([[[1.0000, 0.5000, 0.0000]]])
     """
 
     lower: float = 0.0
     upper: float = 1.0
 
-    def assignment(self, logits: Tensor) -> Tensor:
+    def shares(self, logits: Tensor, log_partition: Tensor | None = None) -> Tensor:
         """The assignments (B, I, J) of logits (B, I, J)."""
         least = logits.amin(-1, keepdim=True)
         most = logits.amax(-1, keepdim=True)
@@ -86,5 +86,5 @@ class MaxMinRouting(Routing):
         """Route the votes; the child activations are the lengths of their poses
         already, and are not used again.
         """
-        votes = votes.restricted(mapping=MaxMin(self.lower, self.upper))
+        votes = votes.under(MaxMin(self.lower, self.upper))
         return dynamic_routing(votes, steps=self.steps, squash_kind=self.squash)

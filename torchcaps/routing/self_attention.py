@@ -73,9 +73,10 @@ class SelfAttentionRouting(Routing):
         already, and are not used again.
         """
         _, I, J, H = votes.shape
+        similarity = InnerProduct(votes.total() / math.sqrt(H))
+        total = votes.moments(similarity).sum
         if self.offset is not None:
             check_parents(self, self.offset, votes, axis=1)
-            votes = votes.restricted(offset=self.offset.expand(I, J))
-        similarity = InnerProduct(votes.total() / math.sqrt(H))
-        pose = squash(votes.moments(similarity).sum, self.squash)
+            total = total + votes.total(self.offset.expand(I, J))
+        pose = squash(total, self.squash)
         return Routed(pose, length(pose), votes, similarity)

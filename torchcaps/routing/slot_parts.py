@@ -188,7 +188,7 @@ def projected_votes(
     projected = Votes(
         children,
         transform.expand(1, votes.parents, -1, -1),
-        normaliser=votes.normaliser,
+        competition=votes.competition,
         backend=votes.backend,
         sites=votes.sites,
         mask=votes.mask,

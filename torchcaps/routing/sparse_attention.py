@@ -6,14 +6,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchcaps.ops import AssignmentMap, InnerProduct, Votes
+from torchcaps.ops import Competition, InnerProduct, Votes
 from torchcaps.routing.base import Routed, Routing, register_routing
 from torchcaps.spec import settings
 from torchcaps.squashing import SquashKind, length, squash
 
 
 @dataclass(frozen=True)
-class Entmax(AssignmentMap):
+class Entmax(Competition):
     r"""Entmax with :math:`\alpha = 1.5`: a softmax that gives exactly 0 to what is far
     from the best.
 
@@ -28,13 +28,13 @@ class Entmax(AssignmentMap):
 
     Example:
         >>> entmax = tc.routing.Entmax()
-        >>> entmax.assignment(
+        >>> entmax.shares(
         ...     torch.tensor([[[2.0, 1.0, -1.0]]])
         ... )  # what fits badly gets nothing at all
         tensor([[[0.8307, 0.1693, 0.0000]]])
     """
 
-    def assignment(self, logits: Tensor) -> Tensor:
+    def shares(self, logits: Tensor, log_partition: Tensor | None = None) -> Tensor:
         """The assignments (B, I, J) of logits (B, I, J)."""
         half = (logits - logits.detach().amax(-1, keepdim=True)) / 2
         largest = half.sort(-1, descending=True).values
@@ -101,6 +101,6 @@ class SparseAttentionRouting(Routing):
         already, and are not used again.
         """
         similarity = InnerProduct(votes.total() / math.sqrt(votes.shape[-1]))
-        votes = votes.restricted(mapping=Entmax())
+        votes = votes.under(Entmax())
         pose = squash(votes.moments(similarity).sum, self.squash)
         return Routed(pose, length(pose), votes, similarity)

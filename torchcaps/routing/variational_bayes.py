@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from torchcaps.ops import Gaussian, Moments, Normaliser, Votes
+from torchcaps.ops import PARENTS, Gaussian, Moments, Votes
 from torchcaps.ops.backend import mean_of
 from torchcaps.routing.base import (
     BatchStandard,
@@ -90,7 +90,7 @@ class VariationalBayesRouting(Routing):
         similarity: Gaussian | None = None
         for _ in range(check_steps(self.steps)):
             # The first assignment is 1 / J, whatever competes afterwards.
-            of_step = votes.under(Normaliser()) if similarity is None else votes
+            of_step = votes.under(PARENTS) if similarity is None else votes
             moments = of_step.moments(similarity, activation, scatter=True)
             parents = _Posterior(moments)
             last = similarity
@@ -102,7 +102,7 @@ class VariationalBayesRouting(Routing):
             logit = self.activation_norm(logit)
         if self.pose_norm is not None:
             pose = self.pose_norm(pose)
-        assigned = votes.under(Normaliser()) if last is None else votes
+        assigned = votes.under(PARENTS) if last is None else votes
         return Routed(pose, logit.sigmoid(), assigned, last, logit)
 
 

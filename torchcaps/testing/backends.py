@@ -3,16 +3,17 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchcaps.ops import (
-    AssignmentMap,
+    Competition,
     Gaussian,
     Given,
     InnerProduct,
-    Rule,
+    OverChildren,
     Similarity,
     VoteSource,
     axes,
@@ -39,14 +40,14 @@ class Cauchy(Similarity):
 
 
 @dataclass(frozen=True)
-class Doubtful(AssignmentMap):
-    """An assignment map that no kernel knows: a softmax times a factor for each parent,
+class Doubtful(Competition):
+    """A competition that no kernel knows: a softmax times a factor for each parent,
     (J,).
     """
 
     belief: Tensor = axes("J")
 
-    def assignment(self, logits: Tensor) -> Tensor:
+    def shares(self, logits: Tensor, log_partition: Tensor | None = None) -> Tensor:
         """The assignments (B, I, J) of logits (B, I, J)."""
         return logits.softmax(-1) * self.belief
 
@@ -85,7 +86,7 @@ class Problem:
             "coordinates": (I, H),
             "weights": (N, G),
             "log_partition": (N, G),
-            "pair_partition": (B, I, J),
+            "parent_partition": (B, 1, J),
             "parents": (B, J, H),
             "precision": (B, J, H),
             "log_weight": (B, J),
@@ -158,20 +159,31 @@ SIMILARITIES: dict[str, Callable[[Tensors], Similarity | None]] = {
     ),
 }
 
-RULES: dict[str, Callable[[Tensors], Rule]] = {
-    "a softmax": lambda t: Rule(),
-    "a softmax with an orphan": lambda t: Rule(orphan=True),
-    "hard assignments": lambda t: Rule(hard=True),
-    "hard assignments beside an orphan": lambda t: Rule(orphan=True, hard=True),
-    "a given normaliser": lambda t: Rule(log_partition=t["log_partition"] + 2),
-    "a normaliser for each pair": lambda t: Rule(log_partition=t["pair_partition"] + 2),
-    "weights of pairs": lambda t: Rule(
-        scale=t["pairs"].square(), offset=t["row_pairs"].square()
+
+class Competing(NamedTuple):
+    """Who competes in a call: a competition, and what its log-partition gave."""
+
+    competition: Competition
+    log_partition: Tensor | None = None
+
+
+COMPETITIONS: dict[str, Callable[[Tensors], Competing]] = {
+    "a softmax": lambda t: Competing(Competition()),
+    "a softmax with an orphan": lambda t: Competing(Competition(orphan=True)),
+    "hard assignments": lambda t: Competing(Competition(hard=True)),
+    "hard assignments beside an orphan": lambda t: Competing(
+        Competition(orphan=True, hard=True)
     ),
-    "weights of pairs with an orphan": lambda t: Rule(
-        orphan=True, offset=t["pairs"].square()
+    "a given log-partition": lambda t: Competing(Competition(), t["log_partition"] + 2),
+    "a given log-partition with an orphan": lambda t: Competing(
+        Competition(orphan=True), t["log_partition"] + 2
     ),
-    "an assignment map": lambda t: Rule(mapping=Doubtful(t["by_parent"].square())),
+    "a competition of one's own": lambda t: Competing(
+        Doubtful(t["by_parent"].square())
+    ),
+    "children that compete": lambda t: Competing(
+        OverChildren(), t["parent_partition"] + 2
+    ),
 }
 
 
@@ -185,8 +197,8 @@ def check_backend(
     """Assert that a backend agrees with ``naive``, forward and backward, in everything
     that it supports.
 
-    Compared are moments with and without the scatter, assignments and normalisers, for
-    all similarities and rules, odd sizes, shared transforms, coordinates, weights and
+    Compared are moments with and without the scatter, logits and log-partitions, for
+    all similarities and competitions, odd sizes, shared transforms, coordinates, weights and
     windows; empty axes; and with a softmax also a child whose pose is NaN.
 
     Args:
@@ -197,7 +209,7 @@ def check_backend(
             float64, 1e-3 in float32.
 
     Returns:
-        How many pairs of a similarity and a rule were compared, at most 63 for each of
+        How many pairs of a similarity and a competition were compared, at most 56 for each of
         six shapes.
 
     Raises:
@@ -208,10 +220,12 @@ def check_backend(
     for problem in PROBLEMS:
         reference = problem.tensors(torch.float64, torch.device("cpu"))
         tensors = problem.tensors(dtype, torch.device(device))
-        for (name, similarity), (manner, rule) in product(
-            SIMILARITIES.items(), RULES.items()
+        for (name, similarity), (manner, competing) in product(
+            SIMILARITIES.items(), COMPETITIONS.items()
         ):
-            trouble = backend.supports(similarity(tensors), rule(tensors))
+            trouble = backend.supports(
+                similarity(tensors), competing(tensors).competition
+            )
             if not isinstance(trouble, str):
                 raise AssertionError(
                     f"{backend.__name__}.supports must return a str, got {trouble!r}"
@@ -221,14 +235,14 @@ def check_backend(
             compared += 1
             try:
                 actual = _results(
-                    backend, problem, tensors, similarity(tensors), rule(tensors)
+                    backend, problem, tensors, similarity(tensors), competing(tensors)
                 )
                 expected = _results(
                     NaiveVotes,
                     problem,
                     reference,
                     similarity(reference),
-                    rule(reference),
+                    competing(reference),
                 )
                 assert_same(actual, expected, allowed)
             except AssertionError as error:
@@ -245,7 +259,7 @@ def check_backend(
     return compared
 
 
-EDGE_RULES = ("a softmax", "hard assignments", "a given normaliser")
+EDGES = ("a softmax", "hard assignments", "a given log-partition")
 """Under which empty axes are checked."""
 
 
@@ -257,23 +271,23 @@ def _check_edges(
     """
     hurt = PROBLEMS[0]
     for (name, similarity), manner, problem in product(
-        SIMILARITIES.items(), EDGE_RULES, (hurt, *EMPTY)
+        SIMILARITIES.items(), EDGES, (hurt, *EMPTY)
     ):
         tensors = problem.tensors(dtype, device)
         compared = similarity(tensors)
-        rule = RULES[manner](tensors)
-        if backend.supports(compared, rule) or (
+        competing = COMPETITIONS[manner](tensors)
+        if backend.supports(compared, competing.competition) or (
             problem is hurt and manner != "a softmax"
         ):
             continue
-        if rule.hard and not problem.parents:
+        if competing.competition.hard and not problem.parents:
             continue  # there is none to take all of the child
         try:
             if problem is hurt:
-                _expect_nan(backend, tensors, compared, rule)
+                _expect_nan(backend, tensors, compared, competing)
             else:
-                actual = _results(backend, problem, tensors, compared, rule)
-                expected = _results(NaiveVotes, problem, tensors, compared, rule)
+                actual = _results(backend, problem, tensors, compared, competing)
+                expected = _results(NaiveVotes, problem, tensors, compared, competing)
                 finite = [
                     field
                     for field, tensor in expected.items()
@@ -295,13 +309,13 @@ def _expect_nan(
     backend: type[VoteSource],
     tensors: Tensors,
     similarity: Similarity | None,
-    rule: Rule,
+    competing: Competing,
 ) -> None:
     with torch.no_grad():
         tensors["children"][0, 0] = torch.nan
-    actual = _outputs(backend, PROBLEMS[0], tensors, similarity, rule)
+    actual = _outputs(backend, PROBLEMS[0], tensors, similarity, competing)
     for name, tensor in _outputs(
-        NaiveVotes, PROBLEMS[0], tensors, similarity, rule
+        NaiveVotes, PROBLEMS[0], tensors, similarity, competing
     ).items():
         hidden = int((tensor.isnan() & ~actual[name].isnan()).sum())
         if hidden:
@@ -315,13 +329,13 @@ def _results(
     problem: Problem,
     tensors: Tensors,
     similarity: Similarity | None,
-    rule: Rule,
+    competing: Competing,
 ) -> dict[str, Tensor]:
     """All results of a backend for a call, and the gradients of all inputs, on the
     CPU.
     """
     return _with_gradients(
-        _outputs(backend, problem, tensors, similarity, rule), tensors
+        _outputs(backend, problem, tensors, similarity, competing), tensors
     )
 
 
@@ -348,18 +362,20 @@ def _outputs(
     problem: Problem,
     tensors: Tensors,
     similarity: Similarity | None,
-    rule: Rule,
+    competing: Competing,
 ) -> dict[str, Tensor]:
-    """Moments with and without the scatter, assignments, and normalisers."""
+    """Moments with and without the scatter, logits, and log-partitions."""
     sites = problem.sites(tensors["children"].device)
     weights = tensors["weights"] if problem.weights else None
+    competition, log_partition = competing
     if not backend.indexed:
         weights = None if weights is None else in_windows(weights, sites)
-        if rule.log_partition is not None and rule.log_partition.ndim == 2:
-            rule = Rule(log_partition=in_windows(rule.log_partition, sites))
+        if log_partition is not None and log_partition.ndim == 2:
+            log_partition = in_windows(log_partition, sites)
     source = _source(backend, problem, tensors)
     moments, with_scatter = (
-        source.moments(similarity, weights, rule, scatter) for scatter in (False, True)
+        source.moments(similarity, weights, competition, log_partition, scatter)
+        for scatter in (False, True)
     )
     assert with_scatter.scatter is not None
     return {
@@ -368,6 +384,6 @@ def _outputs(
         "mass beside a scatter": with_scatter.mass,
         "sum beside a scatter": with_scatter.sum,
         "scatter": with_scatter.scatter,
-        "assignment": source.assignment(similarity, rule),
-        "log_partition": source.log_partition(similarity, rule.orphan),
+        "logits": source.logits(similarity),
+        "log_partition": source.log_partition(similarity, competition.orphan),
     }

@@ -75,8 +75,8 @@ class Layer:
             (B, windows, I, J): I children in a window (places x types), J parents at
             its position; one window with all children where the layer has none. Where
             every window routes for itself (``competition="window"``), R is divided by
-            the number of windows that see the child, and where every type does
-            (``"position"``) by J: each of them speaks for an equal part of it.
+            the number of windows that see the child: each of them speaks for an equal
+            part of it.
         """
         R = self.routed[group].assignment
         if self.windows is None:
@@ -84,7 +84,7 @@ class Layer:
         R = R.unflatten(0, (-1, math.prod(self.windows.out)))
         if self.competition == "window":
             R = R / self.gather(self.scatter(torch.ones_like(R[..., :1]))).clamp(min=1)
-        return R / R.shape[-1] if self.competition == "position" else R
+        return R
 
     def scatter(self, field: Tensor) -> Tensor:
         """Adds up what the windows say of each child, (B, windows, I, ...) to (B,
@@ -335,10 +335,10 @@ def _wide_entropy(layer: Layer, R: Tensor) -> tuple[Tensor, Tensor]:
     """
 
     def together(field: Tensor) -> Tensor:
-        return field if layer.competition == "position" else field.sum(-1, keepdim=True)
+        return field.sum(-1, keepdim=True)
 
     total = layer.gather(together(layer.scatter(R)))
-    competing = together(layer.scatter(torch.ones_like(R)))  # [B, children, J or 1]
+    competing = together(layer.scatter(torch.ones_like(R)))  # [B, children, 1]
     share = ratio(R, total, 1 / layer.gather(competing))
     entropy = (
         -together(layer.scatter(torch.xlogy(share, share)))

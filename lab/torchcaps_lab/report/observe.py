@@ -352,7 +352,7 @@ class Observation:
     @property
     def orphan(self) -> bool:
         """Whether children may go to no class, of
-        :class:`~torchcaps.ops.Normaliser`.
+        :class:`~torchcaps.ops.Competition`.
         """
         return self._seen.orphan
 
@@ -466,7 +466,7 @@ def _keep(layers: dict[str, Layer]) -> _Seen:
     }
     maps, orphan = {}, False
     if layers and (routed := next(reversed(layers.values())).routed):
-        orphan = routed[0].votes.normaliser.orphan
+        orphan = routed[0].votes.competition.orphan
         for name, shares in class_shares(layers).items():
             label = origin(layers, layers[name])
             children = layers[name].children

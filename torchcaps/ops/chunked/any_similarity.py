@@ -1,4 +1,4 @@
-"""Any similarity under any rule, tile by tile: autograd inside a tile, nothing kept
+"""Any similarity under any competition, tile by tile: autograd inside a tile, nothing kept
 between forward and backward.
 """
 
@@ -11,8 +11,9 @@ from torch import Tensor
 
 from torchcaps.numerics import positive
 from torchcaps.ops import naive
-from torchcaps.ops.backend import Moments, Rule
+from torchcaps.ops.backend import Moments
 from torchcaps.ops.chunked.tiles import tile_grid
+from torchcaps.ops.competition import Competition, over_parents
 from torchcaps.ops.derivatives import Tensors, gradients
 from torchcaps.ops.fields import Fields, axes, cut
 from torchcaps.ops.similarity import Similarity
@@ -23,14 +24,15 @@ class Tile(Fields):
     """Everything that one call takes, or the part of it for some rows and children."""
 
     similarity: Similarity | None
-    rule: Rule
+    competition: Competition
     children: Tensor = axes("BIMP")
     transforms: Tensor = axes("IJPD")
     coordinates: Tensor | None = axes("IH")
     weights: Tensor | None = axes("BI", default=None)
-    mean: Tensor | None = axes(
-        "BJH", default=None
-    )  # of the votes, or near it, for the scatter
+    # Of each child, or of each parent: K is 1.
+    log_partition: Tensor | None = axes("BI", "BKJ", default=None)
+    # Of the votes, or near it, for the scatter.
+    mean: Tensor | None = axes("BJH", default=None)
 
     def logits(self, votes: Tensor | None = None) -> Tensor:
         """``l_ij``, (B, I, J)."""
@@ -44,9 +46,7 @@ class Tile(Fields):
 
     def shares(self, votes: Tensor) -> Tensor:
         """``r_ij``, (B, I, J)."""
-        shares = naive.pair_shares(
-            naive.logits_assignment(self.logits(votes), self.rule), self.rule
-        )
+        shares = self.competition.shares(self.logits(votes), self.log_partition)
         return shares if self.weights is None else shares * self.weights[..., None]
 
 
@@ -77,7 +77,7 @@ def _scored(tile: Tile) -> tuple[Tensor, ...]:
 
 
 def _normalised(tile: Tile) -> tuple[Tensor, ...]:
-    return (naive.logits_partition(tile.logits(), tile.rule.orphan),)
+    return (over_parents(tile.logits(), tile.competition.orphan),)
 
 
 def moments(tile: Tile, scatter: bool, budget: int) -> Moments:
@@ -108,7 +108,7 @@ def logits(tile: Tile, budget: int) -> Tensor:
 
 
 def log_partition(tile: Tile, budget: int) -> Tensor:
-    """The normaliser over the parents (and the orphan), (B, I)."""
+    """The log-partition over the parents (and the orphan), (B, I)."""
     return _by_tile(_normalised, tile, ("BI",), budget)[0]
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from torchcaps.numerics import positive
 from torchcaps.ops import naive
-from torchcaps.ops.backend import Rule
 from torchcaps.ops.chunked.tiles import columns_of, tile_grid, uncolumns
+from torchcaps.ops.competition import Competition
 from torchcaps.ops.derivatives import Tensors, about_mean, gradients
 from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
 
@@ -231,8 +231,11 @@ class ChunkedMoments(torch.autograd.Function):
             )
 
         def function(*tensors: Tensor | None) -> Tensors:
-            votes, similarity, weights, rule = _stored(tensors, options)
-            return votes.moments(similarity, weights, rule, grad_scatter is not None)
+            inputs = Inputs.of(tensors)
+            votes, similarity = _stored(inputs, options)
+            competition = Competition(orphan=options.orphan, hard=options.hard)
+            fields = inputs.weights, competition, inputs.log_partition
+            return votes.moments(similarity, *fields, grad_scatter is not None)
 
         return (
             None,
@@ -242,7 +245,7 @@ class ChunkedMoments(torch.autograd.Function):
 
 
 class ChunkedScores(torch.autograd.Function):
-    """The logits (B, I, J), or their normaliser over the parents (B, I)."""
+    """The logits (B, I, J), or their log-partition over the parents (B, I)."""
 
     @staticmethod
     def forward(
@@ -274,9 +277,9 @@ class ChunkedScores(torch.autograd.Function):
             return _scores_backward(tensors, upstream[0], options, reduced)
 
         def function(*tensors: Tensor | None) -> Tensors:
-            votes, similarity, _, rule = _stored(tensors, options)
+            votes, similarity = _stored(Inputs.of(tensors), options)
             return (
-                votes.log_partition(similarity, rule.orphan)
+                votes.log_partition(similarity, options.orphan)
                 if reduced
                 else votes.logits(similarity),
             )
@@ -285,21 +288,15 @@ class ChunkedScores(torch.autograd.Function):
 
 
 def _stored(
-    tensors: Tensors, options: Options
-) -> tuple[naive.NaiveVotes, Similarity | None, Tensor | None, Rule]:
-    """The votes of a call, stored, and what they are asked with."""
-    inputs = Inputs.of(tensors)
+    inputs: Inputs, options: Options
+) -> tuple[naive.NaiveVotes, Similarity | None]:
+    """The votes of a call, stored, and what they are compared with."""
     if options.similarity is None:
         similarity = None
     else:
         similarity = options.similarity(*inputs.similarity)
-    rule = Rule(options.orphan, options.hard, inputs.log_partition)
-    return (
-        naive.NaiveVotes(inputs.children, inputs.transforms, inputs.coordinates),
-        similarity,
-        inputs.weights,
-        rule,
-    )
+    votes = naive.NaiveVotes(inputs.children, inputs.transforms, inputs.coordinates)
+    return votes, similarity
 
 
 def _moments_backward(tensors: Tensors, upstream: Any, options: Options) -> Tensors:

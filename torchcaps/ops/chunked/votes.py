@@ -11,7 +11,7 @@ Five cases, from the cheapest:
   W_j> = <u_i, W_j alpha_j>`` and ``sum_i r_ij u_i W_j = (sum_i r_ij u_i) W_j``.
 * Other inner products, and Gaussians, work on tiles of votes; backward forms each tile
   again.
-* Any other similarity, or rule, does so too, with autograd inside each tile.
+* Any other similarity, or competition, does so too, with autograd inside each tile.
 """
 
 import math
@@ -19,11 +19,12 @@ import math
 from torch import Tensor
 
 from torchcaps.ops import naive
-from torchcaps.ops.backend import Moments, Rule, VoteSource
+from torchcaps.ops.backend import Moments, VoteSource
 from torchcaps.ops.chunked import any_similarity
 from torchcaps.ops.chunked.moments import ChunkedMoments, ChunkedScores, Options
 from torchcaps.ops.chunked.tiles import tile_numbers
 from torchcaps.ops.closed_forms import attention_moments, given_moments, uniform_moments
+from torchcaps.ops.competition import PARENTS, Competition, over_parents
 from torchcaps.ops.similarity import Gaussian, Given, InnerProduct, Similarity
 
 
@@ -49,7 +50,7 @@ class ChunkedVotes(VoteSource):
         self.budget = budget or tile_numbers(children.device)
 
     @classmethod
-    def supports(cls, similarity: Similarity | None, rule: Rule) -> str:
+    def supports(cls, similarity: Similarity | None, competition: Competition) -> str:
         """Everything."""
         return ""
 
@@ -57,40 +58,55 @@ class ChunkedVotes(VoteSource):
         self,
         similarity: Similarity | None,
         weights: Tensor | None,
-        rule: Rule,
+        competition: Competition,
+        log_partition: Tensor | None,
         scatter: bool,
     ) -> Moments:
         """One E-step and the sums of the M-step that follows."""
         if self.empty:
-            return naive.stored_moments(self, similarity, weights, rule, scatter)
+            return naive.stored_moments(
+                self, similarity, weights, competition, log_partition, scatter
+            )
         if isinstance(similarity, Given) and not scatter:
-            shares = self._given_shares(similarity, weights, rule)
+            shares = competition.shares(self.logits(similarity), log_partition)
+            if weights is not None:
+                shares = shares * weights[..., None]
             return given_moments(
                 self.children, self.transforms, self.coordinates, shares
             )
-        if rule.special or not _is_known(similarity):
-            return any_similarity.moments(
-                self._tile(similarity, weights, rule), scatter, self.budget
-            )
-        without_votes = not (scatter or rule.hard or self.coordinates is not None)
+        hard = competition.hard
+        special = competition.replaces_softmax or (hard and competition.orphan)
+        if special or not _is_known(similarity):
+            tile = self._tile(similarity, weights, competition, log_partition)
+            return any_similarity.moments(tile, scatter, self.budget)
+        # The log-partition includes the orphan.
+        orphan = competition.orphan and log_partition is None
+        without_votes = not (scatter or hard or self.coordinates is not None)
         if without_votes and similarity is None:
-            return uniform_moments(self.children, self.transforms, weights, rule)
-        # A given normaliser was made of the logits of tiles of votes: others differ by
-        # rounding.
+            return uniform_moments(
+                self.children, self.transforms, weights, orphan, log_partition
+            )
+        # A given log-partition was made of the logits of tiles of votes: others differ
+        # by rounding.
         shared = self.transforms.shape[0] == 1
         if (
             without_votes
             and shared
             and isinstance(similarity, InnerProduct)
-            and rule.log_partition is None
+            and log_partition is None
         ):
             return attention_moments(
-                self.children, self.transforms, similarity.alpha, weights, rule
+                self.children,
+                self.transforms,
+                similarity.alpha,
+                weights,
+                competition,
+                log_partition,
             )
         options = Options(
             None if similarity is None else type(similarity),
-            rule.orphan,
-            rule.hard,
+            orphan,
+            hard,
             self.budget,
         )
         fields = (
@@ -98,28 +114,25 @@ class ChunkedVotes(VoteSource):
             self.transforms,
             self.coordinates,
             weights,
-            rule.log_partition,
+            log_partition,
         )
         parents = () if similarity is None else similarity.tensors
         mass, total, second = ChunkedMoments.apply(options, scatter, *fields, *parents)
         return Moments(mass, total, second)
 
-    def assignment(self, similarity: Similarity | None, rule: Rule) -> Tensor:
-        """The assignment probabilities, (B, I, J)."""
-        return naive.logits_assignment(self.logits(similarity), rule)
-
     def log_partition(self, similarity: Similarity | None, orphan: bool) -> Tensor:
-        """The normaliser, (B, I)."""
+        """The log-partition over the parents, (B, I)."""
         if similarity is None:
             parents = self.transforms.shape[1] + orphan
             return self.children.new_full(
                 self.children.shape[:2], math.log(parents) if parents else -math.inf
             )
         if self.empty or isinstance(similarity, Given):
-            return naive.logits_partition(self.logits(similarity), orphan)
+            return over_parents(self.logits(similarity), orphan)
         if not _is_known(similarity):
             return any_similarity.log_partition(
-                self._tile(similarity, None, Rule(orphan)), self.budget
+                self._tile(similarity, None, Competition(orphan=orphan), None),
+                self.budget,
             )
         return self._scores(similarity, reduced=True, orphan=orphan)
 
@@ -133,7 +146,7 @@ class ChunkedVotes(VoteSource):
             return naive.stored(self).logits(similarity)
         if not _is_known(similarity):
             return any_similarity.logits(
-                self._tile(similarity, None, Rule()), self.budget
+                self._tile(similarity, None, PARENTS, None), self.budget
             )
         return self._scores(similarity, reduced=False)
 
@@ -147,25 +160,21 @@ class ChunkedVotes(VoteSource):
         fields = (self.children, self.transforms, self.coordinates, None, None)
         return ChunkedScores.apply(options, reduced, *fields, *similarity.tensors)
 
-    def _given_shares(
-        self,
-        similarity: Given,
-        weights: Tensor | None,
-        rule: Rule,
-    ) -> Tensor:
-        shares = naive.pair_shares(
-            naive.logits_assignment(self.logits(similarity), rule), rule
-        )
-        return shares if weights is None else shares * weights[..., None]
-
     def _tile(
         self,
         similarity: Similarity | None,
         weights: Tensor | None,
-        rule: Rule,
+        competition: Competition,
+        log_partition: Tensor | None,
     ) -> any_similarity.Tile:
         return any_similarity.Tile(
-            similarity, rule, self.children, self.transforms, self.coordinates, weights
+            similarity,
+            competition,
+            self.children,
+            self.transforms,
+            self.coordinates,
+            weights,
+            log_partition,
         )
 
 

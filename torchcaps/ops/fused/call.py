@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from torchcaps.ops import naive
-from torchcaps.ops.backend import SOFTMAX, Moments, Rule, VoteSource
+from torchcaps.ops.backend import Moments, VoteSource
 from torchcaps.ops.closed_forms import attention_moments, uniform_moments
+from torchcaps.ops.competition import Competition, over_parents
 from torchcaps.ops.derivatives import Tensors
 from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
 from torchcaps.ops.windows import in_windows
@@ -188,16 +189,17 @@ def stored_moments(
     weights, partition = (
         None if field is None else in_windows(field, call.sites) for field in call[3:5]
     )
-    return votes.moments(similarity, weights, Rule(orphan, hard, partition), scatter)
+    competition = Competition(orphan=orphan, hard=hard)
+    return votes.moments(similarity, weights, competition, partition, scatter)
 
 
 def stored_scores(call: Call, orphan: bool, reduced: bool) -> Tensors:
-    """The logits of a call, or their normaliser, from stored votes: differentiable to
+    """The logits of a call, or their log-partition, from stored votes: differentiable to
     any order.
     """
     votes, similarity = _stored(call)
     logits = votes.logits(similarity)
-    return (naive.logits_partition(logits, orphan) if reduced else logits,)
+    return (over_parents(logits, orphan) if reduced else logits,)
 
 
 def _stored(call: Call) -> tuple[naive.NaiveVotes, Similarity | None]:
@@ -319,7 +321,7 @@ class FusedVotes(VoteSource):
         return False
 
     @classmethod
-    def supports(cls, similarity: Similarity | None, rule: Rule) -> str:
+    def supports(cls, similarity: Similarity | None, competition: Competition) -> str:
         """Inner products and Gaussians under a softmax, with or without an orphan, or
         an argmax.
         """
@@ -328,40 +330,42 @@ class FusedVotes(VoteSource):
                 "the kernels have inner products and Gaussians, not "
                 f"{type(similarity).__name__}"
             )
-        special = "" if rule is SOFTMAX else rule.special
-        return special and f"the kernels do not have {special}"
+        if competition.replaces_softmax:
+            return (
+                "the kernels have a softmax and an argmax, not "
+                f"{type(competition).__name__}"
+            )
+        if competition.hard and competition.orphan:
+            return "the kernels do not have hard assignments beside an orphan"
+        return ""
 
     def moments(
         self,
         similarity: Similarity | None,
         weights: Tensor | None,
-        rule: Rule,
+        competition: Competition,
+        log_partition: Tensor | None,
         scatter: bool,
     ) -> Moments:
         """One E-step and the sums of the M-step that follows."""
-        call = self._call(similarity, weights, rule.log_partition)
+        call = self._call(similarity, weights, log_partition)
         if 0 in sizes_of(call)[1:]:  # the batch may be open
-            return naive.stored_moments(self, similarity, weights, rule, scatter)
-        if (
-            self.sites is None
-            and self.coordinates is None
-            and not (scatter or rule.hard)
-        ):
+            return naive.stored_moments(
+                self, similarity, weights, competition, log_partition, scatter
+            )
+        hard = competition.hard
+        # The log-partition includes the orphan.
+        orphan = competition.orphan and log_partition is None
+        if self.sites is None and self.coordinates is None and not (scatter or hard):
+            votes = self.children, self.transforms
             if similarity is None and not self.adds_vectors:
-                return uniform_moments(self.children, self.transforms, weights, rule)
+                return uniform_moments(*votes, weights, orphan, log_partition)
             if isinstance(similarity, InnerProduct) and self.transforms.shape[0] == 1:
+                alpha = similarity.alpha
                 return attention_moments(
-                    self.children, self.transforms, similarity.alpha, weights, rule
+                    *votes, alpha, weights, competition, log_partition
                 )
-        return self._moments(call, rule.orphan, rule.hard, scatter)
-
-    def assignment(self, similarity: Similarity | None, rule: Rule) -> Tensor:
-        """The assignment probabilities, (B, I, J)."""
-        logits = self.logits(similarity)
-        partition = rule.log_partition
-        if partition is not None and self.sites is not None:
-            rule = Rule(rule.orphan, rule.hard, in_windows(partition, self.sites))
-        return naive.logits_assignment(logits, rule)
+        return self._moments(call, orphan, hard, scatter)
 
     def logits(self, similarity: Similarity | None) -> Tensor:
         """The logits, (B, I, J)."""
@@ -370,14 +374,14 @@ class FusedVotes(VoteSource):
         return self._scores(self._call(similarity), False, False)
 
     def log_partition(self, similarity: Similarity | None, orphan: bool) -> Tensor:
-        """The normaliser, (B, I)."""
+        """The log-partition over the parents, (B, I)."""
         if similarity is None:
             B, I, J, *_ = sizes_of(self._call(None))
             return self.children.new_full(
                 (B, I), math.log(J + orphan) if J + orphan else -math.inf
             )
         if self.empty:
-            return naive.logits_partition(self.logits(similarity), orphan)
+            return over_parents(self.logits(similarity), orphan)
         return self._scores(self._call(similarity), orphan, True)
 
     def _call(
@@ -419,7 +423,7 @@ class FusedVotes(VoteSource):
         orphan: bool,
         reduced: bool,
     ) -> Tensor:
-        """The logits of a call, (B, I, J), or reduced, their normaliser, (B, I), by the
+        """The logits of a call, (B, I, J), or reduced, their log-partition, (B, I), by the
         kernels.
         """
         operator = torch.ops.torchcaps.scores.default
@@ -431,9 +435,9 @@ class TritonVotes(FusedVotes):
     """Votes in Triton, on a GPU, or on a CPU under Triton's interpreter.
 
     Example:
-        >>> from torchcaps.ops import InnerProduct, Rule
+        >>> from torchcaps.ops import Competition, InnerProduct
         >>> tc.ops.fused.TritonVotes.supports(
-        ...     InnerProduct(torch.randn(2, 3, 5)), Rule()
+        ...     InnerProduct(torch.randn(2, 3, 5)), Competition()
         ... )  # no reason against it
         ''
     """

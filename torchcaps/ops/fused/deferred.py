@@ -10,10 +10,10 @@ of a step finds only its coefficients and fields, and writes them into a ledger;
 gradients of children and transforms are found from them once, after the last step.
 Autograd knows when that is: every step depends on a token that the votes gave out.
 
-A step whose normaliser was found first needs the same logits twice. They are stored
-when the normaliser is found, unless they are many and no gradients will flow, and read
+A step whose log-partition was found first needs the same logits twice. They are stored
+when the log-partition is found, unless they are many and no gradients will flow, and read
 in the step and in both backward passes. What the gradients of the logits mean for the
-parents is found once as well, together with those of the normaliser, which come last:
+parents is found once as well, together with those of the log-partition, which come last:
 the step depends on a token of theirs.
 
 That is for plain eager mode; where a program is traced or captured, operators do the
@@ -153,9 +153,9 @@ class NativeVotes(FusedVotes):
     """Votes in C++, on a CPU.
 
     Example:
-        >>> from torchcaps.ops import InnerProduct, Rule
+        >>> from torchcaps.ops import Competition, InnerProduct
         >>> tc.ops.fused.NativeVotes.supports(
-        ...     InnerProduct(torch.randn(2, 3, 5)), Rule()
+        ...     InnerProduct(torch.randn(2, 3, 5)), Competition()
         ... )  # no reason against it
         ''
     """
@@ -216,7 +216,7 @@ class NativeVotes(FusedVotes):
         if scored is not None and scored.have(call):
             name = scored.name
             token = scored.token
-            # Stored logits are read parent by parent: that takes a known normaliser,
+            # Stored logits are read parent by parent: that takes a log-partition,
             # and finds no argmax.
             if call.log_partition is not None and not hard:
                 logits = scored.logits
@@ -381,7 +381,7 @@ call.
 
 
 class _Scores(torch.autograd.Function):
-    """The logits of the votes, or their normaliser, and a token of theirs."""
+    """The logits of the votes, or their log-partition, and a token of theirs."""
 
     @staticmethod
     def forward(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.numerics import full_precision
-from torchcaps.ops import InnerProduct, Normaliser, Votes
+from torchcaps.ops import Competition, InnerProduct, Votes
 from torchcaps.ops.derivatives import Tensors, gradients
 from torchcaps.ops.fused import Call, passes
 from torchcaps.ops.fused.call import Agreement, sizes_of
@@ -45,7 +45,9 @@ class _Problem(NamedTuple):
     @classmethod
     def of(cls, routing: DynamicRouting, votes: Votes) -> "_Problem | None":
         """Make it; None where the kernels do not have these settings or votes."""
-        if routing.squash == "learned" or not votes.normaliser.plain:
+        competition = votes.competition
+        plain = type(competition) is Competition and not competition.hard
+        if routing.squash == "learned" or not plain:
             return None
         constant = kind_of(routing.squash).constant
         if constant is None or votes.mask is not None:
@@ -61,7 +63,7 @@ class _Problem(NamedTuple):
             return None
         if routing.orphan:
             votes = votes.restricted(orphan=True)
-        orphan = votes.normaliser.orphan
+        orphan = votes.competition.orphan
         return cls(
             votes,
             Call(
@@ -96,7 +98,7 @@ def _reference(
     *votes, bias = tensors
     steps, constant, accumulate, orphan = agreement
     routed = dynamic_routing(
-        Votes(*votes, Normaliser(orphan=orphan), "naive", sites),
+        Votes(*votes, Competition(orphan=orphan), "naive", sites),
         steps=steps,
         bias=bias,
         accumulate=accumulate,

@@ -6,7 +6,7 @@ its gradients; gradients that may be differentiated again are those of stored vo
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,7 +14,15 @@ import torch
 from torch import Tensor
 
 from torchcaps.numerics import full_precision
-from torchcaps.ops import Gaussian, Normaliser, Rule, Similarity, Votes, VoteSource
+from torchcaps.ops import (
+    PARENTS,
+    Competition,
+    Gaussian,
+    GridWide,
+    Similarity,
+    Votes,
+    VoteSource,
+)
 from torchcaps.ops.derivatives import Tensors, gradients
 from torchcaps.ops.fused.call import Call, EMOptions, EMSteps
 from torchcaps.ops.fused.operators import operator
@@ -35,10 +43,14 @@ def em_in_triton(
     routing: EMRouting, votes: Votes, activation: Tensor | None
 ) -> Routed | None:
     """All steps in few launches."""
-    competition = votes.normaliser
-    plain = competition.plain and not competition.orphan
-    if votes.mask is not None or not (plain or competition.plain_over_windows):
+    competition = votes.competition
+    if votes.mask is not None or type(competition) not in (Competition, GridWide):
         return None
+    if competition.orphan or competition.hard:
+        return None
+    seen = None
+    if isinstance(competition, GridWide):
+        seen = competition.seen(votes.children.device)
     beta_u, beta_a = routing.unit_cost, routing.activation_cost
     if beta_u is None or beta_u.shape != votes.shape[2:3]:
         return None
@@ -55,7 +67,7 @@ def em_in_triton(
         results = EMSteps(
             *_run_em(
                 *(source.children, source.transforms, source.coordinates),
-                *(activation, source.sites, competition.seen(votes.children.device)),
+                *(activation, source.sites, seen),
                 *(beta_u.to(votes.dtype), beta_a.to(votes.dtype)),
                 [float(number) for number in routing.inverse_temperatures()],
                 [float(number) for number in routing.sharpnesses()],
@@ -181,9 +193,11 @@ def _reference(
         tensors: children, transforms, coordinates, weights, beta_u and beta_a.
     """
     *votes, weights, beta_u, beta_a = tensors
-    competition = Normaliser()
+    competition: Competition = PARENTS
     if seen is not None:
-        competition = _Seen(seen=seen, images=len(tensors[0]))
+        children = tensors[0]
+        assert children is not None
+        competition = _Combined(partial(_over_windows, seen, len(children)))
     lambdas = options.inverse_temperatures
     routing = EMRouting(
         len(lambdas),
@@ -205,27 +219,30 @@ def _reference(
 
 
 @dataclass(frozen=True, eq=False)
-class _Seen(Normaliser):
-    """:class:`~torchcaps.ops.GridWide` from a table of where each child is, (G,
-    places), and the number of images.
+class _Combined(Competition):
+    """:class:`~torchcaps.ops.GridWide` by a function of the log-partitions of windows."""
+
+    combine: Callable[[Tensor], Tensor]
+
+    def log_partition(
+        self, source: VoteSource, similarity: Similarity | None
+    ) -> Tensor:
+        """The log-partition over the windows that see a child, (N, G)."""
+        return self.combine(source.log_partition(similarity, orphan=False))
+
+
+def _over_windows(seen: Tensor, images: int, of_windows: Tensor) -> Tensor:
+    """Combine the log-partitions of windows, (N * W, I), to those over all windows that
+    see a child, (N, G); 0 for a child that none sees.
     """
-
-    seen: Tensor = field(kw_only=True)
-    images: int = field(kw_only=True)
-
-    def rule(self, source: VoteSource, similarity: Similarity | None) -> Rule:
-        """The log-partition over the windows that see a child, (N, G); 0 for a child
-        that none sees.
-        """
-        of_windows = source.log_partition(similarity, orphan=False)
-        present = self.seen >= 0
-        # [N, G, places], from [N, W * I].
-        table = of_windows.reshape(self.images, -1)[:, self.seen.clamp(min=0).long()]
-        table = table.masked_fill(~present, -math.inf)
-        unseen = ~present.any(1)
-        # Twice, so that the branch that is not taken has no logarithm of 0.
-        table = torch.where(unseen[:, None], 0.0, table)
-        return Rule(log_partition=torch.where(unseen, 0.0, table.logsumexp(-1)))
+    present = seen >= 0
+    # [N, G, places]
+    table = of_windows.reshape(images, -1)[:, seen.clamp(min=0).long()]
+    table = table.masked_fill(~present, -math.inf)
+    unseen = ~present.any(1)
+    # Twice, so that the branch that is not taken has no logarithm of 0.
+    table = torch.where(unseen[:, None], 0.0, table)
+    return torch.where(unseen, 0.0, table.logsumexp(-1))
 
 
 _run_em_backward = operator(
