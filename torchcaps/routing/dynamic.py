@@ -87,12 +87,14 @@ def dynamic_routing(
         votes = under_softmax(votes, softmax, orphan=orphan)
     if orphan:
         votes = votes.restricted(orphan=True)
-    squashed = squash_kind
+    squashed: Squashed
     if isinstance(squash_kind, str):
         squashed = partial(squash, kind=squash_kind)
-    pose = alpha = similarity = None
-    if initial is not None:
-        alpha = _alpha_after(initial, accumulate)
+    else:
+        squashed = squash_kind
+    pose: Tensor | None = None
+    alpha = None if initial is None else _alpha_after(initial, accumulate)
+    similarity: InnerProduct | None = None
     for step in range(steps):
         with gradient_context(gradient, step, steps):
             if pose is not None:
@@ -103,6 +105,7 @@ def dynamic_routing(
                 similarity = InnerProduct(alpha)
             total = votes.moments(similarity, weights).sum
             pose = squashed(total if bias is None else total + bias)
+    assert pose is not None
     return Routed(pose, length(pose), votes, similarity)
 
 

@@ -223,6 +223,7 @@ class EMRouting(AgreementRouting):
                 moments = votes.moments(similarity, activation, scatter=True)
                 # The M-step.
                 mass, total, scatter = moments
+                assert scatter is not None
                 divisor = infinite_if_negligible(mass)[..., None]
                 mean, variance = self._smoothed(
                     total / divisor, scatter / divisor, mean
@@ -260,13 +261,14 @@ class EMRouting(AgreementRouting):
         Raises:
             ValueError: if there is another number of them than of E-steps.
         """
-        if isinstance(self.sharpness, list):
+        if self.sharpness == "mean":
+            return [1 / self._size] * (self.steps - 1)
+        if isinstance(self.sharpness, Sequence):
             self._check_sharpness(self.sharpness)
-            return self.sharpness
-        number = 1 / self._size if self.sharpness == "mean" else self.sharpness
-        return [number] * (self.steps - 1)
+            return [float(number) for number in self.sharpness]
+        return [self.sharpness] * (self.steps - 1)
 
-    def _check_sharpness(self, sharpness: Sequence[float]) -> None:
+    def _check_sharpness(self, sharpness: Sequence[Any]) -> None:
         if len(sharpness) != self.steps - 1:
             raise ValueError(
                 f"sharpness must be one number or {self.steps - 1}, one an E-step, got "

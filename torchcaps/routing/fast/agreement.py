@@ -17,7 +17,7 @@ from torchcaps.ops import Competition, InnerProduct, Votes
 from torchcaps.ops.derivatives import Tensors, gradients
 from torchcaps.ops.fused import Call, passes
 from torchcaps.ops.fused.call import Agreement, sizes_of
-from torchcaps.ops.fused.deferred import recorded
+from torchcaps.ops.fused.deferred import NativeVotes, recorded
 from torchcaps.ops.fused.operators import operator
 from torchcaps.routing.base import Routed, fast
 from torchcaps.routing.dynamic import DynamicRouting, dynamic_routing
@@ -53,7 +53,7 @@ class _Problem(NamedTuple):
         if constant is None or votes.mask is not None:
             return None
         source = votes.source
-        bias = routing.offset
+        bias: Tensor | None = routing.offset
         if bias is not None:
             wider = torch.promote_types(bias.dtype, votes.dtype) != votes.dtype
             if wider or bias.shape != votes.shape[2:]:
@@ -85,9 +85,7 @@ class _Problem(NamedTuple):
         return Routed(pose, length(pose), self.votes, similarity)
 
 
-def _reference(
-    sites: Tensor | None, agreement: Agreement, *tensors: Tensor | None
-) -> Tensors:
+def _reference(sites: Tensor | None, agreement: Agreement, *tensors: Any) -> Tensors:
     """Poses and the last alpha, if any, from stored votes: differentiable to any order.
 
     Args:
@@ -95,17 +93,18 @@ def _reference(
         agreement: the numbers.
         tensors: children, transforms, coordinates and bias.
     """
-    *votes, bias = tensors
+    children, transforms, coordinates, bias = tensors
     steps, constant, accumulate, orphan = agreement
+    competition = Competition(orphan=orphan)
     routed = dynamic_routing(
-        Votes(*votes, Competition(orphan=orphan), "naive", sites),
+        Votes(children, transforms, coordinates, competition, "naive", sites),
         steps=steps,
         bias=bias,
         accumulate=accumulate,
         squash_kind=partial(squash_by, constant),
     )
-    assert routed.similarity is None or isinstance(routed.similarity, InnerProduct)
-    return routed.pose, routed.similarity and routed.similarity.alpha
+    similarity: Any = routed.similarity
+    return routed.pose, None if similarity is None else similarity.alpha
 
 
 # In C++.
@@ -119,7 +118,8 @@ def agreement_in_cpp(
     with full_precision(votes.children):
         problem = _Problem.of(routing, votes)
         source = votes.source
-        if problem is None or not source.adds_vectors:
+        vectors = isinstance(source, NativeVotes) and source.adds_vectors
+        if problem is None or not vectors:
             return None
         call, bias, agreement = problem[1:]
         tensors = (*call[:3], bias)
@@ -138,8 +138,8 @@ def _contiguous(
     sites: Tensor | None, tensors: Sequence[Any]
 ) -> tuple[Call, Tensor | None]:
     """The call and the bias, as the kernels read them."""
-    *votes, bias = tensors
-    call = Call(*votes, None, None, sites, ()).readable()
+    children, transforms, coordinates, bias = tensors
+    call = Call(children, transforms, coordinates, None, None, sites, ()).readable()
     return call, None if bias is None else bias.contiguous()
 
 

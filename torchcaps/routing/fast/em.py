@@ -63,7 +63,7 @@ def em_in_triton(
             activation = activation.to(votes.dtype)
         scale = routing.cost_scale
         if routing.mass_scale is not None:
-            scale = scale * routing.mass_scale * votes.parents / votes.count
+            scale = scale * routing.mass_scale * votes.parents / max(votes.shape[1], 1)
         results = EMSteps(
             *_run_em(
                 *(source.children, source.transforms, source.coordinates),
@@ -181,7 +181,7 @@ def _reference(
     sites: Tensor | None,
     seen: Tensor | None,
     options: EMOptions,
-    *tensors: Tensor | None,
+    *tensors: Any,
 ) -> Tensors:
     """Means, logits, and the tensors of what the last step compared with, from stored
     votes: differentiable to any order.
@@ -192,11 +192,9 @@ def _reference(
         options: the numbers of the steps.
         tensors: children, transforms, coordinates, weights, beta_u and beta_a.
     """
-    *votes, weights, beta_u, beta_a = tensors
+    children, transforms, coordinates, weights, beta_u, beta_a = tensors
     competition: Competition = PARENTS
     if seen is not None:
-        children = tensors[0]
-        assert children is not None
         competition = _Combined(partial(_over_windows, seen, len(children)))
     lambdas = options.inverse_temperatures
     routing = EMRouting(
@@ -210,10 +208,9 @@ def _reference(
         sharpness=options.sharpness,
         cost_floor=options.cost_floor,
     )
+    votes = Votes(children, transforms, coordinates, competition, "naive", sites)
     betas = {"unit_cost": beta_u, "activation_cost": beta_a}
-    routed = torch.func.functional_call(
-        routing, betas, (Votes(*votes, competition, "naive", sites), weights)
-    )
+    routed = torch.func.functional_call(routing, betas, (votes, weights))
     last = () if routed.similarity is None else routed.similarity.tensors
     return routed.pose, routed.logit, *last
 
