@@ -282,7 +282,6 @@ def test_children_that_were_written_to() -> None:
         ({}, {"gradient": "last"}),
         ({"mask": torch.ones(3, 9, dtype=torch.bool)}, {}),
         ({"competition": tc.ops.Competition(hard=True)}, {}),
-        ({"competition": tc.routing.MaxMin()}, {}),
     ],
     ids=str,
 )

@@ -336,8 +336,8 @@ class Routing(SuggestsNames, nn.Module, ABC):
         path = FAST.get((type(self), votes.plan.choice.backend))
         if path is None:
             return None
-        for name, argument in declared(type(self)).arguments.items():
-            if name not in path.reads and getattr(self, name) != argument.default:
+        for name, default in path.others.items():
+            if getattr(self, name) != default:
                 return None
         return path.make(self, votes, activation)
 
@@ -367,11 +367,12 @@ class FastPath(NamedTuple):
     Args:
         make: from the routing, votes and child activations to the parents; or None for
             votes that it cannot do.
-        reads: the settings of the routing that it knows.
+        others: the settings of the routing that it does not know, with the defaults
+            that they must have.
     """
 
     make: Callable[[Any, Votes, Tensor | None], Routed | None]
-    reads: frozenset[str]
+    others: dict[str, Any]
 
 
 FAST: dict[tuple[type[Routing], str], FastPath] = {}
@@ -393,7 +394,13 @@ def fast(
     """
 
     def enter(make: Callable[..., Routed | None]) -> Callable[..., Routed | None]:
-        FAST[routing, backend] = FastPath(make, frozenset(reads))
+        arguments = declared(routing).arguments
+        others = {
+            name: argument.default
+            for name, argument in arguments.items()
+            if name not in reads
+        }
+        FAST[routing, backend] = FastPath(make, others)
         return make
 
     return enter

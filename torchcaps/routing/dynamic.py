@@ -22,7 +22,7 @@ from torchcaps.routing.base import (
 from torchcaps.routing.evidence import AgreementRouting
 from torchcaps.routing.means import Softmax, check_softmax, under_softmax
 from torchcaps.spec import settings
-from torchcaps.squashing import SquashInRouting, length, squash
+from torchcaps.squashing import SquashInRouting, kind_of, length, squash
 
 Squashed = Callable[[Tensor], Tensor]
 """From poses (B, J, H) to squashed ones."""
@@ -89,6 +89,7 @@ def dynamic_routing(
         votes = votes.restricted(orphan=True)
     squashed: Squashed
     if isinstance(squash_kind, str):
+        kind_of(squash_kind)
         squashed = partial(squash, kind=squash_kind)
     else:
         squashed = squash_kind

@@ -26,6 +26,7 @@ from torchcaps.routing.base import (
     Routed,
     Steps,
     check_parents,
+    check_steps,
     gradient_context,
     register_routing,
 )
@@ -211,6 +212,7 @@ class EMRouting(AgreementRouting):
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Route the votes; children are weighted by their activations."""
         check_parents(self, self.unit_cost, votes)
+        steps = check_steps(self.steps)
         lambdas = self.inverse_temperatures()
         sharpness = self.sharpnesses()
         costs = Costs.of(self.unit_cost, self.activation_cost, votes.shape[3], self)
@@ -218,7 +220,7 @@ class EMRouting(AgreementRouting):
         similarity: Gaussian | None = None
         rounding: Rounding | None = None
         for step, inverse_temperature in enumerate(lambdas):
-            with gradient_context(self.gradient, step, self.steps):
+            with gradient_context(self.gradient, step, steps):
                 # The E-step, uniform at first, and the sums of the M-step.
                 moments = votes.moments(similarity, activation, scatter=True)
                 # The M-step.
@@ -235,7 +237,7 @@ class EMRouting(AgreementRouting):
                 logit, rounding = costs.logits(
                     mass, gaussians.log_determinant, inverse_temperature, rounding
                 )
-            if step < self.steps - 1:
+            if step < steps - 1:
                 similarity = em_similarity(gaussians, logit, sharpness[step])
         return Routed(gaussians.mean, logit.sigmoid(), votes, similarity, logit)
 

@@ -146,8 +146,9 @@ def standardised(
     Returns:
         z, of mean 0 and of deviation 1 or less; and its rounding.
     """
-    variance, mean = torch.var_mean(cost, -1, correction=0, keepdim=True)
-    square = variance + 1e-8
+    # Centred first: where costs differ little, gradients too would be rounding.
+    centred = cost - cost.mean(-1, keepdim=True)
+    square = centred.square().mean(-1, keepdim=True) + 1e-8
     if floor:
         square = square + (floor * cost.abs().mean(-1, keepdim=True)).square()
     deviation = square.sqrt()
@@ -158,4 +159,4 @@ def standardised(
         amount = amount + torch.minimum(before.share * spread, before.logit * size)
     divisor = deviation.clamp(min=amount / RESOLVED)
     logit = inverse_temperature * (amount / divisor.detach())
-    return (cost - mean) / divisor, Rounding(amount / spread, logit)
+    return centred / divisor, Rounding(amount / spread, logit)

@@ -19,7 +19,7 @@ from torchcaps.ops.fused import Call, passes
 from torchcaps.ops.fused.call import Agreement, sizes_of
 from torchcaps.ops.fused.deferred import NativeVotes, recorded
 from torchcaps.ops.fused.operators import operator
-from torchcaps.routing.base import Routed, fast
+from torchcaps.routing.base import Routed, check_steps, fast
 from torchcaps.routing.dynamic import DynamicRouting, dynamic_routing
 from torchcaps.routing.fast.triton import all_at_once, layers, like
 from torchcaps.squashing import kind_of, length, squash_by
@@ -45,6 +45,7 @@ class _Problem(NamedTuple):
     @classmethod
     def of(cls, routing: DynamicRouting, votes: Votes) -> "_Problem | None":
         """Make it; None where the kernels do not have these settings or votes."""
+        check_steps(routing.steps)
         competition = votes.competition
         plain = type(competition) is Competition and not competition.hard
         if routing.squash == "learned" or not plain:
