@@ -115,7 +115,7 @@ class Votes:
         children: Tensor,
         transforms: Tensor,
         coordinates: Tensor | None = None,
-        competition: Competition = PARENTS,
+        competition: Competition | None = None,
         backend: str | None = None,
         sites: Tensor | None = None,
         mask: Tensor | None = None,
@@ -258,10 +258,10 @@ class Votes:
         present = None if self.mask is None else self.gather(self.mask)
         return self.under(OverChildren(present=present))
 
-    def _fitting_competition(self, competition: Competition) -> Competition:
+    def _fitting_competition(self, competition: Competition | None) -> Competition:
         """The competition, with tensors that fit the votes."""
-        if competition is PARENTS:
-            return competition
+        if competition is None or competition is PARENTS:
+            return PARENTS
         if not isinstance(competition, Competition):
             raise TypeError(
                 f"competition must be a torchcaps.ops.Competition, got {competition!r}"

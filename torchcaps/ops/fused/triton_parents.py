@@ -360,7 +360,7 @@ def mixed_kernel(
     T: tl.constexpr,
 ):
     """The M-step of EM routing: :class:`torchcaps.routing.EMRouting`."""
-    temperature, floor = tl.load(numbers), tl.load(numbers + 1)
+    inverse_temperature, floor = tl.load(numbers), tl.load(numbers + 1)
     scale, activation_scale = tl.load(numbers + 2), tl.load(numbers + 3)
     cost_floor, sharpness = tl.load(numbers + 4), tl.load(numbers + 5)
     row, j, inside, pair, field, outer, whole = _row_at(J, T)
@@ -395,9 +395,11 @@ def mixed_kernel(
         divisor = tl.maximum(deviation, rounding / RESOLVED)
         cost = centred / divisor
         tl.store(rounding_out + row * 2, rounding / deviation)
-        tl.store(rounding_out + row * 2 + 1, tl.abs(temperature) * rounding / divisor)
+        tl.store(
+            rounding_out + row * 2 + 1, tl.abs(inverse_temperature) * rounding / divisor
+        )
     raised = tl.load(activation_cost + j, mask=inside, other=0.0) * activation_scale
-    found = temperature * raised - temperature * cost
+    found = inverse_temperature * raised - inverse_temperature * cost
     tl.store(mass_out + pair, total, mask=inside)
     tl.store(logit + pair, found, mask=inside)
     if log_weight is not None:
@@ -430,7 +432,7 @@ def mixed_backward_kernel(
     T: tl.constexpr,
 ):
     """The gradients of the moments, and of the costs."""
-    temperature, floor = tl.load(numbers), tl.load(numbers + 1)
+    inverse_temperature, floor = tl.load(numbers), tl.load(numbers + 1)
     scale, activation_scale = tl.load(numbers + 2), tl.load(numbers + 3)
     cost_floor, sharpness = tl.load(numbers + 4), tl.load(numbers + 5)
     row, j, inside, pair, field, outer, whole = _row_at(J, T)
@@ -451,9 +453,11 @@ def mixed_backward_kernel(
         flow += weight / (1.0 + tl.exp(found))
         slope -= 0.5 * sharpness * weight
     tl.store(
-        grad_activation_cost + pair, temperature * activation_scale * flow, mask=inside
+        grad_activation_cost + pair,
+        inverse_temperature * activation_scale * flow,
+        mask=inside,
     )
-    flow = -temperature * flow
+    flow = -inverse_temperature * flow
     if T.standardise:
         cost, terms = _cost(log_determinant, total, beta, scale, T)
         cost, terms = tl.where(inside, cost, 0.0), tl.where(inside, terms, 0.0)
