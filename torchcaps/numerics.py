@@ -282,13 +282,6 @@ def only_formulas() -> bool:
     return recorded or transformed()
 
 
-def given(**arguments: Any) -> dict[str, Any]:
-    """The arguments that are not None, for checks:
-    ``check_size(**given(in_capsules=in_capsules))``.
-    """
-    return {name: value for name, value in arguments.items() if value is not None}
-
-
 def check_size(least: int = 1, /, **sizes: Any) -> None:
     """Checks that arguments are sizes: one whole number each.
 

@@ -655,14 +655,14 @@ single_steps(digits._replace(weights=torch.zeros(128, 1152)), 128, 10, 16)
 
 NAMES = {
     *("moments_kernel", "scores_kernel", "moments_backward_kernel"),
-    *("scores_backward_kernel", "merge_kernel", "worths_kernel", "combine_kernel"),
+    *("scores_backward_kernel", "merge_kernel", "mean_grads_kernel", "combine_kernel"),
     *("agreed_kernel", "agreed_backward_kernel", "agreement_backward_kernel"),
     *("mixed_kernel", "mixed_backward_kernel"),
 }
 WARPS = {
     ("scores_kernel", "matrices"): 20,
     ("scores_kernel", "vectors"): 12,
-    ("worths_kernel", "matrices"): 12,
+    ("mean_grads_kernel", "matrices"): 12,
     ("scores_backward_kernel", "matrices"): 12,
     ("agreement_backward_kernel", "matrices"): 12,
 }

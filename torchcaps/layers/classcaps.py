@@ -4,7 +4,7 @@ added to the votes.
 
 import math
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,6 @@ from torchcaps.numerics import (
     check_finite,
     check_size,
     compute_dtype,
-    given,
 )
 from torchcaps.ops import Votes
 from torchcaps.ops.plan import known_backend
@@ -270,9 +269,13 @@ class ClassCaps(CapsuleLayer):
                 whose numbers are then ignored; None if all are there.
             initial: the parents of an earlier call, as in :meth:`route`.
         """
-        return self.parents(
-            self.route(children, **given(mask=mask, initial=initial)), children
-        )
+        # A subclass may override route(children) without these two arguments.
+        options: dict[str, Any] = {}
+        if mask is not None:
+            options["mask"] = mask
+        if initial is not None:
+            options["initial"] = initial
+        return self.parents(self.route(children, **options), children)
 
     def parents(self, routed: Routed, children: Capsules) -> Capsules:
         """Return the result of :meth:`route` for these children in the form of

@@ -3,7 +3,7 @@ position.
 """
 
 import math
-from typing import ClassVar, Literal, cast, get_args
+from typing import Any, ClassVar, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from torchcaps.layers.pose import (
     without_own_transforms,
 )
 from torchcaps.layers.pose_norm import PoseScale, norm_of
-from torchcaps.numerics import check_choice, check_finite, given
+from torchcaps.numerics import check_choice, check_finite
 from torchcaps.ops import PARENTS, GridWide, Votes, Windows
 from torchcaps.ops.plan import known_backend
 from torchcaps.routing import EMRouting, LayerShape, Routed, Routing, as_capsules
@@ -125,7 +125,8 @@ class CapsConvNd(CapsuleLayer):
         self.padding = per_axis("padding", padding, self.axes, 0)
         self.dilation = per_axis("dilation", dilation, self.axes, 1)
         check_groups(groups, in_types, out_types)
-        check_finite(0, **given(init_std=init_std))
+        if init_std is not None:
+            check_finite(0, init_std=init_std)
         check_choice("competition", competition, get_args(Competition))
         self.in_types = in_types
         self.out_types = out_types
@@ -251,9 +252,13 @@ class CapsConvNd(CapsuleLayer):
                 the parents, see :meth:`out_mask`.
             initial: the parents of an earlier call, as in :meth:`route`.
         """
-        return self.parents(
-            self.route(children, **given(mask=mask, initial=initial)), children, mask
-        )
+        # A subclass may override route(children) without these two arguments.
+        options: dict[str, Any] = {}
+        if mask is not None:
+            options["mask"] = mask
+        if initial is not None:
+            options["initial"] = initial
+        return self.parents(self.route(children, **options), children, mask)
 
     def parents(
         self,

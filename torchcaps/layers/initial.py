@@ -13,7 +13,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers.classcaps import ClassCaps
 from torchcaps.layers.conv import CapsConvNd
 from torchcaps.layers.linear import CapsLinear
-from torchcaps.numerics import check_positive, given, resolution
+from torchcaps.numerics import check_positive, resolution
 
 # At most: once is not quite enough where the routing depends on the scale, as by a
 # floor of variances
@@ -72,7 +72,7 @@ def _scaled(
         ratio = _deviation(pair[0]) / _deviation(pair[1])
         if 0.99 < ratio < 1.01:
             break
-        for parameter in given(weight=layer.weight, bias=layer.bias).values():
+        for parameter in _of_votes(layer):
             parameter.mul_(ratio)
         parents = layer.forward(*inputs, **named)
     return parents
@@ -184,7 +184,8 @@ def start_length(
         >>> 0.23 < layer(children).activation.mean() < 0.26
         tensor(True)
     """
-    check_positive(**given(target=target))
+    if target is not None:
+        check_positive(target=target)
     rows = children.pose.flatten(1).isfinite().all(1) & children.activation.flatten(
         1
     ).isfinite().all(1)
@@ -201,7 +202,7 @@ def start_length(
 
 def _of_votes(layer: CapsLinear | ClassCaps) -> list[nn.Parameter]:
     """What the votes are linear in: the transforms and, if it is learned, the bias."""
-    return list(given(weight=layer.weight, bias=layer.bias).values())
+    return [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
 
 
 class _Probe:

@@ -1,7 +1,7 @@
 """Fully connected capsules: every child votes for every parent."""
 
 import math
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,6 @@ from torchcaps.numerics import (
     check_positive,
     check_size,
     full_precision,
-    given,
 )
 from torchcaps.ops import Votes
 from torchcaps.ops.plan import known_backend
@@ -135,8 +134,11 @@ class CapsLinear(CapsuleLayer):
                 f"{transforms} transforms need the number of children: in_capsules is "
                 "None"
             )
-        check_size(out_capsules=out_capsules, **given(in_capsules=in_capsules))
-        check_positive(**given(init_std=init_std))
+        check_size(out_capsules=out_capsules)
+        if in_capsules is not None:
+            check_size(in_capsules=in_capsules)
+        if init_std is not None:
+            check_positive(init_std=init_std)
         self.in_capsules = in_capsules
         self.out_capsules = out_capsules
         self.in_pose = pose_shape("in_pose", in_pose)
@@ -291,10 +293,13 @@ class CapsLinear(CapsuleLayer):
                 without parents is not there.
             initial: the parents of an earlier call, as in :meth:`route`.
         """
-        if mask is None and initial is None:
-            routed = self.route(children)  # of a layer of yours, it may take no more
-        else:
-            routed = self.route(children, **given(mask=mask, initial=initial))
+        # A subclass may override route(children) without these two arguments.
+        options: dict[str, Any] = {}
+        if mask is not None:
+            options["mask"] = mask
+        if initial is not None:
+            options["initial"] = initial
+        routed = self.route(children, **options)
         pose = children if isinstance(children, Tensor) else children[0]
         dtype = torch.promote_types(pose.dtype, self.weight.dtype)
         return as_capsules(routed, self.out_pose, dtype)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchcaps.capsules import CapsuleLayer, Capsules, from_pair
 from torchcaps.layers.initial import FirstBatchLinear
 from torchcaps.layers.pose import present
-from torchcaps.numerics import check_size, dtype_of, given
+from torchcaps.numerics import check_size, dtype_of
 from torchcaps.ops import Votes
 from torchcaps.routing import LayerShape, Routed, Routing, SlotAttentionRouting
 from torchcaps.routing.base import as_capsules, routing_of
@@ -121,7 +121,9 @@ class Slots(CapsuleLayer):
         routing: Routing | str | None = None,
     ) -> None:
         super().__init__()
-        check_size(slots=slots, dim=dim, **given(features=features))
+        check_size(slots=slots, dim=dim)
+        if features is not None:
+            check_size(features=features)
         self.slots = slots
         self.dim = dim
         self.features = features
@@ -145,7 +147,8 @@ class Slots(CapsuleLayer):
         slots: int | None = None,
     ) -> Votes:
         """The features as children of this many slots; the routing forms the votes."""
-        check_size(**given(slots=slots))
+        if slots is not None:
+            check_size(slots=slots)
         rows, _ = _rows(features, mask)
         if self.features is not None and rows.shape[-1] != self.features:
             raise ValueError(

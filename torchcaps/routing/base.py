@@ -19,7 +19,6 @@ from torchcaps.numerics import (
     check_series,
     check_share,
     check_size,
-    given,
 )
 from torchcaps.ops import Similarity, Votes
 from torchcaps.spec import (
@@ -112,9 +111,11 @@ class LayerShape:
     types: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        check_size(
-            parents=self.parents, **given(children=self.children, types=self.types)
-        )
+        check_size(parents=self.parents)
+        if self.types is not None:
+            check_size(types=self.types)
+        if self.children is not None:
+            check_size(children=self.children)
         if self.children is not None and self.children % self.kinds:
             raise ValueError(
                 f"types must divide the {self.children} children, got {self.types}"

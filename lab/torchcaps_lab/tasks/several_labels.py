@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.models import ClassifierNetwork, Prediction, box_area
-from torchcaps.numerics import check_size, given
+from torchcaps.numerics import check_size
 from torchcaps_lab.data import Batch, Examples
 from torchcaps_lab.data.manifest import readable
 from torchcaps_lab.look import counted
@@ -80,7 +80,8 @@ class SeveralLabels(Task):
     probability = "probability of the class: its activation, apart from the others"
 
     def __init__(self, count: int | None = None, threshold: float = 0.5) -> None:
-        check_size(**given(count=count))
+        if count is not None:
+            check_size(count=count)
         if not 0 < threshold < 1:
             raise ValueError(f"threshold must be in (0, 1), got {threshold}")
         self.count = count

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, SequentialLR
 from torchcaps.losses import ActivationLoss, MarginLoss
 from torchcaps.models import ClassifierNetwork, create_model, list_models
 from torchcaps.models.registry import MODELS
-from torchcaps.numerics import check_finite, check_size, given
+from torchcaps.numerics import check_finite, check_size
 from torchcaps.routing import Routing
 from torchcaps.spec import Registry, Within
 from torchcaps_lab.data import DataSet, Examples, Preprocess
@@ -513,10 +513,11 @@ class TrainerOptions:
             raise ValueError(
                 f"average must be a share between 0 and 1, got {self.average}"
             )
-        check_finite(0, **given(gradient_clip_val=self.gradient_clip_val))
-        check_size(
-            **given(accumulate_grad_batches=self.extra.get("accumulate_grad_batches"))
-        )
+        if self.gradient_clip_val is not None:
+            check_finite(0, gradient_clip_val=self.gradient_clip_val)
+        accumulate = self.extra.get("accumulate_grad_batches")
+        if accumulate is not None:
+            check_size(accumulate_grad_batches=accumulate)
         options = {**OURS, **{name: f"trainer.{name}" for name in vars(self)}}
         for name in self.extra:
             if name in options:

@@ -182,6 +182,8 @@ class NativeVotes(FusedVotes):
         entries: dict[int, _Entry] = {}
         token = None
         if grad_mode:
+            # Every step takes this scalar as an input. Autograd runs a node after all users of its
+            # output, so _Token.backward runs after the last step.
             token = _Token.apply(entries, children, transforms, coordinates)
         # One layout for all steps, however many threads there are later.
         parts = 0 if self.sites is None else passes.row_parts(self._call(None))
@@ -213,6 +215,8 @@ class NativeVotes(FusedVotes):
         scored = ledger.scored
         ledger.scored = None
         name = token = logits = None
+        # The same tensors, by identity and version: this step has the logits of the scores
+        # pass, and need not form the votes for them again.
         if scored is not None and scored.have(call):
             name = scored.name
             token = scored.token
@@ -370,6 +374,8 @@ class _Moments(torch.autograd.Function):
         if entry is not None:
             entry.terms += flowing.terms
             if defers and flowing.flow is not None:
+                # The scores pass runs after this step, since the step took its token. It adds its own
+                # gradient to this buffer, and differentiates the parents once for both.
                 entry.left[step.scores] = flowing.flow
         return *_BESIDE, *flowing.gradients
 

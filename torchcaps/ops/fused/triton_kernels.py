@@ -72,7 +72,7 @@ class Tile:
         dot: the rows of a tile are enough for ``tl.dot`` to sum the transforms'
             gradient over them.
         tiny: the least mass to divide by, :func:`torchcaps.numerics.positive`.
-        based: the gradient of the mass is what a vote at the mean is worth.
+        based: the gradient of the mass is that of the share of a vote at the mean.
         even: what each parent gets of a child in an even step.
         ahead: poses and transforms of a child are loaded while the one before it is
             worked on.
@@ -534,17 +534,19 @@ def scores_kernel(
 
 
 @triton.jit
-def _similarity_backward(flow, votes, alpha, beta, first, second, T: tl.constexpr):
+def _similarity_backward(
+    grad_logits, votes, alpha, beta, first, second, T: tl.constexpr
+):
     """What the gradient of the logits, [b, j], passes on to the votes, and adds to the
     sums over the children.
     """
-    flow = flow[None, None]
+    grad_logits = grad_logits[None, None]
     if beta is not None:
         deviation = votes - alpha
-        slope = flow * deviation
+        slope = grad_logits * deviation
         return -slope * beta, first + slope, second + slope * deviation
     elif alpha is not None:
-        return flow * alpha, first + flow * votes, second
+        return grad_logits * alpha, first + grad_logits * votes, second
     else:
         return tl.full([T.d, T.m, T.b, T.j], 0.0, T.dtype), first, second
 
@@ -585,22 +587,22 @@ def _staggered(I):
 
 
 @triton.jit
-def _worth(votes, base, slope_sum, slope_scatter, final, scatter):
-    """What a share of a child is worth to each parent, [b, j], and the slope of that by
+def _grad_share(votes, base, slope_sum, slope_scatter, final, scatter):
+    """The gradient of a share of a child, [b, j], and the slope of that by
     its vote, [d, m, b, j]; ``scatter`` is None if there is none.
     """
     if scatter is not None:
         deviation = votes - final
         scaled = deviation * slope_scatter
-        worth = base + _inner(deviation, slope_sum + scaled)
-        return worth, slope_sum + 2.0 * scaled
+        grad_share = base + _inner(deviation, slope_sum + scaled)
+        return grad_share, slope_sum + 2.0 * scaled
     else:
         return base + _inner(votes, slope_sum), slope_sum
 
 
 @triton.jit
 def _upstream(mean, rest, grad_mass, grad_sum, grad_scatter, B, J, T: tl.constexpr):
-    """The worth of a vote at the mean, [b, j], or at 0 without a scatter; the gradients
+    """The gradient of the share of a vote at the mean, [b, j], or at 0 without a scatter; the gradients
     of sum and scatter, and the mean, [d, m, b, j].
 
     The mean of the votes is ``mean + rest``. About that, weighted deviations add up to
@@ -625,7 +627,7 @@ def _upstream(mean, rest, grad_mass, grad_sum, grad_scatter, B, J, T: tl.constex
 
 
 @triton.jit
-def _weighted(assignment, worth, weights, grad_weights, child, B, T: tl.constexpr):
+def _weighted(assignment, grad_share, weights, grad_weights, child, B, T: tl.constexpr):
     """The share of a child that each parent takes, [b, j]; adds the gradient of the
     child's weight.
     """
@@ -634,42 +636,51 @@ def _weighted(assignment, worth, weights, grad_weights, child, B, T: tl.constexp
     else:
         inside = _rows(T) < B
         if grad_weights is not None:
-            _add(grad_weights, child, tl.sum(assignment * worth, 1), inside, T.overlap)
+            _add(
+                grad_weights,
+                child,
+                tl.sum(assignment * grad_share, 1),
+                inside,
+                T.overlap,
+            )
         return assignment * tl.load(weights + child, mask=inside, other=0.0)[:, None]
 
 
 @triton.jit
-def _flow(
+def _logits_backward(
     share,
-    worth,
+    grad_share,
     assignment,
     log_partition,
     grad_log_partition,
-    worths,
+    mean_grads,
     child,
     at,
     B,
     I,
     T: tl.constexpr,
 ):
-    """The gradient of the logits, [b, j], where the parents of the tile compete, or it
-    is known what a child is worth to all that do; else that of the given normaliser.
+    """The gradient of the logits, [b, j], where the parents of the tile compete, or the
+    mean of theirs over all who do is known; else that under the given log-partition.
     """
     inside = _rows(T) < B
-    if worths is not None:
-        common = tl.load(worths + child, mask=inside, other=0.0)
-        flow = share * (worth - common[:, None])
+    # Softmax backward: dl_j = r_j (g_j - sum_k R_k g_k). The sum is over all who compete:
+    # from mean_grads_kernel, from this tile, or left to the caller, since the gradient of
+    # the log-partition is minus this sum.
+    if mean_grads is not None:
+        common = tl.load(mean_grads + child, mask=inside, other=0.0)
+        grad_logits = share * (grad_share - common[:, None])
     else:
-        flow = share * worth
-        total = tl.sum(flow, 1)
+        grad_logits = share * grad_share
+        total = tl.sum(grad_logits, 1)
         if log_partition is None:
-            flow -= assignment * total[:, None]
+            grad_logits -= assignment * total[:, None]
         elif T.by_row:
             block = tl.program_id(2) * (B.to(tl.int64) * I)
             tl.store(grad_log_partition + block + at, -total, mask=inside)
         else:
             _add(grad_log_partition, child, -total, inside, T.overlap)
-    return flow
+    return grad_logits
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -686,8 +697,8 @@ def moments_backward_kernel(
     log_weight,
     mean,  # the final mean, [B, H, J], or None
     rest,  # what rounding took from it, [B, H, J], or None
-    # What a child is worth to all parents that compete for it, [N, G], if that is known
-    worths,
+    # sum_wj R_wij g_wij over all parents that compete for a child, [N, G], if it is known
+    mean_grads,
     grad_mass,  # [B, J], or None for 0
     grad_sum,  # [B, H, J]
     grad_scatter,  # [B, H, J] or None
@@ -736,19 +747,19 @@ def moments_backward_kernel(
         )
         logits = _logits(votes, alpha, beta, gamma, T)
         assignment = _assignment(logits, best, log_partition, at, child, B, T)
-        worth, slope = _worth(
+        grad_share, slope = _grad_share(
             votes, base, slope_sum, slope_scatter, final, grad_scatter
         )
-        share = _weighted(assignment, worth, weights, grad_weights, child, B, T)
+        share = _weighted(assignment, grad_share, weights, grad_weights, child, B, T)
         slope = share[None, None] * slope
         if not T.hard and (centre is not None or grad_log_partition is not None):
-            flow = _flow(
+            grad_logits = _logits_backward(
                 share,
-                worth,
+                grad_share,
                 assignment,
                 log_partition,
                 grad_log_partition,
-                worths,
+                mean_grads,
                 child,
                 at,
                 B,
@@ -756,9 +767,9 @@ def moments_backward_kernel(
                 T,
             )
             passed, first, second = _similarity_backward(
-                flow, votes, alpha, beta, first, second, T
+                grad_logits, votes, alpha, beta, first, second, T
             )
-            zeroth += flow
+            zeroth += grad_logits
             slope += passed
         if grad_children is not None:
             _votes_backward(
@@ -831,18 +842,18 @@ def scores_backward_kernel(
         if partition is not None:
             logits = _logits(votes, alpha, beta, gamma, T)
             normaliser = tl.load(partition + at, mask=inside, other=0.0)
-            flow = (
+            grad_logits = (
                 tl.exp(logits - normaliser[:, None])
                 * tl.load(grad + at, mask=inside, other=0.0)[:, None]
             )
         else:
             mask = inside[:, None] & (parents < T.J)[None, :]
             place = at[:, None] * T.J + parents[None, :] + (J - T.J)
-            flow = tl.load(grad + place, mask=mask, other=0.0)
+            grad_logits = tl.load(grad + place, mask=mask, other=0.0)
         slope, first, second = _similarity_backward(
-            flow, votes, alpha, beta, first, second, T
+            grad_logits, votes, alpha, beta, first, second, T
         )
-        zeroth += flow
+        zeroth += grad_logits
         _votes_backward(
             slope,
             children,
@@ -871,7 +882,7 @@ def scores_backward_kernel(
 
 
 @triton.jit(do_not_specialize=SIZES)
-def worths_kernel(
+def mean_grads_kernel(
     children,  # the inputs are those of moments_backward_kernel
     transforms,
     coordinates,
@@ -885,7 +896,7 @@ def worths_kernel(
     grad_mass,
     grad_sum,
     grad_scatter,
-    worths,  # out: [N, G], added to
+    mean_grads,  # out: [N, G], added to
     B,
     W,
     I,
@@ -893,7 +904,7 @@ def worths_kernel(
     J,
     T: tl.constexpr,
 ):
-    """What each child is worth to all parents of all windows that compete for it,
+    """The mean gradient of the shares over all parents that compete for a child,
     ``sum_wj R_wij worth_wij``.
     """
     rows = _rows(T)
@@ -910,8 +921,10 @@ def worths_kernel(
         votes = _votes(children, transforms, coordinates, child, i, B, J, T)
         logits = _logits(votes, alpha, beta, gamma, T)
         assignment = _assignment(logits, None, log_partition, 0, child, B, T)
-        worth, _ = _worth(votes, base, slope_sum, slope_scatter, final, grad_scatter)
-        _add(worths, child, tl.sum(assignment * worth, 1), rows < B, T.overlap)
+        grad_share, _ = _grad_share(
+            votes, base, slope_sum, slope_scatter, final, grad_scatter
+        )
+        _add(mean_grads, child, tl.sum(assignment * grad_share, 1), rows < B, T.overlap)
 
 
 @triton.jit
@@ -922,9 +935,9 @@ def _agreement_slope(votes, alpha, slope_sum, T: tl.constexpr):
     logits = _logits(votes, alpha, None, None, T)
     top, total = _normaliser(logits, T)
     assignment = tl.exp(logits - top[:, None]) / total[:, None]
-    flow = assignment * _inner(votes, slope_sum)
-    flow -= assignment * tl.sum(flow, 1)[:, None]
-    return assignment[None, None] * slope_sum + flow[None, None] * alpha
+    grad_logits = assignment * _inner(votes, slope_sum)
+    grad_logits -= assignment * tl.sum(grad_logits, 1)[:, None]
+    return assignment[None, None] * slope_sum + grad_logits[None, None] * alpha
 
 
 @triton.jit(do_not_specialize=SIZES)

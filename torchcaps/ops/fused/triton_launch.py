@@ -71,7 +71,7 @@ TILES = {
         "moments": Cut(8, 32, product=128, ahead=True),
         "scatter": Cut(4, 16, product=128, at_once=4),
         "scores": Cut(4, 16, at_once=3),
-        "worths": Cut(4, 16, product=128, at_once=2),
+        "mean_grads": Cut(4, 16, product=128, at_once=2),
         "backward": Cut(8, 16, product=128),
         "scatter backward": Cut(1, 16, product=32, at_once=8),
         "flow": Cut(8, 32, product=128, ahead=True),
@@ -81,7 +81,7 @@ TILES = {
         "moments": Cut(4, 32, product=16, ahead=True, at_once=2),
         "scatter": Cut(8, 16, product=16, at_once=2, registers=128),
         "scores": Cut(4, 16, product=16, at_once=5),
-        "worths": Cut(1, 16, product=16, at_once=12),
+        "mean_grads": Cut(1, 16, product=16, at_once=12),
         "backward": Cut(1, 16, product=16, ahead=True, at_once=8),
         "scatter backward": Cut(1, 16, product=16, ahead=True, at_once=8),
         "flow": Cut(4, 32, product=16, ahead=True, at_once=2),
@@ -92,7 +92,7 @@ TILES = {
 gradients of them. Nothing spills registers.
 
 As measured on an H200 with DigitCaps and ConvCaps1 (PyTorch 2.11, Triton 3.6), but for
-scores and worths of vectors. Not all that is faster is here: with 64 numbers a lane,
+scores and mean_grads of vectors. Not all that is faster is here: with 64 numbers a lane,
 moments of vectors take 0.83 of the time, and spill where there are weights. Passing
 gradients on takes one warp, which waits for no other, or so many rows that ``tl.dot``
 adds them up.

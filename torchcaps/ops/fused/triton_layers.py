@@ -342,7 +342,7 @@ def mixture_backward(
     launch = Launch(call, tiling, "scatter backward")
     launch.tile = replace(launch.tile, overlap=True, based=True)  # all steps add
     grads, steps = Gradients(launch.alone()), len(settings.inverse_temperatures)
-    worths = mixed.mean.new_zeros((steps, *call.children.shape[:2]))
+    mean_grads = mixed.mean.new_zeros((steps, *call.children.shape[:2]))
     costs = launch.empty(2, steps, launch.B, launch.J)
     options = {
         "standardise": settings.standardise,
@@ -376,10 +376,10 @@ def mixture_backward(
             launch.J,
             1 if parts[0] is None else parts[0].shape[0],
         )
-        parts = _mixed_pass(launch, seen, grads, mixed, step, worths[step], fields)
+        parts = _mixed_pass(launch, seen, grads, mixed, step, mean_grads[step], fields)
         if last and step:
             parts = [*map(_with, parts, compared_with)]
-    grad_weights = None if call.weights is None else worths.sum(0)
+    grad_weights = None if call.weights is None else mean_grads.sum(0)
     grad_costs = [each.sum((0, 1)) for each in costs]  # compilers want no views
     return (
         grads.children,
@@ -404,7 +404,7 @@ def _mixed_pass(
     grads: Gradients,
     mixed: EMSteps,
     step: int,
-    worths: Tensor,
+    mean_grads: Tensor,
     moments: Sequence[Tensor],
 ) -> list[Tensor | None]:
     """Adds the gradients of one step, and returns those of what it compared with.
@@ -415,7 +415,7 @@ def _mixed_pass(
         grads: added to.
         mixed: what :func:`mixture` gave.
         step: from 0.
-        worths: the worths of the children in this step, (N, G), zeros; filled if
+        mean_grads: the mean_grads of the children in this step, (N, G), zeros; filled if
             wanted.
         moments: the gradients of those of the step.
     """
@@ -428,10 +428,10 @@ def _mixed_pass(
         compared = launch.comparing(*(field[step - 1] for field in fields))
         parts[:] = empty_fields(compared)
         if seen is not None:
-            first = compared.for_work("worths")
+            first = compared.for_work("mean_grads")
             first.tile = replace(first.tile, overlap=True, based=True)
             first(
-                device.worths_kernel,
+                device.mean_grads_kernel,
                 *launch.votes,
                 partition,
                 call.sites,
@@ -439,10 +439,10 @@ def _mixed_pass(
                 mean,
                 None,
                 *moments,
-                worths,
+                mean_grads,
             )
-            summed = worths
-    weighed = worths if call.weights is not None and summed is None else None
+            summed = mean_grads
+    weighed = mean_grads if call.weights is not None and summed is None else None
     compared(
         device.moments_backward_kernel,
         *launch.votes,

@@ -1,4 +1,5 @@
 // Poses of any shape, all similarities, with or without scatter: each vote is formed in registers whenever it is used.
+// Loop nest: blocks of rows (a row in each lane), kChildren children at a time, parents, numbers of a vote.
 #pragma once
 
 #include <algorithm>
@@ -344,7 +345,7 @@ class AnyPose : Rows<T> {
 
   // One block of rows: shares and gradients of the logits, and from these those of the similarity and the activations.
   struct Flow {
-    enum Worth { kOfNothing, kOfSum, kOfScatter };  // a share's gradient, from those of sum and scatter
+    enum GradShare { kOfNothing, kOfSum, kOfScatter };  // a share's gradient, from those of sum and scatter
 
     const AnyPose& k;
     const bool moments;   // else scores
@@ -407,7 +408,7 @@ class AnyPose : Rows<T> {
         for (int h = 0; h < k.H; ++h) up_mass[j] += mean[j * k.H + h] * up_sum[j * k.H + h];
     }
 
-    // Puts logits into `share`, and the worth of each share, its gradient, into `gradient`.
+    // Puts logits into `share`, and the gradient of each share, its gradient, into `gradient`.
     void compare(int start, int count) {
       if (k.call.similarity == kGaussian) return compare_by<kGaussian>(start, count);
       if (k.call.similarity == kInnerProduct) return compare_by<kInnerProduct>(start, count);
@@ -422,40 +423,40 @@ class AnyPose : Rows<T> {
       if constexpr (similarity != kUniform) compare_by<similarity, kOfNothing>(start, count);
     }
 
-    template <Similarity similarity, Worth worth>
+    template <Similarity similarity, GradShare grad_of>
     __attribute__((noinline)) void compare_by(int start, int count) {
       const Parents parents = {centre.data(), precision.data(), log_weight.data()};
       for (int j = 0; j < k.J; ++j)
         for (int i = 0; i < count; ++i) {
-          Sums sums = {}, worths = {};
+          Sums sums = {}, grad_sums = {};
           const V* pose = u.data() + i * k.M * k.P;
           k.each_rows(pose, k.transform(start + i, j), k.offset(start + i), scratch.data(), [&](const V* v, int first, int n) {
             k.template compare<similarity>(v, first, n, parents, j, sums);
-            add_worth<worth>(v, first, n, j, worths);
+            add_grad_share<grad_of>(v, first, n, j, grad_sums);
           });
           if constexpr (similarity != kUniform) share[i * k.J + j] = k.template logit<similarity>(sums, parents, j);
-          if constexpr (worth != kOfNothing) gradient[i * k.J + j] = up_mass[j] + k.total(worths);
+          if constexpr (grad_of != kOfNothing) gradient[i * k.J + j] = up_mass[j] + k.total(grad_sums);
         }
     }
 
-    template <Worth worth>
-    __attribute__((always_inline)) inline void add_worth(const V* v, int first, int count, int j, Sums& sums) const {
-      if constexpr (worth == kOfNothing) return;
+    template <GradShare grad_of>
+    __attribute__((always_inline)) inline void add_grad_share(const V* v, int first, int count, int j, Sums& sums) const {
+      if constexpr (grad_of == kOfNothing) return;
       const int64_t at = int64_t{j} * k.pose() + first;
       const V *s = up_sum.data() + at, *q = up_scatter.data() + at, *m = mean.data() + at;
-      if constexpr (worth == kOfSum) return add_up(count, sums, [&](int h) { return v[h] * s[h]; });
+      if constexpr (grad_of == kOfSum) return add_up(count, sums, [&](int h) { return v[h] * s[h]; });
       add_up(count, sums, [&](int h) {
         const V deviation = v[h] - m[h];
         return deviation * (deviation * q[h] + s[h]);
       });
     }
 
-    // From logits and worth to a_i R_ij and the gradients of the logits.
+    // From logits and gradients of the shares to a_i R_ij and the gradients of the logits.
     void flow_of_moments(int64_t row, int64_t end, int start, int count) {
-      V worth[kChildren];
+      V mean_grad[kChildren];
       k.load_own(row, end, start, count, own);
-      k.flow_of_moments(share.data(), gradient.data(), own, 0, count, worth);
-      k.add_own(worth, own, row, end, start, count);
+      k.flow_of_moments(share.data(), gradient.data(), own, 0, count, mean_grad);
+      k.add_own(mean_grad, own, row, end, start, count);
     }
 
     // The gradients of the logits, from the upstream ones of the logits or of their normaliser; the logits are in `share`.
@@ -475,29 +476,29 @@ class AnyPose : Rows<T> {
 
     // For shares that can be found one parent at a time: even ones, and those of logits that were written down.
     void flow_apart(int64_t row, int64_t end, int64_t block, int start, int count) {
-      V worth[kChildren] = {};
+      V mean_grad[kChildren] = {};
       k.load_own(row, end, start, count, own);
       if (up_scatter.empty()) {
-        k.even() ? even_by<kOfSum>(block, start, count, worth) : written_by<kOfSum>(block, start, count, worth);
+        k.even() ? even_by<kOfSum>(block, start, count, mean_grad) : written_by<kOfSum>(block, start, count, mean_grad);
       } else {
-        k.even() ? even_by<kOfScatter>(block, start, count, worth) : written_by<kOfScatter>(block, start, count, worth);
+        k.even() ? even_by<kOfScatter>(block, start, count, mean_grad) : written_by<kOfScatter>(block, start, count, mean_grad);
       }
-      k.add_own(worth, own, row, end, start, count);
+      k.add_own(mean_grad, own, row, end, start, count);
     }
 
-    // The worth of a share: the gradient of the loss with respect to it.
-    template <Worth worth>
-    __attribute__((always_inline)) inline V worth_of(int start, int i, int j) {
-      Sums worths = {};
+    // The gradient of a share: the gradient of the loss with respect to it.
+    template <GradShare grad_of>
+    __attribute__((always_inline)) inline V grad_share_of(int start, int i, int j) {
+      Sums grad_sums = {};
       k.each_rows(u.data() + i * k.M * k.P, k.transform(start + i, j), k.offset(start + i), scratch.data(),
-                  [&](const V* v, int first, int n) { add_worth<worth>(v, first, n, j, worths); });
-      return up_mass[j] + k.total(worths);
+                  [&](const V* v, int first, int n) { add_grad_share<grad_of>(v, first, n, j, grad_sums); });
+      return up_mass[j] + k.total(grad_sums);
     }
 
-    template <Worth worth>
+    template <GradShare grad_of>
     __attribute__((noinline)) void even_by(int64_t block, int start, int count, V* total) {
       for (int j = 0; j < k.J && (k.call.grad_weights || k.call.grad_log_partition); ++j)
-        for (int i = 0; i < count; ++i) total[i] += worth_of<worth>(start, i, j);
+        for (int i = 0; i < count; ++i) total[i] += grad_share_of<grad_of>(start, i, j);
       for (int i = 0; i < count; ++i) {
         const V R = k.even_share(own.log_partition[i]), share = R * own.weight[i];
         total[i] *= R;
@@ -505,7 +506,7 @@ class AnyPose : Rows<T> {
       }
     }
 
-    template <Worth worth>
+    template <GradShare grad_of>
     __attribute__((noinline)) void written_by(int64_t block, int start, int count, V* total) {
       const int64_t at = k.coefficient(block, start, 0, k.J);
       const T* logits = readable(k.call.logits) + at;
@@ -514,7 +515,7 @@ class AnyPose : Rows<T> {
         V R[kChildren];
         k.probabilities(logits, j, count, own.log_partition, R);
         for (int i = 0; i < count; ++i) {
-          const V g = worth_of<worth>(start, i, j);
+          const V g = grad_share_of<grad_of>(start, i, j);
           total[i] += R[i] * g;
           k.put_coefficient(R[i] * own.weight[i], shares, i, j);
           flow[i] = R[i] * (own.weight[i] * g);

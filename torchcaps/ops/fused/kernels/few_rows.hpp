@@ -1,6 +1,7 @@
 // Vector poses under inner products, few rows: the numbers of a parent's pose lie in the lanes, so that a batch of one fills
 // them, and a transform is read in the order of its memory. Logits have a pair of a child and a row in each lane: as many
 // children are processed at a time as fill the lanes.
+// Loop nest: groups of children, parents, vectors of a pose, rows.
 #pragma once
 
 #include <algorithm>
@@ -177,9 +178,9 @@ struct FewRows : VectorCall<T, P_, D_> {
       put(start, count, 0, 1, even * k.weights_of(start, count), k.call.shares);
       if (!k.call.grad_weights) return;
       k.template form<1>(start, count, k.kept(start, scratch), {up_sum.data()}, {gradient.data()});
-      V worth{};
-      for (int j = 0; j < k.J; ++j) worth += gradient[j] + up_mass[j];
-      put_weights(start, count, even * worth);
+      V grad_sum_of_shares{};
+      for (int j = 0; j < k.J; ++j) grad_sum_of_shares += gradient[j] + up_mass[j];
+      put_weights(start, count, even * grad_sum_of_shares);
     }
 
     void compare(int start, int count) {

@@ -13,6 +13,9 @@
 
 namespace {
 
+// Loop nest: blocks of rows (kBlocks at once share one read of the transforms, kSide of them in registers), children two by two,
+// parents, numbers of a vote. Layout: a V is one number of kLanes rows, a "block". Of a block: u [child, P], votes [child, J, D],
+// share [child, J].
 template <typename T, int P_, int D_>
 struct ManyRows : VectorCall<T, P_, D_> {
   using Base = VectorCall<T, P_, D_>;
@@ -354,20 +357,20 @@ struct ManyRows : VectorCall<T, P_, D_> {
       typename Base::Own own[blocks];
       for (int n = 0; n < blocks; ++n) k.load_own(row + n * kLanes, end, start, count, own[n]);
       if (k.uniform) return share_evenly<blocks>(start, count, own, row, end, b, block);
-      V worth[blocks][kChildren];
+      V mean_grad[blocks][kChildren];
       for (int i = 0; i < count; i += kPair) {
         const int both = std::min(kPair, count - i);
         std::fill(share.begin(), share.end(), V{});
         for (int one = 0; one < both; ++one) compare<blocks>(start + i + one, one, u.data() + (i + one) * k.P, b);
         for (int n = 0; n < blocks; ++n) {
           V *shares = share.data() + n * k.pairs(), *gradients = gradient.data() + n * k.pairs();
-          k.flow_of_moments(shares, gradients, own[n], i, both, worth[n] + i);
+          k.flow_of_moments(shares, gradients, own[n], i, both, mean_grad[n] + i);
           k.put_flow(shares, gradients, block + n, start + i, both);
           V* d_centres = d_centre.data() + (b + n) * int64_t{k.J} * k.D;
           if (compares) k.add_pair(both, votes.data() + n * k.votes(), gradients, d_centres);
         }
       }
-      for (int n = 0; n < blocks; ++n) k.add_own(worth[n], own[n], row + n * kLanes, end, start, count);
+      for (int n = 0; n < blocks; ++n) k.add_own(mean_grad[n], own[n], row + n * kLanes, end, start, count);
     }
 
     template <int blocks>
@@ -379,28 +382,30 @@ struct ManyRows : VectorCall<T, P_, D_> {
         for (int i = 0; i < count; ++i) k.put_coefficients(even[n] + i, block + n, start + i, 1, 1, k.call.shares);
       }
       if (!k.call.grad_weights && !k.call.grad_log_partition) return;
-      V worth[blocks][kChildren] = {};
+      V mean_grad[blocks][kChildren] = {};
       for (int i = 0; i < count; ++i) {
         compare<blocks>(start + i, 0, u.data() + i * k.P, b);
         for (int n = 0; n < blocks; ++n) {
-          for (int j = 0; j < k.J; ++j) worth[n][i] += gradient[n * k.pairs() + j];
-          worth[n][i] *= probability[n][i];
+          for (int j = 0; j < k.J; ++j) mean_grad[n][i] += gradient[n * k.pairs() + j];
+          mean_grad[n][i] *= probability[n][i];
         }
       }
-      for (int n = 0; n < blocks; ++n) k.add_own(worth[n], own[n], row + n * kLanes, end, start, count);
+      for (int n = 0; n < blocks; ++n) k.add_own(mean_grad[n], own[n], row + n * kLanes, end, start, count);
     }
 
-    // Logits of child i, and the worth of its shares: the gradients of the loss with respect to them.
+    // Logits of child i, and the gradients of its shares.
     template <int blocks>
     void compare(int i, int one, const V* pose, int b) {
       const int64_t at = int64_t{b} * k.J * k.D;
       V *v = votes.data() + int64_t{one} * k.J * k.D;
-      V *logits = share.data() + one * k.J, *worth = gradient.data() + one * k.J;
-      for (int n = 0; n < blocks; ++n) std::copy_n(up_mass.data() + (b + n) * k.J, k.J, worth + n * k.pairs());
+      V *logits = share.data() + one * k.J, *grad_share = gradient.data() + one * k.J;
+      for (int n = 0; n < blocks; ++n) std::copy_n(up_mass.data() + (b + n) * k.J, k.J, grad_share + n * k.pairs());
       if (k.compares) {
-        k.template form_votes<blocks, 2>(pose, i, v, {centre.data() + at, up_sum.data() + at}, {logits, worth});
+        // Two products of each vote in one pass: with the centre (the logit), and with the gradient of the sum (the gradient of the
+        // share, which starts at that of the mass).
+        k.template form_votes<blocks, 2>(pose, i, v, {centre.data() + at, up_sum.data() + at}, {logits, grad_share});
       } else {
-        k.template form_votes<blocks, 1>(pose, i, v, {up_sum.data() + at}, {worth});
+        k.template form_votes<blocks, 1>(pose, i, v, {up_sum.data() + at}, {grad_share});
       }
     }
   };

@@ -433,21 +433,21 @@ struct Rows {
   }
 
   // From the logits, in R [count, J], and the gradients g of the shares a_i R_ij: in place, the shares in R and the gradients
-  // of the logits in g; and sum_j R_ij g_ij in `worth`.
-  void flow_of_moments(V* R, V* g, const Own& own, int first, int count, V* worth) const {
+  // of the logits in g; and sum_j R_ij g_ij in `mean_grad`.
+  void flow_of_moments(V* R, V* g, const Own& own, int first, int count, V* mean_grad) const {
     assign(R, count, own.log_partition + first);
     int i = 0;
-    for (; i + 2 <= count; i += 2) flow_together<2>(R + i * J, g + i * J, own.weight + first + i, worth + i);
-    for (; i < count; ++i) flow_together<1>(R + i * J, g + i * J, own.weight + first + i, worth + i);
+    for (; i + 2 <= count; i += 2) flow_together<2>(R + i * J, g + i * J, own.weight + first + i, mean_grad + i);
+    for (; i < count; ++i) flow_together<1>(R + i * J, g + i * J, own.weight + first + i, mean_grad + i);
   }
 
   template <int count>
-  void flow_together(V* R, V* g, const V* weights, V* worth) const {
+  void flow_together(V* R, V* g, const V* weights, V* mean_grad) const {
     V weight[count], total[count] = {};
     for (int i = 0; i < count; ++i) weight[i] = weights[i];
     for (int j = 0; j < J; ++j)
       for (int i = 0; i < count; ++i) total[i] += R[i * J + j] * g[i * J + j];
-    for (int i = 0; i < count; ++i) worth[i] = total[i], total[i] *= weight[i];
+    for (int i = 0; i < count; ++i) mean_grad[i] = total[i], total[i] *= weight[i];
     for (int j = 0; j < J; ++j)
       for (int i = 0; i < count; ++i) {
         V &share = R[i * J + j], &flow = g[i * J + j];
@@ -458,11 +458,11 @@ struct Rows {
   }
 
   // Adds the gradients of the fields of some children, from sum_j R_ij g_ij.
-  void add_own(const V* worth, const Own& own, int64_t row, int64_t end, int start, int count) const {
-    if (call.grad_weights) add_each(worth, row, end, start, count, call.grad_weights);
+  void add_own(const V* mean_grad, const Own& own, int64_t row, int64_t end, int start, int count) const {
+    if (call.grad_weights) add_each(mean_grad, row, end, start, count, call.grad_weights);
     if (!call.grad_log_partition) return;
     V outflow[kTogether];
-    for (int i = 0; i < count; ++i) outflow[i] = -worth[i] * own.weight[i];
+    for (int i = 0; i < count; ++i) outflow[i] = -mean_grad[i] * own.weight[i];
     add_each(outflow, row, end, start, count, call.grad_log_partition);
   }
 
