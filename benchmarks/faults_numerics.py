@@ -94,7 +94,7 @@ def degenerate(folder: Path, count: int, chance: random.Random) -> Iterator[bool
 )
 def both_modes(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
     """Networks with the slow running values of their papers, after 10 to 60 steps."""
-    sizes = {
+    sizes: dict[str, dict[str, Any]] = {
         "deepcaps": {
             "image_shape": (1, 16, 16),
             "channels": 16,

@@ -200,7 +200,7 @@ def start_length(
     return factor
 
 
-def _of_votes(layer: CapsLinear | ClassCaps) -> list[nn.Parameter]:
+def _of_votes(layer: CapsConvNd | CapsLinear | ClassCaps) -> list[nn.Parameter]:
     """What the votes are linear in: the transforms and, if it is learned, the bias."""
     return [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
 

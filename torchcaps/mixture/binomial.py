@@ -1,6 +1,7 @@
 """The problem of the two coins: a mixture of binomials."""
 
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -223,7 +224,7 @@ class BinomialMixture(Mixture):
         components (n_samples,), sorted by these.
         """
         check_number("throws", throws, 1, integral=True)
-        return self._sample(n_samples, throws)
+        return self._sample(n_samples, partial(self._draw, throws=throws))
 
     def _draw(self, component: int, count: int, chance: Any, throws: int = 1) -> Array:
         sides = self.probabilities_[component].astype(np.float64)

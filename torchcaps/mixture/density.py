@@ -4,6 +4,7 @@ log-likelihood.
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -120,20 +121,21 @@ class Mixture(DensityMixin, Clustering):
         """Draw points, (n_samples, n_features), and their components (n_samples,),
         sorted by these.
         """
-        return self._sample(n_samples)
+        return self._sample(n_samples, self._draw)
 
-    def _sample(self, n_samples: int, *how: int) -> tuple[Array, Array]:
+    def _sample(
+        self, n_samples: int, draw: Callable[[int, int, Any], Array]
+    ) -> tuple[Array, Array]:
         check_is_fitted(self)
         check_number("n_samples", n_samples, 1, integral=True)
         chance = check_random_state(self.random_state)
         weights = self.weights_.astype(np.float64)
         counts = chance.multinomial(n_samples, weights / weights.sum())
         drawn = [
-            self._draw(component, count, chance, *how)
-            for component, count in enumerate(counts)
+            draw(component, count, chance) for component, count in enumerate(counts)
         ]
         return np.vstack(drawn), np.repeat(np.arange(len(counts)), counts)
 
     @abstractmethod
-    def _draw(self, component: int, count: int, chance: Any, *how: int) -> Array:
+    def _draw(self, component: int, count: int, chance: Any) -> Array:
         """Draw as many points of one component, (count, n_features)."""

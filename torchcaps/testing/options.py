@@ -232,7 +232,7 @@ def _anew(votes: Votes) -> Votes:
         votes.children,
         votes.transforms,
         votes.coordinates,
-        votes.normaliser,
+        votes.competition,
         votes.backend,
         votes.sites,
         votes.mask,

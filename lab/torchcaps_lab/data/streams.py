@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedIOBase, BytesIO
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -48,7 +49,8 @@ def unpacked(path: Path) -> Iterator[BufferedIOBase]:
                 with gzip.open(plain) as stream:
                     yield stream
             else:
-                yield plain
+                # A file opened to read bytes is buffered.
+                yield cast(BufferedIOBase, plain)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is a broken gzip file: {error}") from error
 

@@ -106,11 +106,11 @@ def _tensors(file: Path) -> dict[str, Tensor]:
             state = torch.load(content, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         named = re.search(r"GLOBAL (\S+)", str(error))
-        content = "other things than tensors, or is damaged"
+        held = "other things than tensors, or is damaged"
         if named:
-            content = named.group(1)
+            held = named.group(1)
         raise ValueError(
-            f"{file} holds {content}; expected tensors by name, and nothing was executed"
+            f"{file} holds {held}; expected tensors by name, and nothing was executed"
         ) from None
     except Exception as error:  # torch raises many types
         raise ValueError(

@@ -228,7 +228,9 @@ def _table(path: Path, left_out: dict[str, str], columns: Columns) -> list[TextI
             category, written = row.cells[label].strip(), row.cells[text]
             check_text(category, f"{path}, row {number}: {columns.label}")
             check_text(written, f"{path}, row {number}: {columns.text}")
-            group = table.values(row)[columns.group].strip() if columns.group else ""
+            group = ""
+            if columns.group:
+                group = table.values(row, [columns.group])[columns.group].strip()
             items.append(TextItem(name, category, written, group=group))
     return items
 
