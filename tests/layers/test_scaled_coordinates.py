@@ -26,7 +26,7 @@ def capsules(*grid: int, scale: float = 1.0, batch: int = 2, seed: int = 0) -> C
 
 def make_layer(axes: int = 2, **options: Any) -> ClassCaps:
     torch.manual_seed(0)
-    routing = EMRouting.preset("soft", variance_floor=1e-12)
+    routing = EMRouting.preset("soft", variance_floor=1e-15, cost_scale=0.0)
     return ClassCaps(
         T,
         E,

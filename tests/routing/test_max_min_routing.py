@@ -71,12 +71,12 @@ class TestMap:
     def test_rounding_gives_all_to_all(self, dtype: torch.dtype) -> None:
         logits = torch.full((B, I, J), 2.0, dtype=dtype)
         noise = torch.randint(-4, 5, (B, I, J)) * torch.finfo(dtype).eps
-        assert (MaxMin(0.1).assignment(logits + 2 * noise) == 1).all()
+        assert (MaxMin(0.1).shares(logits + 2 * noise) == 1).all()
 
     def test_no_jump_between_rounding_and_the_equation(self) -> None:
         spread = torch.linspace(0, 1e-4, 2001)
         logits = torch.stack([1 + spread, torch.ones(2001)], -1)[:, None]
-        least = MaxMin().assignment(logits)[:, 0, 1]
+        least = MaxMin().shares(logits)[:, 0, 1]
         assert (least.diff() <= 0).all()
         assert least[0] == 1
         assert least[-1] == 0

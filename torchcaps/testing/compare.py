@@ -84,7 +84,7 @@ def with_gradients(
     always the same.
 
     Args:
-        outputs: by name; an infinite one, as the normaliser of no parents is, gives no
+        outputs: by name; an infinite one, as the log-partition of no parents is, gives no
             gradients.
         inputs: by name.
         learned: the names of the outputs that have gradients; None for all.
