@@ -79,7 +79,9 @@ def test_an_empty_batch_leaves_the_magnitude() -> None:
 
 
 def test_poses_a_hundred_times_as_large_change_nothing_else() -> None:
-    """With a relative floor; published coordinates are lost among them."""
+    """By a routing that no scale of the votes changes; published coordinates are lost
+    among them.
+    """
     ones = capsules(4, 3)
     hundreds = capsules(4, 3, scale=100.0)
     layer = make_layer()
@@ -90,7 +92,7 @@ def test_poses_a_hundred_times_as_large_change_nothing_else() -> None:
         after.activation, before.activation, rtol=1e-9, atol=1e-9
     )
     torch.testing.assert_close(after.pose, 100 * before.pose, rtol=1e-9, atol=1e-9)
-    assert (plain(hundreds).activation - plain(ones).activation).abs().max() > 1e-3
+    assert (plain(hundreds).pose / 100 - plain(ones).pose).abs().max() > 1e-3
 
 
 def test_evaluation_has_a_running_magnitude() -> None:
