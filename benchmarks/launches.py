@@ -79,11 +79,17 @@ class _Counter(TorchDispatchMode):
 
 def _inside(name: str) -> Callable[..., Any]:
     """What an operator of torchcaps does."""
-    module = import_module("torchcaps.ops.fused.at_once")
-    if not hasattr(module, f"_{name}"):
-        module = import_module("torchcaps.ops.fused.operators")
-    run: Callable[..., Any] = getattr(module, f"_{name}")
-    return run
+    for module in (
+        "torchcaps.routing.fast.agreement",
+        "torchcaps.routing.fast.em",
+        "torchcaps.ops.fused.operators",
+    ):
+        run: Callable[..., Any] | None = getattr(
+            import_module(module), f"_{name}", None
+        )
+        if run is not None:
+            return run
+    raise ValueError(f"no module of torchcaps makes the operator {name}")
 
 
 @contextmanager

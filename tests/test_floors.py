@@ -69,7 +69,9 @@ NEEDED: dict[str, tuple[str, Callable[[Any], Any]]] = {
 OR_NONE: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "GaussianMixture": (
         "reg_covar",
-        lambda floor: GaussianMixture(2, reg_covar=floor).fit(torch.eye(8).numpy()),
+        lambda floor: GaussianMixture(2, reg_covar=floor).fit(
+            torch.randn(40, 3, generator=torch.Generator().manual_seed(0)).numpy()
+        ),
     ),
     "mixture_step": ("floor", lambda floor: mixture_step(votes(), floor=floor)),
     "activation_step": (

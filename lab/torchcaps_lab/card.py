@@ -99,13 +99,15 @@ def _reader_of(network: ClassifierNetwork) -> Reader:
     """The reader that was saved with a network, or the one that its shape describes."""
     if "reader" in network.extra:
         return _reader_named(network.extra["reader"])
-    reader: Reader | None = READERS[DataSet.reads].of_network(network)
-    if reader is None:
-        raise ValueError(
-            f"the network takes {network.takes}, and nothing was saved that reads "
-            "them: save it with reader={'name': ..., argument: ...}"
-        )
-    return reader
+    # Readers of images come first: those of boxes read images, too.
+    for name in sorted(READERS, key=lambda name: name != DataSet.reads):
+        reader: Reader | None = READERS[name].of_network(network)
+        if reader is not None:
+            return reader
+    raise ValueError(
+        f"the network takes {network.takes}, and nothing was saved that reads them: "
+        "save it with reader={'name': ..., argument: ...}"
+    )
 
 
 def _reader_named(config: Any) -> Reader:

@@ -132,6 +132,8 @@ def makers(
         "picture_folder": partial(PictureFolder, folder / "images", size=16),
         "series": partial(Series, str(folder / "series.csv")),
         "shapes": partial(data.Shapes, count=60, tests=20),
+        "tetrominoes": partial(data.Tetrominoes, count=60, tests=20),
+        "multi_dsprites": partial(data.MultiDSprites, count=60, tests=20),
         "smallnorb": partial(SmallNORB, str(folder), size=12),
         "text": partial(Text, str(folder / "texts.csv")),
     }

@@ -287,10 +287,12 @@ def test_datasets_by_name(tmp_path: Path) -> None:
         "image_table",
         "masks",
         "mnist",
+        "multi_dsprites",
         "picture_folder",
         "series",
         "shapes",
         "smallnorb",
+        "tetrominoes",
         "text",
     ]
     digits = create_dataset("digits", validation=0.3, seed=5)

@@ -39,6 +39,8 @@ from torchcaps_lab.kinds.texts import TextClassifier
 from torchcaps_lab.kinds.texts.coloured import word_shares
 from torchcaps_lab.report.exhibit import png, pngs
 
+WORDS = {"name": "texts", "words": Words(("who", "wrote", "it")).config()}
+
 uvicorn = pytest.importorskip("uvicorn")
 
 
@@ -296,7 +298,7 @@ class TestExplorer:
                 return self.vectors(images)[0].mT
 
         network = OwnCapsulesOfWords()
-        network.extra["words"] = Words(("who", "wrote", "it")).config()
+        network.extra["reader"] = WORDS
         assert network(torch.tensor([[2, 3, 4]])).activation.shape == (1, 2)
         with pytest.raises(
             ValueError,
@@ -354,7 +356,7 @@ def asked() -> Explorer:
         types=2,
         parts=2,
     )
-    network.extra["words"] = Words(("who", "wrote", "it")).config()
+    network.extra["reader"] = WORDS
     return Explorer({"asked": Classifier(network), "a": small()})
 
 

@@ -177,10 +177,10 @@ def test_what_holds_for_the_old_classes_only_is_not_saved_with_the_new(
     prepared = {
         name: value for name, value in network.extra.items() if name != "classes"
     }
-    assert "preprocess" in prepared
+    assert "reader" in prepared
     network = tc.create_model("capsnet_digits", pretrained=True, classes=3)
     assert "classes" not in network.extra
-    assert network.extra["preprocess"] == prepared["preprocess"]
+    assert network.extra["reader"] == prepared["reader"]
     assert len(tc.Classifier(network).classes) == 3
 
 

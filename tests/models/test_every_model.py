@@ -1,6 +1,5 @@
 """What holds for every registered network."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -575,36 +574,6 @@ class TestMatrixCapsNet:
         pictures = images(4, 1, 20, 20)
         margin_loss(model(pictures).activation, torch.arange(4) % classes).backward()
         assert model.class_caps.weight.grad.norm() > 1e-4
-
-    def test_networks_saved_before_poses_were_normalised(self, tmp_path: Path) -> None:
-        """Their files know neither ``pose_norm`` nor a sharpness; they load, and answer
-        as they did.
-        """
-        torch.manual_seed(0)
-        small: dict[str, Any] = {
-            "image_shape": (1, 20, 20),
-            "types": (2, 3, 4),
-            "channels": 4,
-        }
-        model = create_model(
-            "matrixcapsnet_small",
-            **small,
-            routing=EMRouting.preset("standardised"),
-            pose_norm=None,
-        ).eval()
-        model.save_pretrained(tmp_path)
-        path = tmp_path / "config.json"
-        config = json.loads(path.read_text())
-        del config["arguments"]["pose_norm"]
-        for routing in ("routing", "class_routing"):
-            del config["arguments"][routing]["sharpness"]
-        path.write_text(json.dumps(config))
-        loaded = load_pretrained(tmp_path)
-        pictures = images(3, 1, 20, 20)
-        assert torch.equal(loaded(pictures).activation, model(pictures).activation)
-        assert (loaded.pose_norm, loaded.routing.sharpness) == (None, 1.0)
-        assert (model.config() | {"pose_norm": None}) == loaded.config()
-        assert create_model("matrixcapsnet_small", **small).pose_norm == "element"
 
     def test_the_paper_to_the_letter(self) -> None:
         model = create_model("matrixcapsnet_paper", types=(2, 3, 4))

@@ -123,7 +123,7 @@ def taken_by(name: str) -> str:
 
 
 def create_model(
-    name: str, pretrained: str | bool | None = None, **arguments: Any
+    name: str, /, pretrained: str | bool | None = None, **arguments: Any
 ) -> Any:
     """Create a network by name.
 

@@ -284,7 +284,8 @@ def stratified_split(labels: Tensor, share: float, seed: int) -> tuple[Tensor, T
 
     Args:
         labels: int64 (N,); or masks, bool (N, E), of which :func:`share_of_labels` puts
-            the same share of every label aside.
+            the same share of every label aside. Images with a label for each pixel,
+            (N, H, W), count as one class.
         share: how much of each class to put aside, in [0, 1). Unless it is 0, every
             class of two or more keeps at least one on each side; a class of one is
             never put aside.
@@ -301,6 +302,8 @@ def stratified_split(labels: Tensor, share: float, seed: int) -> tuple[Tensor, T
     if labels.ndim == 2:
         order = torch.randperm(len(labels), generator=generator)
         return _two_parts(share_of_labels(labels, order, share))
+    if labels.ndim > 2:
+        labels = torch.zeros(len(labels), dtype=torch.int64)
     held_out = torch.zeros(len(labels), dtype=torch.bool)
     for label in labels.unique():
         members = (labels == label).nonzero().squeeze(1)

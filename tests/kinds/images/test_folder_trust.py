@@ -595,13 +595,13 @@ def test_all_files_are_tested_on_and_decoded_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
-    original = listed._open
+    original = listed.open_image
     monkeypatch.setattr(
         listed,
-        "_open",
-        lambda item, *how: opened.append(item.name) or original(item, *how),
+        "open_image",
+        lambda file, *how: opened.append(file) or original(file, *how),
     )
     data = Padded(ImageFolder(make_root(tmp_path), size=8), pad=1)
     data.test_on_all()
     assert (len(data.test), data.notes()) == (len(data.data.listed.items), ())
-    assert sorted(opened) == sorted(item.name for item in data.data.listed.items)
+    assert sorted(opened) == sorted(item.source() for item in data.data.listed.items)

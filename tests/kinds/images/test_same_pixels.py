@@ -67,11 +67,11 @@ def test_the_same_picture_in_other_formats_is_in_one_part(tmp_path, how, memory)
 
 def test_nothing_is_decoded_twice_for_it(tmp_path, monkeypatch):
     opened: list[str] = []
-    original = listed._open
+    original = listed.open_image
     monkeypatch.setattr(
         listed,
-        "_open",
-        lambda item, *rest: opened.append(item.name) or original(item, *rest),
+        "open_image",
+        lambda file, *rest: opened.append(file) or original(file, *rest),
     )
     data = ImageFolder(make_copies(tmp_path), size=8)
     assert (len(data.train) > 0, len(opened), len(set(opened))) == (True, 120, 120)

@@ -168,6 +168,12 @@ def test_coco_annotations_with_small_things_over_large_ones(folder: Path) -> Non
     assert torch.equal(data.test.labels[0], expected)
 
 
+def without_image(content: dict[str, Any]) -> None:
+    """Without the image 5 and its annotations."""
+    cut_out("images", "id", 5)(content)
+    cut_out("annotations", "image_id", 5)(content)
+
+
 def cut_out(name: str, key: str, value: object) -> Callable[[dict[str, Any]], None]:
     def change(content: dict[str, Any]) -> None:
         content[name] = [one for one in content[name] if one[key] != value]
@@ -179,7 +185,7 @@ def cut_out(name: str, key: str, value: object) -> Callable[[dict[str, Any]], No
     ("change", "error", "message"),
     [
         (
-            cut_out("images", "id", 5),
+            without_image,
             FileNotFoundError,
             r"cell5.png has no mask: .*marks.json has no entry for it",
         ),

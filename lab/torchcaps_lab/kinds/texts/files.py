@@ -284,7 +284,7 @@ def named_texts(named: Sequence[str]) -> Iterator[NamedText]:
             ]
             if not texts:
                 raise ValueError(f"there are no .txt files in {name}")
-        elif is_there(path.exists):
+        elif name and is_there(path.exists):
             texts = [
                 (f"{path}:{number}", line)
                 for number, line in enumerate(lines_of(path), 1)
