@@ -23,6 +23,7 @@ PARTS = {
         "all routing algorithms: a description of each, and its time and memory "
         "on two layers"
     ),
+    "slots": "slot attention beside the textbook's, compiled or not, and PyPI's",
     "first-minutes": "how long a newcomer waits: help, errors, predictions, the first epoch",
     "launches": "how many operations a GPU would be given, counted without one",
     "gpu": "values, times and memory on a GPU, beside the aims for one",
@@ -109,6 +110,11 @@ def add_options(part: str, parser: argparse.ArgumentParser) -> None:
         default=torch.get_num_threads(),
         help="of torch, on a CPU",
     )
+    if part == "slots":
+        add("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+        add("--no-compile", action="store_true", help="leave out torch.compile")
+        add("--out", type=Path, help="a JSON file for the results")
+        return
     if part == "first-minutes":
         add(
             "--against",

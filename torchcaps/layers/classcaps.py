@@ -85,10 +85,9 @@ def _places(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    """The coordinates of all children of a map, (I, H), from (*grid, types, H)."""
-    *grid, types, size = sizes
-    field = coordinate_addition(*grid, size, scale=scale, dtype=dtype, device=device)
-    return field.unsqueeze(-2).expand(*grid, types, -1).flatten(0, -2)
+    """The coordinates of all places of a map, (N, axes), from (*grid, axes)."""
+    field = coordinate_addition(*sizes, scale=scale, dtype=dtype, device=device)
+    return field.flatten(0, -2)
 
 
 @lru_cache(maxsize=64)
@@ -225,27 +224,28 @@ class ClassCaps(CapsuleLayer):
         """
         children = from_pair(children)
         grid = check_map(children, self.in_types, self.in_pose, self.axes)
-        transforms = self.weight.expand(math.prod(grid), *self.weight.shape).flatten(
-            0, 1
-        )
+        places = math.prod(grid)
         children = present(children, mask)
         offsets = self._offsets(children, mask) if self.coordinates else None
         flat = children.flatten()
         present_children = None if mask is None else mask.flatten(1)
         votes = Votes(
-            flat.pose, transforms, offsets, backend=self.backend, mask=present_children
+            flat.pose,
+            self.weight if places else self.weight[:0],
+            offsets,
+            backend=self.backend,
+            mask=present_children,
+            places=places or 1,
         )
         if self.bias is not None:
-            votes = votes.with_bias(
-                self.bias.expand(math.prod(grid), *self.bias.shape).flatten(0, 1)
-            )
+            votes = votes.with_bias(self.bias if places else self.bias[:0])
         return self.routing(votes, flat.activation, initial=initial)
 
     def _offsets(self, children: Capsules, mask: Tensor | None) -> Tensor:
-        """What is added to all votes of each child, (I, H)."""
+        """What is added to the first numbers of all votes of each place, (N, axes)."""
         places = _kept_places if can_be_kept() else _places
         field = places(
-            (*children.activation.shape[1:], math.prod(self.out_pose)),
+            (*children.activation.shape[1:-1], self.axes),
             self.coordinate_scale,
             compute_dtype(children.pose, self.weight),
             self.weight.device,

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from torchcaps.numerics import compute_dtype, full_precision
+from torchcaps.numerics import cast, compute_dtype, full_precision
 from torchcaps.ops.backend import Moments
 from torchcaps.ops.fields import axes
+from torchcaps.ops.folded import Folded
 from torchcaps.ops.plan import Choice
 from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
 from torchcaps.ops.votes import Votes
@@ -100,8 +101,11 @@ class EvidentVotes(Votes):
             votes.backend,
             votes.sites,
             votes.mask,
+            votes.places,
         )
         self.poses = votes.poses
+        self.vote_bias = votes.vote_bias
+        self.dtype = votes.dtype
         self._check(weight, bias)
         self.without = votes
         self.weight = weight
@@ -145,6 +149,12 @@ class EvidentVotes(Votes):
         scatter: bool = False,
     ) -> Moments:
         """One E-step and the sums of the M-step that follows, as in :class:`Votes`."""
+        if not scatter:
+            with full_precision(self.children):
+                similarity = self._checked(similarity)
+                moments = self._folded_moments(similarity, weights)
+            if moments is not None:
+                return moments
         votes, similarity = self._with_evidence(similarity)
         mass, total, second = votes.moments(similarity, weights, scatter=scatter)
         return Moments(
@@ -152,6 +162,25 @@ class EvidentVotes(Votes):
             self._of_poses(total),
             None if second is None else self._of_poses(second),
         )
+
+    def folded(self, weights: Tensor | None = None) -> Folded | None:
+        """The children as folded routing takes them, where the evidence is a term of
+        what they are compared with.
+        """
+        children = self.without.folded(weights)
+        if children is None:
+            return None
+        T, J, P, _ = children.transforms.shape
+        if len(self.weight) not in (1, T) or self._dtype != self.dtype:
+            return None
+        weight = cast(self.weight, self.dtype).expand(T, -1, -1)
+        bias = cast(self.bias, self.dtype).expand(T, -1)[..., None]
+        places = children.places
+        if places is None:
+            places = children.poses.new_ones(1, children.poses.shape[1])
+        elif len(places) > 1:
+            bias = functional.pad(bias, (0, len(places) - 1))
+        return children._replace(places=places, evidence=weight, place_evidence=bias)
 
     def assignment(self, similarity: Similarity | None = None) -> Tensor:
         """The assignment probabilities ``R_ij``, (B, I, J), as in :class:`Votes`."""
@@ -255,8 +284,9 @@ class EvidentVotes(Votes):
         return votes.under(self.competition)
 
     def _extend(self, copies: int) -> Votes:
-        N, G, M, _ = self.children.shape
-        distinct, _, P, D = self.transforms.shape
+        children, transforms, coordinates = self.without._formed()
+        N, G, M, _ = children.shape
+        distinct, _, P, D = transforms.shape
         dtype = self._dtype
         rows = (
             self._of_each(self.weight).unflatten(-1, (M, -1)).mT
@@ -268,17 +298,16 @@ class EvidentVotes(Votes):
             self._of_each(self.bias)[..., None, None], (0, M - 1)
         )  # [T, J, 1, M]
         evidence = torch.cat([beside, constant], dim=2).repeat(1, 1, 1, copies)
-        transforms = functional.pad(self.transforms.to(dtype), (0, 0, 0, 1))
+        transforms = functional.pad(transforms.to(dtype), (0, 0, 0, 1))
         I = max(distinct, len(evidence))
         evidence = functional.pad(evidence, (0, self._zeros(M * copies)))
         transforms = torch.cat(
             [transforms.expand(I, -1, -1, -1), evidence.expand(I, -1, -1, -1)], dim=3
         )
         children = torch.cat(
-            [self.children.to(dtype), self.children.new_ones(N, G, M, 1, dtype=dtype)],
+            [children.to(dtype), children.new_ones(N, G, M, 1, dtype=dtype)],
             dim=-1,
         )
-        coordinates = self.coordinates
         if coordinates is not None:
             coordinates = functional.pad(
                 coordinates.unflatten(-1, (M, D)), (0, evidence.shape[-1])

@@ -11,10 +11,18 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import layer_norm, pad
 from torch.utils.weak import WeakTensorKeyDictionary
 from typing_extensions import Self
 
-from torchcaps.numerics import as_variables, compute_dtype, full_precision
+from torchcaps.numerics import (
+    as_variables,
+    cast,
+    check_size,
+    compute_dtype,
+    full_precision,
+)
+from torchcaps.ops import folded, fused
 from torchcaps.ops.backend import Moments, VoteSource
 from torchcaps.ops.chunked import any_similarity
 from torchcaps.ops.chunked.tiles import tile_numbers
@@ -26,6 +34,7 @@ from torchcaps.ops.competition import (
     OverChildren,
 )
 from torchcaps.ops.fields import FieldsType, check_numbers
+from torchcaps.ops.folded import Folded
 from torchcaps.ops.naive import NaiveVotes, dense_votes, gram
 from torchcaps.ops.plan import (
     BACKENDS,
@@ -42,6 +51,9 @@ from torchcaps.ops.plan import (
 from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
 from torchcaps.ops.windows import in_windows
 
+_FEW_COORDINATES = 4
+"""The most coordinates of a place that fold."""
+
 
 class Votes:
     r"""The votes :math:`V_{ij} = u_i W_{ij} (+ c_i)` of children for parents, formed
@@ -50,8 +62,10 @@ class Votes:
     Args:
         children: poses ``u``, (N, G, P) for vector capsules or (N, G, M, P) for matrix
             capsules.
-        transforms: ``W``, (I, J, P, D), or (1, J, P, D) when all children share them.
-        coordinates: added to each vote of a child, (I, H) with H = M * D, or None.
+        transforms: ``W``, (I, J, P, D), or (1, J, P, D) when all children share them;
+            with ``places``, (T, J, P, D).
+        coordinates: added to each vote of a child, (I, H) with H = M * D, or None; or
+            (places, K), added to the first K numbers of each vote at a place.
         competition: who competes for a child; by default all parents of these votes.
         backend: one of :data:`BACKENDS`, ``"auto"``, or None to let
             :func:`choose_backend` decide.
@@ -60,6 +74,9 @@ class Votes:
             all children, B = N and I = G.
         mask: bool (N, G), False for children that are not there. Their poses and
             activations may be anything, NaN too: they enter no result and no gradient.
+        places: how many places share the transforms. There are T = I / places types of
+            children, and child i is of type i % T. Inner products then need no votes
+            (:mod:`torchcaps.ops.folded`).
 
     Attributes:
         shape: (B, I, J, H), the shape the votes would have if they were stored;
@@ -98,12 +115,15 @@ class Votes:
         "competition",
         "coordinates",
         "dtype",
+        "epsilon",
         "mask",
+        "places",
         "poses",
         "shape",
         "sites",
         "sizes",
         "transforms",
+        "vote_bias",
     )
     fields: ClassVar[tuple[str, ...]] = __slots__[1:]
     """The attributes that a copy has: those of this class, and of a subclass those that
@@ -119,9 +139,10 @@ class Votes:
         backend: str | None = None,
         sites: Tensor | None = None,
         mask: Tensor | None = None,
+        places: int = 1,
     ) -> None:
         self.children, self.shape = check_votes(
-            children, transforms, coordinates, sites, mask
+            children, transforms, coordinates, sites, mask, places
         )
         self.sizes = dict(zip("BIJH", self.shape, strict=True))
         if mask is not None:
@@ -132,6 +153,9 @@ class Votes:
         self.backend = backend
         self.sites = sites
         self.mask = mask
+        self.places = places
+        self.vote_bias: Tensor | None = None
+        self.epsilon: float | None = None
         self.dtype = compute_dtype(self.children, transforms)
         self.competition = self._fitting_competition(competition)
         self._plan: Plan | None = None
@@ -184,23 +208,15 @@ class Votes:
         if source is not None:
             return source
         kind = BACKENDS[backend]
-        children = self.children
-        transforms = self.transforms
-        coordinates = self.coordinates
-        dtype = self.dtype
-        fits = children.dtype == transforms.dtype == dtype
-        if coordinates is not None:
-            fits = fits and coordinates.dtype == dtype
-        if kind.indexed and fits:
-            source = kind(children, transforms, coordinates, self.sites)
+        if kind.indexed and self._as_formed:
+            source = kind(
+                self.children, self.transforms, self.coordinates, self.sites
+            )
         else:
             # With gradients even if the first call is without: the source is kept for
             # later ones.
-            with full_precision(children), as_variables():
-                children = children.to(dtype)
-                transforms = transforms.to(dtype)
-                if coordinates is not None:
-                    coordinates = coordinates.to(dtype)
+            with full_precision(self.children), as_variables():
+                children, transforms, coordinates = self._formed()
                 if kind.indexed:
                     source = kind(children, transforms, coordinates, self.sites)
                 else:
@@ -208,6 +224,105 @@ class Votes:
                     source = kind(children, transforms, coordinates)
         self._sources[key] = source
         return source
+
+    @property
+    def _as_formed(self) -> bool:
+        """Whether backends take the tensors as they are."""
+        _, I, _, H = self.shape
+        if self.vote_bias is not None or self.epsilon is not None:
+            return False
+        if len(self.transforms) not in (1, I):
+            return False
+        coordinates = self.coordinates
+        if coordinates is not None and (
+            coordinates.shape != (I, H) or coordinates.dtype != self.dtype
+        ):
+            return False
+        return self.children.dtype == self.transforms.dtype == self.dtype
+
+    def _formed(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Children, transforms of all of them, and coordinates, as backends take them.
+
+        A bias becomes a part of the transforms: each row of a pose gets M more numbers,
+        a 1 at its own place and 0 elsewhere, whose transform is the bias.
+        """
+        children = self.children.to(self.dtype)
+        transforms = self._of_each(self.transforms.to(self.dtype))
+        N, G, M, P = children.shape
+        D = transforms.shape[-1]
+        if self.epsilon is not None:
+            children = layer_norm(children, (M, P), eps=self.epsilon)
+        if self.vote_bias is not None:
+            bias = self._of_each(self.vote_bias.to(self.dtype)).unflatten(-1, (M, D))
+            I = max(len(bias), len(transforms))
+            rows = transforms, bias
+            transforms = torch.cat([field.expand(I, -1, -1, -1) for field in rows], 2)
+            ones = torch.eye(M, dtype=self.dtype, device=children.device)
+            children = torch.cat([children, ones.expand(N, G, M, M)], -1)
+        return children, transforms, self._coordinates()
+
+    def _coordinates(self) -> Tensor | None:
+        """The coordinates of each child, (I, H)."""
+        coordinates = self.coordinates
+        if coordinates is None:
+            return None
+        coordinates = coordinates.to(self.dtype)
+        _, I, _, H = self.shape
+        if coordinates.shape != (I, H):
+            coordinates = pad(coordinates, (0, H - coordinates.shape[1]))
+            coordinates = coordinates.repeat_interleave(I // len(coordinates), 0)
+        return coordinates
+
+    def _of_each(self, field: Tensor) -> Tensor:
+        """What types of children have, (T, ...), for each child, (I, ...); as it is if
+        all share it, or each has its own.
+        """
+        I = self.shape[1]
+        if len(field) in (1, I):
+            return field
+        each = field.expand(I // len(field), *field.shape)
+        return each.flatten(0, 1)
+
+    def folded(self, weights: Tensor | None = None) -> Folded | None:
+        """Return the children as folded routing takes them; None where places do not
+        share transforms, or more is added to the votes of a child than it can have.
+
+        Args:
+            weights: the child activations ``a``, (N, G); None for ones.
+        """
+        _, I, J, H = self.shape
+        T, _, _, D = self.transforms.shape
+        coordinates = self.coordinates
+        if T == I or self.sites is not None or not I * J * H * self.children.shape[-1]:
+            return None
+        if coordinates is not None and (
+            coordinates.requires_grad or coordinates.shape[1] > _FEW_COORDINATES
+        ):
+            return None
+        dtype = self.dtype
+        N = I // T
+        weights = self.present(weights)
+        if weights is not None:
+            weights = cast(weights, dtype).unflatten(1, (N, T))
+        numbers = rows = None
+        options: dict[str, Any] = {"dtype": dtype, "device": self.children.device}
+        if self.vote_bias is not None or coordinates is not None:
+            numbers = torch.ones(1, N, **options)
+            rows = torch.zeros(T, J, 1, H, **options)
+        if self.vote_bias is not None:
+            rows = cast(self.vote_bias, dtype).expand(T, J, H)[:, :, None]
+        if coordinates is not None:
+            numbers = torch.cat([numbers, coordinates.detach().to(dtype).T])
+            unit = torch.eye(coordinates.shape[1], H, **options)
+            rows = torch.cat([rows, unit.expand(T, J, -1, -1)], 2)
+        return Folded(
+            cast(self.children, dtype).unflatten(1, (N, T)),
+            numbers,
+            weights,
+            cast(self.transforms, dtype),
+            rows,
+            epsilon=self.epsilon,
+        )
 
     def choose(self, similarity: Similarity | None = None) -> Choice:
         """Return the backend of ``moments(similarity)`` and the reason:
@@ -315,40 +430,33 @@ class Votes:
 
     def with_bias(self, bias: Tensor) -> "Votes":
         """Return the votes ``V_ij + b_ij`` with a bias for each pair, (I, J, H), or (1,
-        J, H) when all children share it.
-
-        Each row of a pose gets M more numbers, a 1 at its own place and 0 elsewhere,
-        whose transform is the bias: so backends need not know of it.
+        J, H) when all children share it; with ``places``, (T, J, H).
 
         Raises:
             ValueError: if the bias has another shape.
         """
-        N, G, M, _ = self.children.shape
-        _, J, P, D = self.transforms.shape
-        if bias.shape not in ((self.shape[1], J, M * D), (1, J, M * D)):
+        _, I, J, H = self.shape
+        T = I // self.places
+        if bias.shape not in ((T, J, H), (1, J, H)):
             raise ValueError(
-                f"bias must be (I or 1, J, H) = {(self.shape[1], J, M * D)}, got "
-                f"{tuple(bias.shape)}"
+                f"bias must be (T or 1, J, H) = {(T, J, H)}, got {tuple(bias.shape)}"
             )
-        dtype = compute_dtype(self.children, self.transforms, bias)
-        ones = torch.eye(M, dtype=dtype, device=self.children.device).expand(N, G, M, M)
-        rows = bias.to(dtype).unflatten(-1, (M, D))
-        I = max(len(rows), len(self.transforms))
-        transforms = torch.cat(
-            [self.transforms.to(dtype).expand(I, J, P, D), rows.expand(I, J, M, D)],
-            dim=2,
-        )
-        children = torch.cat([self.children.to(dtype), ones], dim=-1)
-        votes = Votes(
-            children,
-            transforms,
-            self.coordinates,
-            self.competition,
-            self.backend,
-            self.sites,
-            self.mask,
-        )
-        votes.poses = self.poses
+        votes = self.under(self.competition)
+        votes.vote_bias = bias if self.vote_bias is None else self.vote_bias + bias
+        votes.dtype = compute_dtype(self.children, self.transforms, bias)
+        votes._sources = {}
+        return votes
+
+    def standardised(self, epsilon: float) -> "Votes":
+        """Return the votes of the same children with standardised poses, as a layer
+        normalisation has them, without keeping these.
+
+        Args:
+            epsilon: added to their variances.
+        """
+        votes = self.under(self.competition)
+        votes.epsilon = epsilon
+        votes._sources = {}
         return votes
 
     def moments(
@@ -376,6 +484,10 @@ class Votes:
         """
         with full_precision(self.children):
             similarity = self._checked(similarity)
+            if not scatter:
+                moments = self._folded_moments(similarity, weights)
+                if moments is not None:
+                    return moments
             source = self._source_for(similarity, scatter=scatter)
             log_partition = self._log_partition(source, similarity)
             if log_partition is not None and log_partition.ndim != 3:
@@ -389,6 +501,29 @@ class Votes:
             return source.moments(
                 similarity, weights, self.competition, log_partition, scatter
             )
+
+    def _folded_moments(
+        self, similarity: Similarity | None, weights: Tensor | None
+    ) -> Moments | None:
+        """Mass and sum without votes, for inner products where places share transforms;
+        None where that cannot be.
+        """
+        competition = self.competition
+        if type(competition) is not Competition or competition.hard:
+            return None
+        if similarity is not None and type(similarity) is not InnerProduct:
+            return None
+        backend = self.plan.choice.backend
+        if backend == "naive" or (backend == "triton" and len(self.transforms) > 1):
+            return None
+        if weights is not None:
+            check_field("weights", weights, self.children)
+        children = self.folded(weights)
+        if children is None:
+            return None
+        alpha = None if similarity is None else similarity.alpha
+        moments = fused.folded.moments if backend == "native" else folded.moments
+        return Moments(*moments(children, alpha, competition.orphan), None)
 
     def total(self, shares: Tensor | None = None) -> Tensor:
         """Return the sum of the votes of all children for each parent, (B, J, H),
@@ -565,6 +700,7 @@ def check_votes(
     coordinates: Any,
     sites: Any,
     mask: Any,
+    places: int = 1,
 ) -> tuple[Tensor, tuple[int, int, int, int]]:
     """The children as (N, G, M, P), and the shape (B, I, J, H) of their votes, checked.
 
@@ -605,17 +741,26 @@ def check_votes(
         W, I = (1, G)
     else:
         W, I = _checked_sites(sites, children).shape
-    if distinct not in (1, I):
+    if places != 1:
+        check_size(places=places)
+        if I % places:
+            raise ValueError(f"places must divide the {I} children, got {places}")
+    if distinct not in (1, I // places):
+        kinds = "children" if places == 1 else f"types of children at {places} places"
         raise ValueError(
-            f"transforms are for {distinct} children (1 would mean shared by all), but "
-            f"there are {I}"
+            f"transforms are for {distinct} {kinds} (1 would mean shared by all), but "
+            f"there are {I // places}"
         )
     if dim != P:
         raise ValueError(
             f"transforms take child poses of dimension {dim}, but children have "
             f"dimension {P}"
         )
-    if coordinates is not None and coordinates.shape != (I, M * D):
+    if (
+        coordinates is not None
+        and coordinates.shape != (I, M * D)
+        and not _of_places(coordinates, places, M * D)
+    ):
         raise ValueError(
             f"coordinates must be (I, H) = {(I, M * D)}, got shape "
             f"{tuple(coordinates.shape)}"
@@ -625,6 +770,12 @@ def check_votes(
             f"mask must be bool (N, G) = {(N, G)}, got {mask.dtype} {tuple(mask.shape)}"
         )
     return children, (N * W, I, J, M * D)
+
+
+def _of_places(coordinates: Tensor, places: int, size: int) -> bool:
+    """Whether there are coordinates for each place, of at most so many numbers."""
+    shape = coordinates.shape
+    return len(shape) == 2 and shape[0] == places and 0 < shape[1] <= size
 
 
 def check_field(

@@ -20,7 +20,7 @@ from torchcaps.numerics import (
     check_share,
     check_size,
 )
-from torchcaps.ops import Similarity, Votes
+from torchcaps.ops import EvidentVotes, Similarity, Votes
 from torchcaps.spec import (
     Registry,
     SuggestsNames,
@@ -332,10 +332,11 @@ class Routing(SuggestsNames, nn.Module, ABC):
         class, its settings, and these votes.
         """
         # Exact types: a subclass of either may change any step.
-        if type(votes) is not Votes:
+        evident = type(votes) is EvidentVotes
+        if not evident and type(votes) is not Votes:
             return None
         path = FAST.get((type(self), votes.plan.choice.backend))
-        if path is None:
+        if path is None or (evident and "evidence" in path.others):
             return None
         for name, default in path.others.items():
             if getattr(self, name) != default:

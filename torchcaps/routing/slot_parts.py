@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
+from torchcaps.numerics import cast
 from torchcaps.ops import Votes
 from torchcaps.spec import SuggestsNames, Within
 
@@ -164,38 +165,66 @@ def passed_on(first: Tensor, slots: Tensor) -> Tensor:
 
 
 def projected_votes(
-    votes: Votes, norm: nn.Module, projection: nn.Module, bias: bool = False
+    votes: Votes,
+    norm: nn.LayerNorm,
+    projection: nn.Module,
+    bias: bool = False,
+    *,
+    folded: bool = False,
 ) -> Votes:
     """Votes of the same children, normalised and projected alike for all parents, (B,
     I, J, H); their own transforms and coordinates are not used.
 
     Args:
-        votes: the votes.
-        norm: the normalisation of the children, flattened.
+        votes: the votes of the children.
+        norm: their normalisation, flattened.
         projection: the linear map from them to the votes, which no kernel stores. It is
             called once, with the identity, for the transform: so its hooks run, and
             whatever stands in its place, as after quantisation, need only be linear.
         bias: whether the map has a bias.
+        folded: whether the scale and shift of the normalisation become parts of the
+            projection, so that inner products keep no normalised child.
     """
-    children = applied(norm, votes.children.flatten(2).to(votes.dtype))
+    dtype = votes.dtype
+    children = votes.children.flatten(2).to(dtype)
     P = children.shape[-1]
     # One more row for the bias, at the origin.
-    points = torch.eye(P + bias, P, dtype=children.dtype, device=children.device)
-    transform = applied(projection, points)  # [P, H], or [P + 1, H]
-    offset = transform[P:]
+    points = torch.eye(P + bias, P, dtype=dtype, device=children.device)
+    weight = applied(projection, points)  # [P, H], or [P + 1, H]
+    offset = None
     if bias:
-        transform = transform[:P] - offset
+        offset = weight[P:]  # [1, H]
+        weight = weight[:P] - offset
+    folded = folded and not hooked(norm)
+    if folded:
+        shift = (cast(norm.bias, dtype) @ weight)[None]
+        offset = shift if offset is None else offset + shift
+        weight = cast(norm.weight, dtype)[:, None] * weight
+    else:
+        children = applied(norm, children)
     projected = Votes(
         children,
-        transform.expand(1, votes.parents, -1, -1),
+        weight[None, None].expand(1, votes.parents, -1, -1),
         competition=votes.competition,
         backend=votes.backend,
         sites=votes.sites,
         mask=votes.mask,
     )
-    if not bias:
+    if folded:
+        projected = projected.standardised(norm.eps)
+    if offset is None:
         return projected
     return projected.with_bias(offset.expand(1, votes.parents, -1))
+
+
+def hooked(module: nn.Module) -> bool:
+    """Whether somebody wants to see the calls of a module."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
 
 
 def applied(module: nn.Module, *inputs: Tensor) -> Tensor:

@@ -87,9 +87,15 @@ def _loaded(path: Path) -> Any:
         ctypes.c_int64,
         ctypes.c_int64,
     )
+    for function in (loaded.torchcaps_folded, loaded.torchcaps_folded_routing):
+        function.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)
+    loaded.torchcaps_folded_kept.argtypes = (ctypes.c_char_p, ctypes.c_int64)
     for function in (
         loaded.torchcaps_run,
         loaded.torchcaps_agree,
+        loaded.torchcaps_folded,
+        loaded.torchcaps_folded_routing,
+        loaded.torchcaps_folded_kept,
         loaded.torchcaps_vector_bytes,
     ):
         function.restype = ctypes.c_int64

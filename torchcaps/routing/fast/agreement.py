@@ -21,6 +21,7 @@ from torchcaps.ops.fused.deferred import NativeVotes, recorded
 from torchcaps.ops.fused.operators import operator
 from torchcaps.routing.base import Routed, check_steps, fast
 from torchcaps.routing.dynamic import DynamicRouting, dynamic_routing
+from torchcaps.routing.fast import folded
 from torchcaps.routing.fast.triton import all_at_once, layers, like
 from torchcaps.squashing import kind_of, length, squash_by
 
@@ -111,11 +112,16 @@ def _reference(sites: Tensor | None, agreement: Agreement, *tensors: Any) -> Ten
 # In C++.
 
 
-@fast(DynamicRouting, "native", *SETTINGS)
+@fast(DynamicRouting, "native", *SETTINGS, "evidence")
 def agreement_in_cpp(
     routing: DynamicRouting, votes: Votes, activation: Tensor | None
 ) -> Routed | None:
-    """All steps in one call, of vectors whose transforms are not shared."""
+    """All steps in one call: without votes where places share the transforms, else of
+    vectors.
+    """
+    routed = folded.agreement(routing, votes)
+    if routed is not None or type(votes) is not Votes:
+        return routed
     with full_precision(votes.children):
         problem = _Problem.of(routing, votes)
         source = votes.source

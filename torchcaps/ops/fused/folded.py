@@ -1,0 +1,285 @@
+"""Folded routing in C++: all steps of a routing in one call, or one step;
+:mod:`torchcaps.ops.folded` has the equations.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcaps.ops import folded
+from torchcaps.ops.derivatives import Tensors, gradients
+from torchcaps.ops.folded import Folded, FoldedSteps
+from torchcaps.ops.fused.deferred import recorded
+from torchcaps.ops.fused.library import library
+from torchcaps.ops.fused.passes import Record, plain
+
+_INPUTS = ("children", "places", "weights")
+_FIELDS = ("transforms", "place_transforms", "evidence", "place_evidence")
+_PARENTS = ("bias", "gain", "shift")
+STEPS = Record(
+    *("B", "N", "T", "M", "P", "J", "D", "E", "steps", "orphan", "threads"),
+    *("rule", "accumulate", "constant", "scale", "epsilon"),
+    *(*_INPUTS, *_FIELDS, *_PARENTS, "pose", "alpha", "kept"),
+    *("grad_pose", "grad_alpha", "grad_children", "grad_weights"),
+    *(f"grad_{name}" for name in (*_FIELDS, *_PARENTS)),
+    reals=("constant", "scale", "epsilon"),
+)
+PASS = Record(
+    *("B", "N", "T", "J", "Q", "E", "orphan", "threads", "epsilon"),
+    *(*_INPUTS, "queries", "place_queries", "sums", "place_sums", "partition"),
+    *("grad_sums", "grad_place_sums"),
+    *("grad_children", "grad_weights", "grad_queries", "grad_place_queries"),
+    reals=("epsilon",),
+)
+_POOLED = (*_INPUTS, "queries", "place_queries")
+_RULES = ("agreement", "directions", "normalised")
+_NO_MEMORY = 3
+_FEW_NUMBERS = 64
+_CACHED = 2**12
+"""Poses of more than the first number are compared with matrix products, if those of
+all parents are more than the second: they leave no room in the nearest cache.
+"""
+
+
+class Routing(NamedTuple):
+    """The tensors of all steps: the children, and what the parents have."""
+
+    children: Folded
+    bias: Tensor | None = None  # [J, M * D]
+    gain: Tensor | None = None  # [M * D]
+    shift: Tensor | None = None  # [M * D]
+
+    @classmethod
+    def of(cls, tensors: Sequence[Any]) -> "Routing":
+        """Make it from the tensors of :meth:`flat`."""
+        return cls(Folded(*tensors[:7]), *tensors[7:])
+
+    def flat(self) -> tuple[Tensor | None, ...]:
+        """All tensors."""
+        return (*self.children[:7], *self[1:])
+
+
+def route(routing: Routing, settings: FoldedSteps) -> tuple[Tensor, Tensor | None]:
+    """All steps, as :func:`torchcaps.ops.folded.route`; eager, of tensors on a CPU."""
+    tensors = routing.flat()
+    if torch.is_grad_enabled() and any(
+        tensor is not None and tensor.requires_grad for tensor in tensors
+    ):
+        routed: tuple[Tensor, Tensor | None] = _Route.apply(settings, *tensors)
+        return routed
+    return _forward(plain(tensors), settings, None)
+
+
+def _sizes(tensors: Sequence[Any], settings: FoldedSteps) -> tuple[int, ...]:
+    children, places = tensors[0], tensors[1]
+    B, N, T, M, P = children.shape
+    J, D = tensors[3].shape[1::2]
+    E = 0 if places is None else len(places)
+    threads = torch.get_num_threads()
+    constant = -1.0 if settings.constant is None else settings.constant
+    return (
+        *(B, N, T, M, P, J, D, E, settings.steps, settings.orphan, threads),
+        *(_RULES.index(settings.rule), settings.accumulate),
+        *(constant, settings.scale, settings.epsilon),
+    )
+
+
+def _named(tensors: Sequence[Any], prefix: str = "") -> Any:
+    names = (prefix + name for name in (*_INPUTS, *_FIELDS, *_PARENTS))
+    return zip(names, tensors, strict=True)
+
+
+def _forward(
+    tensors: Sequence[Any], settings: FoldedSteps, keeps: bool | None
+) -> tuple[Tensor, Tensor | None, Tensor | None] | tuple[Tensor, Tensor | None]:
+    children = tensors[0]
+    B, _, _, M, _ = children.shape
+    J, D = tensors[3].shape[1::2]
+    pose = children.new_empty(B, J, M * D)
+    alpha = torch.empty_like(pose) if settings.steps > 1 else None
+    sizes = _sizes(tensors, settings)
+    wide = children.dtype == torch.float64
+    kept = None
+    if keeps:
+        record = STEPS.pack(sizes, _named(tensors))
+        numbers = library().torchcaps_folded_kept(record, wide)
+        kept = children.new_empty(numbers)
+    results = (("pose", pose), ("alpha", alpha), ("kept", kept))
+    record = STEPS.pack(sizes, _named(tensors), results)
+    _checked(library().torchcaps_folded_routing(record, False, wide))
+    return (pose, alpha, kept) if keeps else (pose, alpha)
+
+
+def _checked(outcome: int) -> None:
+    if outcome == _NO_MEMORY:
+        raise MemoryError("no memory for the native kernels of folded routing")
+
+
+class _Route(torch.autograd.Function):
+    """The poses after all steps, and what the last step compared with."""
+
+    @staticmethod
+    def forward(ctx: Any, settings: FoldedSteps, *tensors: Tensor | None) -> Any:
+        pose, alpha, kept = _forward(plain(tensors), settings, True)
+        ctx.settings = settings
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, alpha, kept)
+        return pose, alpha
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> Any:
+        *tensors, alpha, kept = ctx.saved_tensors
+        settings = ctx.settings
+        wanted = ctx.needs_input_grad[1:]
+
+        def work(tensors: Tensors, upstream: Tensors) -> Tensors:
+            given = plain(tensors)
+            slopes: list[Tensor | None] = [
+                None if tensor is None or not want else torch.empty_like(tensor)
+                for tensor, want in zip(given, wanted, strict=True)
+            ]
+            for place in (2, 8, 9):  # those that are added up
+                if slopes[place] is not None:
+                    slopes[place].zero_()
+            flows = plain(upstream)  # which must live until the call
+            more = (("alpha", alpha), ("kept", kept))
+            record = STEPS.pack(
+                _sizes(given, settings),
+                _named(given),
+                more,
+                zip(("grad_pose", "grad_alpha"), flows, strict=True),
+                _named(slopes, "grad_"),
+            )
+            wide = given[0].dtype == torch.float64
+            _checked(library().torchcaps_folded_routing(record, True, wide))
+            return slopes
+
+        def function(*tensors: Tensor | None) -> Tensors:
+            routing = Routing.of(tensors)
+            return folded.route(routing.children, settings, *routing[1:])
+
+        return None, *gradients(work, function, tensors, upstream)
+
+
+def pooled(
+    *tensors: Tensor | None, orphan: bool = False, epsilon: float | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """One step, as :func:`torchcaps.ops.folded.pooled`; eager, of tensors on a CPU."""
+    if torch.is_grad_enabled() and any(
+        tensor is not None and tensor.requires_grad for tensor in tensors
+    ):
+        sums: tuple[Tensor, Tensor | None] = _Pooled.apply(orphan, epsilon, *tensors)
+        return sums
+    return _pooled(plain(tensors), orphan, epsilon, False)[:2]
+
+
+def moments(
+    children: Folded, alpha: Tensor | None, orphan: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Mass and sum of one step, as :func:`torchcaps.ops.folded.moments`."""
+    poses, places, weights, transforms, place_transforms, *_, epsilon = children
+    J = transforms.shape[1]
+    Q = poses.shape[3] * poses.shape[4]
+    even = alpha is None and not children.evident
+    many = Q > _FEW_NUMBERS and J * Q > _CACHED
+    tensors = (poses, weights, transforms, place_transforms, alpha)
+    if even or many or recorded(tensors) is None:
+        return folded.moments(children, alpha, orphan)
+    query, place_query = folded.queries(children, alpha)
+    query = query.expand(len(poses), -1, -1, -1)
+    if places is None:  # the mass is the sum of 1
+        places = poses.new_ones(1, poses.shape[1])
+    if place_query is None:
+        place_query = query.new_zeros(*query.shape[:3], len(places))
+    pose_sums, at_places = pooled(
+        *(poses.flatten(3), places, weights),
+        *(query, place_query.expand(len(poses), -1, -1, -1)),
+        orphan=orphan,
+        epsilon=epsilon,
+    )
+    assert at_places is not None
+    mass = at_places[..., 0].sum(1)
+    return mass, folded.sums(children, pose_sums, at_places)
+
+
+def _pass(
+    tensors: Sequence[Any], orphan: bool, epsilon: float | None, back: bool, *named: Any
+) -> None:
+    poses, places, _, query, _ = tensors
+    sizes = (
+        *(*poses.shape[:3], query.shape[2], poses.shape[3]),
+        *(0 if places is None else len(places), orphan, torch.get_num_threads()),
+        -1.0 if epsilon is None else epsilon,
+    )
+    record = PASS.pack(sizes, zip(_POOLED, tensors, strict=True), *named)
+    wide = poses.dtype == torch.float64
+    _checked(library().torchcaps_folded(record, back, wide))
+
+
+def _pooled(
+    tensors: Sequence[Any], orphan: bool, epsilon: float | None, keeps: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    poses, _, _, query, place_query = tensors
+    B, N, T, _ = poses.shape
+    sums, at_places = torch.empty_like(query), None
+    if place_query is not None:
+        at_places = torch.empty_like(place_query)
+    partition = None
+    if keeps:
+        lanes = library().vector_bytes // poses.dtype.itemsize
+        partition = poses.new_empty(B, T, -(-N // lanes), 2, lanes)
+    results = zip(
+        ("sums", "place_sums", "partition"), (sums, at_places, partition), strict=True
+    )
+    _pass(tensors, orphan, epsilon, False, results)
+    return sums, at_places, partition
+
+
+class _Pooled(torch.autograd.Function):
+    """The sums of one step."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, orphan: bool, epsilon: float | None, *tensors: Tensor | None
+    ) -> Any:
+        sums, at_places, partition = _pooled(plain(tensors), orphan, epsilon, True)
+        ctx.settings = orphan, epsilon
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, partition)
+        return sums, at_places
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> Any:
+        *tensors, partition = ctx.saved_tensors
+        orphan, epsilon = ctx.settings
+        wanted = ctx.needs_input_grad[2:]
+
+        def work(tensors: Tensors, upstream: Tensors) -> Tensors:
+            poses, places, weights, query, place_query = given = plain(tensors)
+            flows = [
+                torch.zeros_like(field) if flow is None and field is not None else flow
+                for flow, field in zip(
+                    plain(upstream), (query, place_query), strict=True
+                )
+            ]
+            slopes = (
+                torch.empty_like(poses) if wanted[0] else None,
+                torch.zeros_like(weights) if wanted[2] else None,
+                torch.empty_like(query),
+                None if place_query is None else torch.empty_like(place_query),
+            )
+            names = ("children", "weights", "queries", "place_queries")
+            _pass(
+                given, orphan, epsilon, True,
+                (("partition", partition),),
+                zip(("grad_sums", "grad_place_sums"), flows, strict=True),
+                zip((f"grad_{name}" for name in names), slopes, strict=True),
+            )
+            return slopes[0], None, *slopes[1:]
+
+        def function(*tensors: Any) -> Tensors:
+            return folded.pooled(*tensors, orphan=orphan, epsilon=epsilon)
+
+        return None, None, *gradients(work, function, tensors, upstream)

@@ -1,0 +1,651 @@
+// One step of routing by inner products, of children whose transforms are shared by the places of a map. No vote is formed: the
+// transforms have moved to the parents.
+//
+//   l_ij = <x_i, A_tj>,  R_ij = softmax_j l_ij,  S_tj = sum_(i of type t) a_i R_ij x_i,  x_i = [u_i | e_n]
+//
+// A_tj are the queries of the parents. A child i is of one of T types and at one of N places; x_i has the Q numbers u_i of its
+// pose, standardised if asked for, and E more that depend on its place n alone, such as 1 and its coordinates.
+//
+// For one example and type, a pass takes its places in blocks whose shares stay in the nearest cache:
+//
+//   for each block of places
+//     for each group of its places, one in each lane
+//       for all parents, a few at once:  l_ij, 2^l_ij, their sum over the parents
+//     for all parents, a few at once, the pose in the lanes
+//       for each place:                  S_tj += R_ij x_i
+//
+// The pass back makes l_ij and R_ij again, from the largest logit and 1 / sum of each child, with <x_i, dS_tj> beside l_ij:
+//
+//   dl_ij = a_i R_ij (<x_i, dS_tj> - da_i),  da_i = sum_j R_ij <x_i, dS_tj>,
+//   du_i = sum_j a_i R_ij dS_tj + dl_ij A_tj,  dA_tj = sum_i dl_ij x_i
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <exception>
+#include <memory>
+
+#include "rows.hpp"
+
+// Mirrored in torchcaps/ops/fused/folded.py. Tensors are contiguous; a null pointer stands for one that is not there.
+struct TorchcapsFolded {
+  int64_t B, N, T, J, Q, E, orphan, threads;
+  double epsilon;  // poses are standardised with it; they are taken as they are if it is negative
+  const void *children, *places, *weights;  // [B, N, T, Q], [E, N], [B, N, T]
+  const void *queries, *place_queries;      // [B, T, J, Q], [B, T, J, E]
+  void *sums, *place_sums, *partition;      // [B, T, J, Q], [B, T, J, E], [B, T, groups of places, 2, lanes] or null
+  const void *grad_sums, *grad_place_sums;
+  void *grad_children, *grad_weights, *grad_queries, *grad_place_queries;
+};
+
+namespace {
+
+constexpr double kLog2E = 1.4426950408889634, kLn2 = 0.6931471805599453;
+
+// Takes tasks in turn, on at most so many threads: whoever is ready takes the next one, so no thread waits for another but at
+// the very end.
+template <typename Work>
+void share_out(int64_t threads, int64_t tasks, const Work& work) {
+  std::atomic<int64_t> next{0};
+  std::exception_ptr failed;  // no exception may leave the parallel region
+  const auto take = [&] {
+    [[maybe_unused]] const WithoutSubnormals here{};
+    try {
+      work([&] { return next.fetch_add(1); });
+    } catch (...) {
+#pragma omp critical
+      failed = std::current_exception();
+    }
+  };
+  const int64_t most = omp_in_parallel() ? 1 : std::min(threads, tasks);
+  if (most <= 1) {
+    take();
+  } else {
+#pragma omp parallel num_threads(static_cast<int>(most))
+    take();
+  }
+  if (failed) std::rethrow_exception(failed);
+}
+
+template <int most, typename Work>
+__attribute__((always_inline)) inline void with_size(int size, const Work& work) {
+  if constexpr (most > 1)
+    if (size < most) return with_size<most - 1>(size, work);
+  work(std::integral_constant<int, most>{});
+}
+
+// A number of things in groups of at most `most`, nearly the same ones.
+template <int most>
+struct Groups {
+  explicit Groups(int count) : groups((count + most - 1) / most), size(count / std::max(groups, 1)), larger(count - size * groups) {}
+
+  // Calls work(n, first) for each group; n is known at compile time.
+  template <typename Work>
+  __attribute__((always_inline)) void each(const Work& work) const {
+    for (int group = 0, first = 0; group < groups; ++group) {
+      const int count = size + (group < larger);
+      with_size<most>(count, [&](auto n) __attribute__((always_inline)) { work(n, first); });
+      first += count;
+    }
+  }
+
+  const int groups, size, larger;
+};
+
+// 2^t of n vectors, t in [-126, 126] or NaN, with a relative error of 2e-7. Stage by stage: the chain of one vector alone would
+// wait for its own results.
+template <int n>
+__attribute__((always_inline)) inline void powers_of_two(Vec<float>* t) {
+  using V = Vec<float>;
+  typedef Lanes<float>::Mask Mask;
+  constexpr float kCoefficients[] = {0.009675541293f, 0.0555071329f, 0.2402211972f, 0.6931469671f, 1.000000072f};
+  Mask whole[n];
+  V rest[n], y[n];
+#pragma GCC unroll 16
+  for (int k = 0; k < n; ++k) {
+    const V shifted = t[k] + 12582912.0f;  // rounds to the nearest integer
+    whole[k] = (Mask)shifted << 23;
+    rest[k] = t[k] - (shifted - 12582912.0f);
+    y[k] = rest[k] * 0.00132764668f + kCoefficients[0];
+  }
+#pragma GCC unroll 16
+  for (int stage = 1; stage < 5; ++stage)
+#pragma GCC unroll 16
+    for (int k = 0; k < n; ++k) y[k] = y[k] * rest[k] + kCoefficients[stage];
+#pragma GCC unroll 16
+  for (int k = 0; k < n; ++k) t[k] = y[k] * (V)(whole[k] + (127 << 23));
+}
+
+template <int n>
+inline void powers_of_two(Vec<double>* t) {
+  for (int k = 0; k < n; ++k)
+    for (int lane = 0; lane < Lanes<double>::count; ++lane) t[k][lane] = std::exp2(t[k][lane]);
+}
+
+// The first numbers of a vector, 0 in the others.
+template <typename T>
+inline Vec<T> load_first(const T* from, int count) {
+  if (count >= Lanes<T>::count) return load_vector(from);
+  Vec<T> value{};
+  for (int lane = 0; lane < count; ++lane) value[lane] = from[lane];
+  return value;
+}
+
+template <typename T>
+inline void store_first(Vec<T> value, T* to, int count) {
+  if (count >= Lanes<T>::count) return store_vector<T>(value, to);
+  for (int lane = 0; lane < count; ++lane) to[lane] = value[lane];
+}
+
+template <typename T>
+constexpr int64_t whole_vectors(int64_t count) {
+  return (count + Lanes<T>::count - 1) / Lanes<T>::count * Lanes<T>::count;
+}
+
+// The pass over the places of one example and type; has memory for the work of one thread. Q_ is Q, or 0 if only known at run
+// time.
+template <typename T, int Q_>
+class FoldedPass {
+  using V = Vec<T>;
+  static constexpr int L = Lanes<T>::count;
+  static constexpr bool kHolds = Q_ && Q_ <= kRegisters / 2;  // the poses of a group are in registers
+  static constexpr int kParents = kHolds ? kRegisters * 5 / 16 : kRegisters / 2;       // in work at once
+  static constexpr int kParentsBack = kHolds ? kRegisters / 8 : kRegisters / 4;  // the same in the pass back
+
+ public:
+  struct Child {
+    const T *poses, *weights;  // of the first place
+    int64_t stride, weight_stride;
+  };
+
+  FoldedPass(int64_t N, int64_t J, int64_t Q, int64_t E, const T* places, bool orphan, double epsilon)
+      : N(N), J(J), E(E), Q(Q), row(whole_vectors<T>(Q)), block(block_of(N, J, row)), places(places), orphan(orphan),
+        standard(epsilon >= 0), epsilon(epsilon), logit_groups(J), back_groups(J), narrow_groups(J), wide_groups(J) {
+    const int64_t pairs = int64_t{block} * J, wide = int64_t{row} * J;
+    memory.reset(new V[(2 * pairs + int64_t{block} * (row + 2) + 5 * wide + row) / L + Q + 2 * E]);
+    T* free = reinterpret_cast<T*>(memory.get());
+    const auto take = [&](int64_t count) { return std::exchange(free, free + count); };
+    shares = take(pairs), flows = take(pairs), rows = take(int64_t{block} * row);
+    total = take(wide), queries = take(wide), slopes = take(wide), turned_queries = take(wide), turned_slopes = take(wide);
+    factors = take(block), means = take(block), largest = take(row + E * L);
+    poses = reinterpret_cast<V*>(take((Q + E) * L));
+  }
+
+  static int64_t partition_size(int64_t N) { return 2 * whole_vectors<T>(N); }
+
+  // S_tj and its part of the places from A_tj; the partition is null where no pass back follows.
+  void forward(Child child, const T* A, const T* Ae, T* S, T* Se, T* partition) {
+    T* const sum = Q == row ? S : total;
+    std::fill_n(sum, int64_t{J} * row, T(0));
+    if (Se) std::fill_n(Se, int64_t{J} * E, T(0));
+    if constexpr (kHolds) find_largest(A, Ae);
+    A = by_number(A, turned_queries);
+    for (int first = 0; first < N; first += block) {
+      const int count = std::min(block, N - first);
+      for (int n = 0; n < count; n += L) {
+        const int there = std::min(L, count - n);
+        V local[kHolds ? Q_ : 1], *x = kHolds ? local : poses;
+        const V scale = load_places(child, first + n, there, x, means + n);
+        V top, total;
+        exponentials(x, load_extra(first + n), A, Ae, shares + int64_t{n} * J, top, total);
+        V factor = T(1) / total;
+        if (partition) store_vector<T>(top, partition + 2 * (first + n)), store_vector<T>(factor, partition + 2 * (first + n) + L);
+        if (child.weights) factor *= load_weights(child, first + n, there);
+        if (Se) add_up_places(shares + int64_t{n} * J, first + n, factor, Se);
+        store_vector<T>(factor * scale, factors + n);
+      }
+      copy_rows(child, first, count);
+      add_up(shares, count, sum);
+    }
+    if (Q != row) unpadded(total, S);
+  }
+
+  // From dS_tj (G) to du_i, which (if poses are not standardised) may be added to what is there, da_i (null if not wanted) and
+  // dA_tj.
+  void backward(Child child, const T* A, const T* Ae, const T* G, const T* Ge, const T* partition, T* du, bool adds, T* da, T* dA, T* dAe) {
+    T* const sum = Q == row ? dA : total;
+    std::fill_n(sum, int64_t{J} * row, T(0));
+    if (dAe) std::fill_n(dAe, int64_t{J} * E, T(0));
+    const T *wide_A = padded(A, queries), *wide_G = padded(G, slopes);
+    A = by_number(A, turned_queries), G = by_number(G, turned_slopes);
+    for (int first = 0; first < N; first += block) {
+      const int count = std::min(block, N - first);
+      for (int n = 0; n < count; n += L) {
+        const int there = std::min(L, count - n);
+        T *R = shares + int64_t{n} * J, *dl = flows + int64_t{n} * J;
+        V along{};
+        {
+          V local[kHolds ? Q_ : 1], *x = kHolds ? local : poses;
+          store_vector<T>(load_places(child, first + n, there, x, means + n), factors + n);
+          const V* const e = load_extra(first + n);
+          const V top = load_vector(partition + 2 * (first + n)), inverse = load_vector(partition + 2 * (first + n) + L);
+          back_groups.each([&](auto size, int j) __attribute__((always_inline)) {
+            constexpr int m = size;
+            V t[m], d[m];
+            logits<m>(x, e, A + j * parent_step(), Ae + j * E, t);
+            logits<m>(x, e, G + j * parent_step(), Ge + j * E, d);
+#pragma GCC unroll 16
+            for (int k = 0; k < m; ++k) t[k] = bounded(t[k] - top);
+            powers_of_two<m>(t);
+#pragma GCC unroll 16
+            for (int k = 0; k < m; ++k) {
+              const V y = t[k] * inverse;
+              along += y * d[k];
+              store_vector<T>(y, R + (j + k) * L), store_vector<T>(d[k], dl + (j + k) * L);
+            }
+          });
+        }
+        if (da) store_weights(along * T(kLn2), child, first + n, there, da);
+        const V weight = child.weights ? load_weights(child, first + n, there) : splat(T(1));
+        for (int j = 0; j < J; ++j) {
+          const V y = load_vector(R + j * L) * weight;
+          store_vector<T>(y * T(kLn2) * (load_vector(dl + j * L) - along), dl + j * L);
+          if (child.weights) store_vector<T>(y, R + j * L);
+        }
+        if (du) {
+          pass_on(R, dl, wide_G, wide_A, there, du + (first + n) * child.stride, child.stride, adds);
+          if (standard) standard_back(child, first + n, there, means + n, factors + n, du);
+        }
+        if (dAe) add_up_places(dl, first + n, splat(T(1)), dAe);
+      }
+      copy_rows(child, first, count);
+      add_up(flows, count, sum);
+    }
+    if (Q != row) unpadded(total, dA);
+  }
+
+  // S_t of a step in which all parents take the same share of each child.
+  void uniform(Child child, T share, T* S, T* Se) {
+    std::fill_n(total, row, T(0));
+    if (Se) std::fill_n(Se, E, T(0));
+    for (int n = 0; n < N; ++n) {
+      const T weight = child.weights ? child.weights[n * child.weight_stride] * share : share;
+      const T* const from = child.poses + n * child.stride;
+      for (int q = 0; q < Q; ++q) total[q] += weight * from[q];
+      for (int k = 0; Se && k < E; ++k) Se[k] += weight * places[k * N + n];
+    }
+    std::copy_n(total, Q, S);
+  }
+
+  void uniform_back(Child child, T share, const T* G, const T* Ge, T* du, bool adds, T* da) {
+    std::fill_n(total, row, T(0));
+    for (int j = 0; j < J; ++j)
+      for (int q = 0; q < Q; ++q) total[q] += G[int64_t{j} * Q + q];
+    for (int n = 0; n < N; ++n) {
+      const T weight = child.weights ? child.weights[n * child.weight_stride] * share : share;
+      T* const to = du + n * child.stride;
+      for (int q = 0; du && q < Q; ++q) to[q] = (adds ? to[q] : T(0)) + weight * total[q];
+      if (!da) continue;
+      T along = 0;
+      for (int q = 0; q < Q; ++q) along += total[q] * child.poses[n * child.stride + q];
+      for (int k = 0; k < E; ++k)
+        for (int j = 0; j < J; ++j) along += Ge[j * E + k] * places[k * N + n];
+      da[n * child.weight_stride] += share * along;
+    }
+  }
+
+ private:
+  static int block_of(int64_t N, int64_t J, int64_t row) {
+    constexpr int64_t kNumbers = 4096;  // of a block, so that shares and poses stay in the nearest cache
+    const int64_t fitting = kNumbers / std::max(J, row) / L * L;
+    return static_cast<int>(std::clamp<int64_t>(fitting, L, whole_vectors<T>(N)));
+  }
+
+  static V bounded(V t) { return t < T(-126) ? splat(T(-126)) : t; }  // NaN stays
+
+  V load_weights(Child child, int n, int there) const {
+    V value{};
+    for (int lane = 0; lane < there; ++lane) value[lane] = child.weights[(n + lane) * child.weight_stride];
+    return value;
+  }
+
+  void store_weights(V value, Child child, int n, int there, T* da) const {
+    for (int lane = 0; lane < there; ++lane) da[(n + lane) * child.weight_stride] += value[lane];
+  }
+
+  // The poses of a group of places, one in each lane, times log2 e, so that exponentials are powers of two. Where places are
+  // missing the last one is repeated. If poses are standardised, their means go to `mean`; returns 1 / deviation, else 1.
+  __attribute__((always_inline)) V load_places(Child child, int n, int there, V* x, T* mean) const {
+    const auto each_place = [&](const auto& work) __attribute__((always_inline)) {
+      const T* from = child.poses + n * child.stride;
+#pragma GCC unroll 16
+      for (int lane = 0; lane < L; ++lane) {
+        work(lane, from);
+        from += lane + 1 < there ? child.stride : 0;
+      }
+    };
+    int q = 0;
+    for (; q + L <= Q; q += L) {
+      V tile[L];
+      each_place([&](int lane, const T* from) __attribute__((always_inline)) { tile[lane] = load_vector(from + q); });
+      transpose<T>(tile);
+#pragma GCC unroll 16
+      for (int lane = 0; lane < L; ++lane) x[q + lane] = tile[lane];
+    }
+    if constexpr (L / 2 >= 4 && (!Q_ || Q_ % L == L / 2)) {
+      if (q + L / 2 <= Q) {
+        Half<T> half[L];
+        each_place([&](int lane, const T* from) __attribute__((always_inline)) { half[lane] = load_half(from + q); });
+#pragma GCC unroll 16
+        for (int lane = 0; lane < L / 2; ++lane) x[q + lane] = joined<T>(half[lane], half[lane + L / 2], std::make_index_sequence<L>{});
+        transpose<T, L / 2>(x + q);
+        q += L / 2;
+      }
+    }
+    if constexpr (!Q_ || Q_ % (L / 2)) {
+      for (; q < Q; ++q) each_place([&](int lane, const T* from) __attribute__((always_inline)) { x[q][lane] = from[q]; });
+    }
+    V scale = splat(T(1));
+    if (standard) scale = standardise(x, mean);
+    for (int k = 0; k < Q; ++k) x[k] *= T(kLog2E);
+    return scale;
+  }
+
+  V standardise(V* x, T* mean) const {
+    V level{}, square{};
+    for (int q = 0; q < Q; ++q) level += x[q];
+    level *= T(1) / T(int(Q));
+    for (int q = 0; q < Q; ++q) square += (x[q] - level) * (x[q] - level);
+    square = square * (T(1) / T(int(Q))) + T(epsilon);
+    V scale{};
+    for (int lane = 0; lane < L; ++lane) scale[lane] = T(1) / std::sqrt(square[lane]);
+    for (int q = 0; q < Q; ++q) x[q] = (x[q] - level) * scale;
+    store_vector<T>(level, mean);
+    return scale;
+  }
+
+  // From the gradients of standardised poses x to those of the poses: (dx - mean dx - x mean (x dx)) / deviation.
+  void standard_back(Child child, int n, int there, const T* mean, const T* scale, T* du) const {
+    for (int lane = 0; lane < there; ++lane) {
+      const T* const from = child.poses + (n + lane) * child.stride;
+      T* const to = du + (n + lane) * child.stride;
+      V levels{}, alongs{};
+      for (int q = 0; q < Q; q += L) {
+        const V flow = load_first(to + q, Q - q);
+        levels += flow, alongs += flow * (load_first(from + q, Q - q) - mean[lane]);
+      }
+      const T level = lane_sum<T>(levels) / int(Q), along = lane_sum<T>(alongs) * scale[lane] * scale[lane] / int(Q);
+      for (int q = 0; q < Q; q += L) {
+        const V x = load_first(from + q, Q - q) - mean[lane];
+        store_first<T>((load_first(to + q, Q - q) - level - x * along) * scale[lane], to + q, Q - q);
+      }
+    }
+  }
+
+  // What depends on the places alone, one in each lane, times log2 e; 0 where places are missing.
+  const V* load_extra(int n) const {
+    V* const e = poses + Q;
+    for (int k = 0; k < E; ++k) e[k] = load_first(places + int64_t{k} * N + n, N - n) * T(kLog2E);
+    return e;
+  }
+
+  // The poses of a block as they lie, less their means, times their factors, in rows that are filled up with zeros.
+  void copy_rows(Child child, int first, int count) const {
+    const T* from = child.poses + first * child.stride;
+    T* to = rows;
+    for (int n = 0; n < count; ++n, from += child.stride, to += row) {
+      const T factor = factors[n], mean = standard ? means[n] : T(0), level = mean * factor;
+      int q = 0;
+      for (; q + L <= Q; q += L) store_vector<T>(load_vector(from + q) * factor - level, to + q);
+      if (Q_ && Q_ % L == 0) continue;
+      for (; q < row; ++q) to[q] = q < Q ? (from[q] - mean) * factor : T(0);
+    }
+  }
+
+  // max_j |A_jq|: with it, one test tells for a whole group of places that no logit can overflow.
+  void find_largest(const T* A, const T* Ae) {
+    for (int q = 0; q < Q; q += L) {
+      V most{};
+      for (int j = 0; j < J; ++j) {
+        const V value = load_first(A + int64_t{j} * Q + q, Q - q);
+        most = larger<T>(larger<T>(value, -value), most);
+      }
+      store_vector<T>(most, largest + q);
+    }
+    for (int k = 0; k < E; ++k) {
+      T most = 0;
+      for (int j = 0; j < J; ++j) most = std::max(most, std::abs(Ae[j * E + k]));
+      largest[row + k] = most;
+    }
+  }
+
+  bool small(const V* x, const V* e) const {
+    V bound{};
+    for (int q = 0; q < Q; ++q) bound += larger<T>(x[q], -x[q]) * largest[q];
+    for (int k = 0; k < E; ++k) bound += larger<T>(e[k], -e[k]) * largest[row + k];
+    return lane_fold<T>(bound, [](V a, V b) { return a < b ? b : a; }) < T(80);  // not if it is NaN
+  }
+
+  // What poses in memory are compared with, one number of all parents after the other: [Q, J] from [J, Q].
+  const T* by_number(const T* field, T* to) const {
+    if (kHolds) return field;
+    for (int j = 0; j < J; ++j)
+      for (int q = 0; q < Q; ++q) to[int64_t{q} * J + j] = field[int64_t{j} * Q + q];
+    return to;
+  }
+
+  int64_t parent_step() const { return kHolds ? Q_ : 1; }
+
+  // The logits of n parents, times log2 e.
+  template <int n>
+  __attribute__((always_inline)) void logits(const V* x, const V* e, const T* A, const T* Ae, V* t) const {
+    if constexpr (kHolds) {
+#pragma GCC unroll 16
+      for (int k = 0; k < n; ++k) t[k] = x[0] * A[k * Q_];
+#pragma GCC unroll 16
+      for (int q = 1; q < Q_; ++q)
+#pragma GCC unroll 16
+        for (int k = 0; k < n; ++k) t[k] += x[q] * A[k * Q_ + q];
+    } else {
+#pragma GCC unroll 16
+      for (int k = 0; k < n; ++k) t[k] = x[0] * A[k];
+      for (int q = 1; q < Q; ++q) {
+        A += J;
+#pragma GCC unroll 16
+        for (int k = 0; k < n; ++k) t[k] += x[q] * A[k];
+      }
+    }
+    for (int q = 0; q < E; ++q)
+#pragma GCC unroll 16
+      for (int k = 0; k < n; ++k) t[k] += e[q] * Ae[k * E + q];
+  }
+
+  // The exponentials of l_ij - top_i for all parents, and their sum.
+  __attribute__((always_inline)) void exponentials(const V* x, const V* e, const T* A, const T* Ae, T* to, V& top, V& sum) {
+    top = V{}, sum = orphan ? splat(T(1)) : V{};
+    const bool one_group = J <= kParents;
+    if (!one_group && kHolds && small(x, e)) {
+      return logit_groups.each([&](auto size, int j) __attribute__((always_inline)) {
+        constexpr int n = size;
+        V t[n];
+        logits<n>(x, e, A + j * parent_step(), Ae + j * E, t);
+        powers_of_two<n>(t);
+#pragma GCC unroll 16
+        for (int k = 0; k < n; ++k) store_vector<T>(t[k], to + (j + k) * L), sum += t[k];
+      });
+    }
+    if (!orphan) top -= std::numeric_limits<T>::max();
+    if (one_group) {
+      return with_size<kParents>(J, [&](auto size) __attribute__((always_inline)) {
+        constexpr int n = size;
+        V t[n];
+        logits<n>(x, e, A, Ae, t);
+#pragma GCC unroll 16
+        for (int k = 0; k < n; ++k) top = larger<T>(t[k], top);
+#pragma GCC unroll 16
+        for (int k = 0; k < n; ++k) t[k] = bounded(t[k] - top);
+        powers_of_two<n>(t);
+        if (orphan) sum = none_of_these(top);
+#pragma GCC unroll 16
+        for (int k = 0; k < n; ++k) store_vector<T>(t[k], to + k * L), sum += t[k];
+      });
+    }
+    logit_groups.each([&](auto size, int j) __attribute__((always_inline)) {
+      constexpr int n = size;
+      V t[n];
+      logits<n>(x, e, A + j * parent_step(), Ae + j * E, t);
+#pragma GCC unroll 16
+      for (int k = 0; k < n; ++k) store_vector<T>(t[k], to + (j + k) * L), top = larger<T>(t[k], top);
+    });
+    if (orphan) sum = none_of_these(top);
+    logit_groups.each([&](auto size, int j) __attribute__((always_inline)) {
+      constexpr int n = size;
+      V t[n];
+#pragma GCC unroll 16
+      for (int k = 0; k < n; ++k) t[k] = bounded(load_vector(to + (j + k) * L) - top);
+      powers_of_two<n>(t);
+#pragma GCC unroll 16
+      for (int k = 0; k < n; ++k) store_vector<T>(t[k], to + (j + k) * L), sum += t[k];
+    });
+  }
+
+  // The exponential of the orphan, whose logit is 0.
+  static V none_of_these(V top) {
+    V t[1] = {bounded(-top)};
+    powers_of_two<1>(t);
+    return t[0];
+  }
+
+  // to_j += sum_n share_nj row_n, with the pose in the lanes.
+  void add_up(const T* share, int count, T* to) const {
+    int q = 0;
+    for (; q + 2 * L <= row; q += 2 * L) add_up_columns<2>(share, count, q, to);
+    for (; q < row; q += L) add_up_columns<1>(share, count, q, to);
+  }
+
+  template <int wide>
+  const auto& groups_of() const {
+    if constexpr (wide == 2)
+      return wide_groups;
+    else
+      return narrow_groups;
+  }
+
+  template <int wide>
+  __attribute__((noinline)) void add_up_columns(const T* share, int count, int q, T* to) const {
+    groups_of<wide>().each([&](auto size, int j) __attribute__((always_inline)) {
+      constexpr int n = size;
+      V sum[n][wide];
+#pragma GCC unroll 24
+      for (int k = 0; k < n; ++k)
+#pragma GCC unroll 2
+        for (int h = 0; h < wide; ++h) sum[k][h] = load_vector(to + int64_t{j + k} * row + q + h * L);
+      for (int first = 0; first < count; first += L) {
+        const T* const shares_j = share + int64_t{first} * J + j * L;
+        const T* const rows_n = rows + int64_t{first} * row + q;
+        for (int place = 0; place < std::min(L, count - first); ++place) {
+          V x[wide];
+#pragma GCC unroll 2
+          for (int h = 0; h < wide; ++h) x[h] = load_vector(rows_n + int64_t{place} * row + h * L);
+#pragma GCC unroll 24
+          for (int k = 0; k < n; ++k)
+#pragma GCC unroll 2
+            for (int h = 0; h < wide; ++h) sum[k][h] += x[h] * shares_j[k * L + place];
+        }
+      }
+#pragma GCC unroll 24
+      for (int k = 0; k < n; ++k)
+#pragma GCC unroll 2
+        for (int h = 0; h < wide; ++h) store_vector<T>(sum[k][h], to + int64_t{j + k} * row + q + h * L);
+    });
+  }
+
+  // to_je += sum_n share_nj factor_n e_n of a group of places, of what depends on the places alone.
+  void add_up_places(const T* share, int n, V factor, T* to) const {
+    for (int k = 0; k < E; ++k) {
+      const V e = load_first(places + int64_t{k} * N + n, N - n) * factor;
+      for (int j = 0; j < J; ++j) to[j * E + k] += lane_sum<T>(load_vector(share + j * L) * e);
+    }
+  }
+
+  // du_n = sum_j share_nj G_j + flow_nj A_j of the places of a group, with the pose in the lanes.
+  void pass_on(const T* share, const T* flow, const T* G, const T* A, int there, T* du, int64_t stride, bool adds) const {
+    int q = 0;
+    for (; q + 2 * L <= row; q += 2 * L) pass_on_columns<2>(share, flow, G, A, there, q, du, stride, adds);
+    for (; q < row; q += L) pass_on_columns<1>(share, flow, G, A, there, q, du, stride, adds);
+  }
+
+  template <int wide>
+  __attribute__((noinline)) void pass_on_columns(const T* share, const T* flow, const T* G, const T* A, int there, int q, T* du, int64_t stride,
+                                                 bool adds) const {
+    constexpr int n = L / wide;
+    for (int first = 0; first < there; first += n) {
+      V sum[n][wide] = {};
+      for (int j = 0; j < J; ++j) {
+        const T *shares_n = share + j * L + first, *flows_n = flow + j * L + first;
+#pragma GCC unroll 2
+        for (int h = 0; h < wide; ++h) {
+          const V g = load_vector(G + int64_t{j} * row + q + h * L), a = load_vector(A + int64_t{j} * row + q + h * L);
+#pragma GCC unroll 16
+          for (int k = 0; k < n; ++k) sum[k][h] += g * shares_n[k];
+#pragma GCC unroll 16
+          for (int k = 0; k < n; ++k) sum[k][h] += a * flows_n[k];
+        }
+      }
+#pragma GCC unroll 16
+      for (int k = 0; k < n; ++k) {
+        if (first + k >= there) break;
+#pragma GCC unroll 2
+        for (int h = 0; h < wide; ++h) {
+          T* const to = du + (first + k) * stride + q + h * L;
+          const int numbers = Q - q - h * L;
+          store_first<T>(adds ? sum[k][h] + load_first(to, numbers) : sum[k][h], to, numbers);
+        }
+      }
+    }
+  }
+
+  // Fields of the parents with rows filled up with zeros.
+  const T* padded(const T* field, T* to) const {
+    if (Q == row) return field;
+    for (int j = 0; j < J; ++j) {
+      std::copy_n(field + int64_t{j} * Q, Q, to + int64_t{j} * row);
+      std::fill_n(to + int64_t{j} * row + Q, row - Q, T(0));
+    }
+    return to;
+  }
+
+  void unpadded(const T* field, T* to) const {
+    for (int j = 0; j < J; ++j) std::copy_n(field + int64_t{j} * row, Q, to + int64_t{j} * Q);
+  }
+
+  const int N, J, E;
+  const Size<Q_> Q;
+  const int row, block;  // numbers of a row that is filled up, and places of a block
+  const T* const places;
+  const bool orphan, standard;
+  const double epsilon;
+  const Groups<kParents> logit_groups;
+  const Groups<kParentsBack> back_groups;
+  const Groups<kRegisters * 3 / 4> narrow_groups;
+  const Groups<kRegisters * 3 / 8> wide_groups;
+  std::unique_ptr<V[]> memory;
+  T *shares, *flows, *rows, *total, *queries, *slopes, *turned_queries, *turned_slopes, *factors, *means, *largest;
+  V* poses;
+};
+
+// One pass over all examples and types.
+template <typename T, int Q_>
+void run_folded(const TorchcapsFolded& f, bool back) {
+  using Pass = FoldedPass<T, Q_>;
+  const auto at = [](const void* tensor, int64_t place) { return tensor ? static_cast<T*>(const_cast<void*>(tensor)) + place : nullptr; };
+  const int64_t size = f.J * f.Q, extra = f.J * f.E, partition = Pass::partition_size(f.N);
+  share_out(f.threads, f.B * f.T, [&](const auto& next) {
+    Pass pass(f.N, f.J, f.Q, f.E, at(f.places, 0), f.orphan, f.epsilon);
+    for (int64_t task; (task = next()) < f.B * f.T;) {
+      const int64_t b = task / f.T, t = task % f.T, place = (b * f.N * f.T + t) * f.Q, weight = b * f.N * f.T + t;
+      const typename Pass::Child child{at(f.children, place), at(f.weights, weight), f.T * f.Q, f.T};
+      const T *A = at(f.queries, task * size), *Ae = at(f.place_queries, task * extra);
+      if (back) {
+        pass.backward(child, A, Ae, at(f.grad_sums, task * size), at(f.grad_place_sums, task * extra), at(f.partition, task * partition),
+                      at(f.grad_children, place), false, at(f.grad_weights, weight), at(f.grad_queries, task * size),
+                      at(f.grad_place_queries, task * extra));
+      } else {
+        pass.forward(child, A, Ae, at(f.sums, task * size), at(f.place_sums, task * extra), at(f.partition, task * partition));
+      }
+    }
+  });
+}
+
+}  // namespace

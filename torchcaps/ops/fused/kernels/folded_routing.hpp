@@ -1,0 +1,554 @@
+// All steps of a routing by inner products, of children whose transforms are shared by places, in one call; all steps back in
+// another. Between two passes over the children (folded.hpp) there are only parents, one by one:
+//
+//   s_j = sum_t S_tj W_tj + bias_j,  the parent's rule: s_j to v_j and alpha_j,  A_tj = W_tj alpha_j + w_tj
+//
+// w_tj is evidence, what a child of type t knows by itself. The first step shares each child out evenly, or by the evidence alone.
+//
+// A thread takes a few examples through all steps, so that no thread waits for another:
+//
+//   for each chunk of examples
+//     for each step
+//       for each example and type: a pass over its places
+//       for each parent:           its sums, its rule, its queries for all types
+//
+// and back from the last step to the first. The gradients of transforms and evidence are sums over the examples, found at the end
+// from what the steps kept: A_tj, S_tj, s_j and alpha_j, and two numbers for each child.
+#pragma once
+
+#include "folded.hpp"
+
+enum TorchcapsRule : int64_t { kAgreement = 0, kDirections = 1, kNormalised = 2 };
+
+// Mirrored in torchcaps/ops/fused/folded.py.
+struct TorchcapsFoldedRouting {
+  int64_t B, N, T, M, P, J, D, E, steps, orphan, threads;
+  int64_t rule, accumulate;
+  double constant;  // c of the squash n^2 / (c + n^2); negative for no squash
+  double scale;     // of alpha: K of directions s / |s|; 1 / sqrt(H) of normalised sums
+  double epsilon;   // of the normalisation
+  const void *children, *places, *weights;         // [B, N, T, M, P], [E, N], [B, N, T]
+  const void *transforms, *place_transforms;       // [T, J, P, D], [T, J, E, M * D]
+  const void *evidence, *place_evidence;           // [T, J, M * P], [T, J, E]
+  const void *bias, *gain, *shift;                 // [J, M * D]; of the normalisation, [M * D]
+  void *pose, *alpha;                              // [B, J, M * D]: v of the last step, and alpha that it compared with
+  void* kept;                                      // for the pass back, or null
+  const void *grad_pose, *grad_alpha;
+  void *grad_children, *grad_weights, *grad_transforms, *grad_place_transforms, *grad_evidence, *grad_place_evidence;
+  void *grad_bias, *grad_gain, *grad_shift;
+};
+
+namespace {
+
+using RoutingCall = TorchcapsFoldedRouting;
+
+// What one parent does between two passes.
+template <typename T>
+struct ParentRule {
+  const RoutingCall& f;
+  const int H = static_cast<int>(f.M * f.D);
+
+  // v from s, and what the next step compares with: `before` is alpha of this step, or null.
+  void forward(const T* s, const T* before, T* v, T* next) const {
+    if (f.rule == kAgreement) {
+      const T factor = squash(dot(s, s));
+      for (int h = 0; h < H; ++h) {
+        const T pose = s[h] * factor;
+        if (v) v[h] = pose;
+        if (next) next[h] = pose + (before && f.accumulate ? before[h] : T(0));
+      }
+    } else if (f.rule == kDirections) {
+      const T squared = dot(s, s), factor = squash(squared), direction = T(f.scale) / length(squared);
+      for (int h = 0; h < H; ++h) {
+        if (v) v[h] = s[h] * factor;
+        if (next) next[h] = s[h] * direction;
+      }
+    } else {
+      const auto [mean, inverse] = standard(s);
+      for (int h = 0; h < H; ++h) {
+        const T pose = (s[h] - mean) * inverse * number(f.gain, h, 1) + number(f.shift, h, 0);
+        if (v) v[h] = pose;
+        if (next) next[h] = pose * T(f.scale);
+      }
+    }
+  }
+
+  // ds from dv and the gradient of what the next step compares with; either may be null. Adds to those of gain and shift.
+  void backward(const T* s, const T* dv, const T* dnext, T* ds, T* dgain, T* dshift) const {
+    std::fill_n(ds, H, T(0));
+    if (f.rule == kNormalised) {
+      if (dv) normalised_back(s, dv, T(1), ds, dgain, dshift);
+      if (dnext) normalised_back(s, dnext, T(f.scale), ds, dgain, dshift);
+      return;
+    }
+    if (dv) squash_back(s, dv, ds);
+    if (!dnext) return;
+    if (f.rule == kAgreement) return squash_back(s, dnext, ds);
+    const T squared = dot(s, s), n = length(squared), along = std::sqrt(squared) < kLeast ? T(0) : dot(s, dnext) / squared;
+    for (int h = 0; h < H; ++h) ds[h] += T(f.scale) / n * (dnext[h] - along * s[h]);
+  }
+
+ private:
+  static constexpr T kLeast = T(1e-12);  // as torch.nn.functional.normalize
+
+  static T number(const void* field, int h, T otherwise) { return field ? static_cast<const T*>(field)[h] : otherwise; }
+  static T length(T squared) { return std::max(std::sqrt(squared), kLeast); }
+  T squash(T squared) const { return f.constant < 0 ? T(1) : std::sqrt(squared) / (T(f.constant) + squared); }
+
+  // g u + g' <s, u> s / n, with g = n / (c + n^2) and the gradient u.
+  void squash_back(const T* s, const T* u, T* ds) const {
+    const T squared = dot(s, s), factor = squash(squared), n = std::sqrt(squared);
+    T along = 0;
+    if (f.constant >= 0 && n != 0) {
+      const T part = T(1) / (T(f.constant) + squared);
+      along = part * (2 * T(f.constant) * part - 1) * dot(s, u) / n;
+    }
+    for (int h = 0; h < H; ++h) ds[h] += factor * u[h] + along * s[h];
+  }
+
+  struct Standard {
+    T mean, inverse;
+  };
+
+  Standard standard(const T* s) const {
+    T mean = 0, square = 0;
+    for (int h = 0; h < H; ++h) mean += s[h] / H;
+    for (int h = 0; h < H; ++h) square += (s[h] - mean) * (s[h] - mean) / H;
+    return {mean, T(1) / std::sqrt(square + T(f.epsilon))};
+  }
+
+  void normalised_back(const T* s, const T* u, T scale, T* ds, T* dgain, T* dshift) const {
+    const auto [mean, inverse] = standard(s);
+    T level = 0, along = 0;
+    for (int h = 0; h < H; ++h) {
+      const T x = (s[h] - mean) * inverse, slope = scale * u[h] * number(f.gain, h, 1);
+      level += slope / H, along += slope * x / H;
+      if (dgain) dgain[h] += scale * u[h] * x;
+      if (dshift) dshift[h] += scale * u[h];
+    }
+    for (int h = 0; h < H; ++h)
+      ds[h] += inverse * (scale * u[h] * number(f.gain, h, 1) - level - (s[h] - mean) * inverse * along);
+  }
+
+  T dot(const T* x, const T* y) const {
+    constexpr int kSums = 8;  // independent ones, so that no addition waits for the one before
+    T sums[kSums] = {};
+    int h = 0;
+    for (; h + kSums <= H; h += kSums)
+      for (int k = 0; k < kSums; ++k) sums[k] += x[h + k] * y[h + k];
+    for (; h < H; ++h) sums[h % kSums] += x[h] * y[h];
+    for (int width = kSums / 2; width; width /= 2)
+      for (int k = 0; k < width; ++k) sums[k] += sums[k + width];
+    return sums[0];
+  }
+};
+
+template <typename T, int Q_>
+class FoldedRouting {
+  using V = Vec<T>;
+  using Pass = FoldedPass<T, Q_>;
+  static constexpr int L = Lanes<T>::count;
+  static constexpr int64_t kExamples = 8;  // of a chunk, for which the transforms are read once
+
+ public:
+  explicit FoldedRouting(const RoutingCall& f)
+      : f(f), rule{f}, Q(f.M * f.P), H(f.M * f.D), routed(f.steps - !evident()), chunk(std::clamp<int64_t>((f.B + f.threads - 1) / f.threads, 1, kExamples)),
+        chunks((f.B + chunk - 1) / chunk), share(T(1) / T(f.J + f.orphan)) {
+    for (int64_t b = 0; b < chunk; ++b)
+      for (int64_t m = 0; m < f.M; ++m) {
+        parents_at.push_back(b * f.J * H + m * f.D);
+        queries_at.push_back(b * f.T * f.J * Q + m * f.P);
+        even_at.push_back(b * f.T * Q + m * f.P);
+      }
+  }
+
+  // How many numbers the pass back needs.
+  int64_t kept() const { return Fields(*this, f.B, true, nullptr).total; }
+
+  void forward() const {
+    share_out(f.threads, chunks, [&](const auto& next) {
+      Pass pass = new_pass();
+      const std::unique_ptr<V[]> turned(new V[f.D]);
+      std::unique_ptr<T[]> own;
+      if (!f.kept) own.reset(new T[Fields(*this, chunk, false, nullptr).total]);
+      for (int64_t task; (task = next()) < chunks;) {
+        const int64_t first = task * chunk, count = std::min(chunk, f.B - first);
+        if (f.kept)
+          forward_of(pass, first, count, Fields(*this, f.B, true, writable(f.kept)), first, turned.get());
+        else
+          forward_of(pass, first, count, Fields(*this, chunk, false, own.get()), 0, turned.get());
+      }
+    });
+  }
+
+  void backward() const {
+    const Fields fields = Fields(*this, f.B, true, writable(f.kept));
+    const int64_t parents = f.B * f.J * H;
+    std::unique_ptr<T[]> memory(new T[f.steps * parents + routed * f.B * f.T * f.J * (Q + f.E)]);
+    T *ds = memory.get(), *dA = ds + f.steps * parents, *dAe = dA + routed * f.B * f.T * f.J * Q;
+    std::atomic_flag adding = ATOMIC_FLAG_INIT;
+    share_out(f.threads, chunks, [&](const auto& next) {
+      Pass pass = new_pass();
+      const std::unique_ptr<V[]> turned(new V[f.D]);
+      const int64_t numbers = chunk * f.T * f.J * (Q + f.E) + 2 * chunk * f.J * H;
+      std::unique_ptr<T[]> own(new T[numbers + 2 * H]);
+      T *dgain = own.get() + numbers, *dshift = dgain + H;
+      std::fill_n(dgain, 2 * H, T(0));
+      for (int64_t task; (task = next()) < chunks;) {
+        const int64_t first = task * chunk;
+        backward_of(pass, first, std::min(chunk, f.B - first), fields, ds, dA, dAe, own.get(), dgain, dshift, turned.get());
+      }
+      while (adding.test_and_set(std::memory_order_acquire)) {
+      }
+      for (int h = 0; h < H; ++h) {
+        if (f.grad_gain) writable(f.grad_gain)[h] += dgain[h];
+        if (f.grad_shift) writable(f.grad_shift)[h] += dshift[h];
+      }
+      adding.clear(std::memory_order_release);
+    });
+    share_out(f.threads, f.J, [&](const auto& next) {
+      for (int64_t j; (j = next()) < f.J;) gradients_of(static_cast<int>(j), fields, ds, dA, dAe);
+    });
+  }
+
+ private:
+  static T* writable(const void* tensor) { return static_cast<T*>(const_cast<void*>(tensor)); }
+  bool evident() const { return f.evidence || f.place_evidence; }
+  int64_t size(int64_t examples) const { return examples * f.T * f.J * Q; }
+
+  // The fields of the steps in one piece of memory, each for so many examples: s and alpha of all steps, the even sums of a first
+  // step without evidence, and of the steps that compare their queries, sums and partitions.
+  struct Fields {
+    T *s, *alpha, *even, *even_places, *A, *Ae, *S, *Se, *partition;
+    int64_t total, parents, queries, place_queries, partitions;
+    bool all;  // whether each step has its own
+
+    Fields(const FoldedRouting& r, int64_t examples, bool all, T* memory) : total(0), all(all) {
+      const auto& f = r.f;
+      parents = examples * f.J * r.H, queries = r.size(examples), place_queries = examples * f.T * f.J * f.E;
+      partitions = all ? examples * f.T * Pass::partition_size(f.N) : 0;
+      const int64_t copies = all ? r.routed : std::min<int64_t>(r.routed, 1);
+      const auto take = [&](int64_t count) { return memory ? memory + std::exchange(total, total + count) : (total += count, nullptr); };
+      s = take(f.steps * parents), alpha = take(f.steps * parents);
+      even = take(examples * f.T * r.Q), even_places = take(examples * f.T * f.E);
+      A = take(copies * queries), S = take(copies * queries);
+      Ae = take(copies * place_queries), Se = take(copies * place_queries);
+      partition = take(copies * partitions);
+    }
+
+    int64_t of(int64_t step) const { return all ? step : 0; }
+  };
+
+  Pass new_pass() const { return Pass(f.N, f.J, Q, f.E, writable(f.places), f.orphan, -1); }
+
+  typename Pass::Child child(int64_t b, int64_t t) const {
+    const int64_t at = b * f.N * f.T + t;
+    return {writable(f.children) + at * Q, f.weights ? writable(f.weights) + at : nullptr, f.T * int64_t{Q}, f.T};
+  }
+
+  // All steps of some examples, whose fields begin at another one of the memory.
+  void forward_of(Pass& pass, int64_t first, int64_t count, const Fields& fields, int64_t at, V* turned) const {
+    const int64_t pairs = f.T * f.J;
+    if (evident())
+      for (int64_t b = at; b < at + count; ++b) {
+        if (f.evidence)
+          std::copy_n(writable(f.evidence), pairs * Q, fields.A + b * pairs * Q);
+        else
+          std::fill_n(fields.A + b * pairs * Q, pairs * Q, T(0));
+        if (f.place_evidence)
+          std::copy_n(writable(f.place_evidence), pairs * f.E, fields.Ae + b * pairs * f.E);
+        else
+          std::fill_n(fields.Ae + b * pairs * f.E, pairs * f.E, T(0));
+      }
+    for (int64_t step = 0, query = evident() ? 0 : -1; step < f.steps; ++step, ++query) {
+      const int64_t now = fields.of(std::max<int64_t>(query, 0)), next = fields.of(query + 1);
+      for (int64_t b = 0; b < count; ++b)
+        for (int64_t t = 0; t < f.T; ++t) {
+          const int64_t task = (at + b) * f.T + t;
+          T* const Se = f.E ? (query < 0 ? fields.even_places + task * f.E : fields.Se + now * fields.place_queries + task * f.J * f.E) : nullptr;
+          if (query < 0) {
+            pass.uniform(child(first + b, t), share, fields.even + task * Q, Se);
+            continue;
+          }
+          T* const partition = fields.partitions ? fields.partition + now * fields.partitions + task * Pass::partition_size(f.N) : nullptr;
+          pass.forward(child(first + b, t), fields.A + now * fields.queries + task * f.J * Q, fields.Ae + now * fields.place_queries + task * f.J * f.E,
+                       fields.S + now * fields.queries + task * f.J * Q, Se, partition);
+        }
+      for (int64_t j = 0; j < f.J; ++j) {
+        if (query < 0)
+          reduce(fields.even + at * f.T * Q, fields.even_places + at * f.T * f.E, 0, j, count, fields.s + step * fields.parents + at * f.J * H);
+        else
+          reduce(fields.S + now * fields.queries + at * pairs * Q, fields.Se + now * fields.place_queries + at * pairs * f.E, f.J, j, count,
+                 fields.s + step * fields.parents + at * f.J * H);
+        const bool last = step == f.steps - 1;
+        for (int64_t b = 0; b < count; ++b) {
+          const int64_t parent = ((at + b) * f.J + j) * H;
+          T* const s = fields.s + step * fields.parents + parent;
+          if (f.bias)
+            for (int h = 0; h < H; ++h) s[h] += writable(f.bias)[j * H + h];
+          T* const alpha = fields.alpha + step * fields.parents + parent;
+          T* const out = writable(f.pose) + ((first + b) * f.J + j) * H;
+          rule.forward(s, step ? alpha : nullptr, last ? out : nullptr, last ? nullptr : alpha + fields.parents);
+          if (last && step) std::copy_n(alpha, H, writable(f.alpha) + ((first + b) * f.J + j) * H);
+        }
+        if (!last)
+          expand(fields.alpha + (step + 1) * fields.parents + at * f.J * H, j, count, true, fields.A + next * fields.queries + at * pairs * Q,
+                 fields.Ae + next * fields.place_queries + at * pairs * f.E, turned);
+      }
+    }
+  }
+
+  void backward_of(Pass& pass, int64_t first, int64_t count, const Fields& fields, T* ds, T* dA, T* dAe, T* own, T* dgain, T* dshift, V* turned) const {
+    const int64_t pairs = f.T * f.J;
+    T *G = own, *Ge = G + count * pairs * Q, *dalpha = Ge + count * pairs * f.E, *flowing = dalpha + count * f.J * H;
+    bool adds = false;
+    for (int64_t step = f.steps - 1, query = routed - 1; step >= 0; --step, --query) {
+      const bool last = step == f.steps - 1;
+      T* const s = fields.s + step * fields.parents;
+      for (int64_t j = 0; j < f.J; ++j) {
+        // What the next step compared with: dalpha is its own gradient, flowing that with what later steps added to it.
+        if (!last)
+          reduce(dA + (query + 1) * fields.queries + first * pairs * Q, dAe + (query + 1) * fields.place_queries + first * pairs * f.E, f.J, j, count, dalpha);
+        for (int64_t b = 0; b < count; ++b) {
+          const int64_t parent = ((first + b) * f.J + j) * H, here = (b * f.J + j) * H;
+          const T* const dv = last && f.grad_pose ? writable(f.grad_pose) + parent : nullptr;
+          T* const dnext = last ? nullptr : flowing + here;
+          if (dnext) {
+            const bool latest = step == f.steps - 2;
+            for (int h = 0; h < H; ++h) {
+              const T later = latest ? (f.grad_alpha ? writable(f.grad_alpha)[parent + h] : T(0)) : f.rule == kAgreement && f.accumulate ? dnext[h] : T(0);
+              dnext[h] = dalpha[here + h] + later;
+            }
+          }
+          rule.backward(s + parent, dv, dnext, ds + step * fields.parents + parent, dgain, dshift);
+        }
+        expand(ds + step * fields.parents + first * f.J * H, j, count, false, G, Ge, turned);
+      }
+      for (int64_t b = 0; b < count; ++b)
+        for (int64_t t = 0; t < f.T; ++t) {
+          const int64_t task = (first + b) * f.T + t, own_task = b * f.T + t, at = (first + b) * f.N * f.T + t;
+          T* const du = f.grad_children ? writable(f.grad_children) + at * Q : nullptr;
+          T* const da = f.grad_weights ? writable(f.grad_weights) + at : nullptr;
+          const T *g = G + own_task * f.J * Q, *ge = Ge + own_task * f.J * f.E;
+          if (query < 0) {
+            pass.uniform_back(child(first + b, t), share, g, ge, du, adds, da);
+            continue;
+          }
+          const int64_t places = query * fields.place_queries + task * f.J * f.E, queries = query * fields.queries + task * f.J * Q;
+          pass.backward(child(first + b, t), fields.A + queries, fields.Ae + places, g, ge,
+                        fields.partition + query * fields.partitions + task * Pass::partition_size(f.N), du, adds, da, dA + queries,
+                        f.E ? dAe + places : nullptr);
+        }
+      adds = true;
+    }
+  }
+
+  const T* transform(int64_t t, int64_t j) const { return writable(f.transforms) + (t * f.J + j) * f.P * f.D; }
+  const T* place_transform(int64_t t, int64_t j) const { return writable(f.place_transforms) + (t * f.J + j) * f.E * H; }
+
+  // Tiles of two vectors are whole; a tile of one may be less.
+  //
+  // s_j = sum_t S_tj W_tj of some examples. S is [examples, T, parents, Q], or [examples, T, Q] with parents = 0.
+  void reduce(const T* S, const T* Se, int64_t parents, int64_t j, int64_t count, T* s) const {
+    const int64_t per_type = std::max<int64_t>(parents, 1), at = parents ? j : 0;
+    const std::vector<int64_t>& sums_at = parents ? queries_at : even_at;
+    const auto sums = [&](int64_t row, int64_t t) { return S + sums_at[row] + (t * per_type + at) * Q; };
+    const int64_t rows = count * f.M;
+    const auto to = [&](int64_t row) { return s + parents_at[row] + j * H; };
+    for (int d = 0; d < f.D;) {
+      const int wide = f.D - d >= 2 * L ? 2 : 1;
+      for (int64_t row = 0; row < rows;) {
+        const int64_t size = rows - row >= 4 ? 4 : 1;
+        if (wide == 2)
+          size == 4 ? reduce_tile<4, 2>(sums, to, row, d, j) : reduce_tile<1, 2>(sums, to, row, d, j);
+        else
+          size == 4 ? reduce_tile<4, 1>(sums, to, row, d, j) : reduce_tile<1, 1>(sums, to, row, d, j);
+        row += size;
+      }
+      d += wide * L;
+    }
+    if (!f.place_transforms) return;
+    for (int64_t b = 0; b < count; ++b)
+      for (int64_t t = 0; t < f.T; ++t)
+        for (int64_t k = 0; k < f.E; ++k) {
+          const T along = Se[((b * f.T + t) * per_type + at) * f.E + k];
+          const T* const w = place_transform(t, j) + k * H;
+          for (int h = 0; h < H; ++h) s[(b * f.J + j) * H + h] += along * w[h];
+        }
+  }
+
+  template <int n, int wide, typename From, typename To>
+  __attribute__((always_inline)) void reduce_tile(const From& from, const To& to, int64_t row, int d, int64_t j) const {
+    V sum[n][wide] = {};
+    const int D = static_cast<int>(f.D), P = static_cast<int>(f.P);
+    for (int64_t t = 0; t < f.T; ++t) {
+      const T* const w = transform(t, j) + d;
+      const T* S[n];
+      for (int k = 0; k < n; ++k) S[k] = from(row + k, t);
+      for (int p = 0; p < P; ++p) {
+#pragma GCC unroll 2
+        for (int h = 0; h < wide; ++h) {
+          const V y = wide == 2 ? load_vector(w + p * D + h * L) : load_first(w + p * D, D - d);
+#pragma GCC unroll 4
+          for (int k = 0; k < n; ++k) sum[k][h] += y * S[k][p];
+        }
+      }
+    }
+    for (int k = 0; k < n; ++k)
+      for (int h = 0; h < wide; ++h) store_first<T>(sum[k][h], to(row + k) + d + h * L, wide == 2 ? L : D - d);
+  }
+
+  // A_tj = W_tj alpha_j, for all types, of some examples; with the evidence or without.
+  void expand(const T* alpha, int64_t j, int64_t count, bool with_evidence, T* A, T* Ae, V* turned) const {
+    const int D = static_cast<int>(f.D), P = static_cast<int>(f.P);
+    for (int64_t t = 0; t < f.T; ++t) {
+      const T* const w = transform(t, j);
+      const T* const more = with_evidence && f.evidence ? writable(f.evidence) + (t * f.J + j) * Q : nullptr;
+      for (int p = 0; p < P; p += L) {
+        const int there = std::min(L, P - p);
+        turn(w + p * D, there, turned);
+        const auto tile = [&](auto rows, int64_t row) __attribute__((always_inline)) {
+          constexpr int n = rows;
+          V sum[n];
+          const T* a[n];
+#pragma GCC unroll 8
+          for (int k = 0; k < n; ++k) {
+            a[k] = alpha + parents_at[row + k] + j * H;
+            sum[k] = more ? load_first(more + (f.M == 1 ? 0 : (row + k) % f.M * P) + p, there) : V{};
+          }
+          for (int d = 0; d < D; ++d)
+#pragma GCC unroll 8
+            for (int k = 0; k < n; ++k) sum[k] += turned[d] * a[k][d];
+#pragma GCC unroll 8
+          for (int k = 0; k < n; ++k)
+            store_first<T>(sum[k], A + queries_at[row + k] + (t * f.J + j) * Q + p, there);
+        };
+        const int64_t rows = count * f.M;
+        int64_t row = 0;
+        for (; row + 8 <= rows; row += 8) tile(std::integral_constant<int, 8>{}, row);
+        for (; row + 2 <= rows; row += 2) tile(std::integral_constant<int, 2>{}, row);
+        for (; row < rows; ++row) tile(std::integral_constant<int, 1>{}, row);
+      }
+      for (int64_t b = 0; b < count; ++b)
+        for (int64_t k = 0; k < f.E; ++k) {
+          T sum = with_evidence && f.place_evidence ? writable(f.place_evidence)[(t * f.J + j) * f.E + k] : T(0);
+          if (f.place_transforms)
+            for (int h = 0; h < H; ++h) sum += place_transform(t, j)[k * H + h] * alpha[(b * f.J + j) * H + h];
+          Ae[((b * f.T + t) * f.J + j) * f.E + k] = sum;
+        }
+    }
+  }
+
+  // Some rows of D numbers, transposed: a vector with the numbers d of all rows for each d.
+  void turn(const T* from, int rows, V* to) const {
+    const int D = static_cast<int>(f.D);
+    int d = 0;
+    for (; rows == L && d + L <= D; d += L) {
+#pragma GCC unroll 16
+      for (int k = 0; k < L; ++k) to[d + k] = load_vector(from + k * D + d);
+      transpose<T>(to + d);
+    }
+    for (; d < D; ++d) {
+      to[d] = V{};
+      for (int k = 0; k < rows; ++k) to[d][k] = from[k * D + d];
+    }
+  }
+
+  // The gradients of what one parent has for all types: sums over steps and examples.
+  void gradients_of(int j, const Fields& fields, const T* ds, const T* dA, const T* dAe) const {
+    if (f.grad_bias) {
+      T* const to = writable(f.grad_bias) + j * H;
+      std::fill_n(to, H, T(0));
+      for (int64_t k = 0; k < f.steps * f.B; ++k)
+        for (int h = 0; h < H; ++h) to[h] += ds[(k * f.J + j) * H + h];
+    }
+    for (int64_t t = 0; t < f.T; ++t) {
+      const int64_t pair = t * f.J + j;
+      if (f.grad_transforms) transform_gradient(t, j, fields, ds, dA);
+      const auto add_queries = [&](const void* gradient, const T* field, int64_t numbers) {
+        if (!gradient) return;
+        T* const to = writable(gradient) + pair * numbers;
+        std::fill_n(to, numbers, T(0));
+        for (int64_t k = 0; k < routed * f.B; ++k)
+          for (int64_t q = 0; q < numbers; ++q) to[q] += field[(k * f.T * f.J + pair) * numbers + q];
+      };
+      add_queries(f.grad_evidence, dA, Q);
+      add_queries(f.grad_place_evidence, dAe, f.E);
+      if (!f.grad_place_transforms) continue;
+      T* const to = writable(f.grad_place_transforms) + pair * f.E * H;
+      std::fill_n(to, f.E * H, T(0));
+      each_product(t, j, fields, ds, [&](const T* sums, const T* flow, bool even, int64_t query, int64_t b) {
+        const T* along = even ? fields.even_places + (b * f.T + t) * f.E : sums == nullptr ? dAe + query * fields.place_queries + (b * f.T * f.J + pair) * f.E
+                                                                                         : fields.Se + query * fields.place_queries + (b * f.T * f.J + pair) * f.E;
+        for (int64_t k = 0; k < f.E; ++k)
+          for (int h = 0; h < H; ++h) to[k * H + h] += along[k] * flow[h];
+      });
+    }
+  }
+
+  // Calls work for S_tj beside ds_j of each step, and (with null for S) for dA_tj beside alpha_j.
+  template <typename Work>
+  void each_product(int64_t t, int64_t j, const Fields& fields, const T* ds, const Work& work) const {
+    for (int64_t step = 0, query = routed - f.steps; step < f.steps; ++step, ++query)
+      for (int64_t b = 0; b < f.B; ++b) {
+        const int64_t parent = step * fields.parents + (b * f.J + j) * H;
+        work(fields.S, ds + parent, query < 0, query, b);
+        if (step) work(nullptr, fields.alpha + parent, false, query, b);
+      }
+  }
+
+  void transform_gradient(int64_t t, int64_t j, const Fields& fields, const T* ds, const T* dA) const {
+    const int D = static_cast<int>(f.D), P = static_cast<int>(f.P);
+    const int64_t pair = t * f.J + j;
+    T* const to = writable(f.grad_transforms) + pair * P * D;
+    const auto tile = [&](auto rows, auto vectors, int p, int d) {
+      constexpr int n = rows, wide = vectors;
+      V sum[n][wide] = {};
+      each_product(t, j, fields, ds, [&](const T* sums, const T* flow, bool even, int64_t query, int64_t b) __attribute__((always_inline)) {
+        const T* S = even ? fields.even + (b * f.T + t) * Q : (sums ? sums : dA) + query * fields.queries + (b * f.T * f.J + pair) * Q;
+        for (int64_t m = 0; m < f.M; ++m)
+#pragma GCC unroll 2
+          for (int h = 0; h < wide; ++h) {
+            const V y = wide == 2 ? load_vector(flow + m * D + d + h * L) : load_first(flow + m * D + d, D - d);
+#pragma GCC unroll 4
+            for (int k = 0; k < n; ++k) sum[k][h] += y * S[m * P + p + k];
+          }
+      });
+      for (int k = 0; k < n; ++k)
+        for (int h = 0; h < wide; ++h) store_first<T>(sum[k][h], to + (p + k) * D + d + h * L, wide == 2 ? L : D - d);
+    };
+    constexpr std::integral_constant<int, 1> one;
+    constexpr std::integral_constant<int, 2> two;
+    constexpr std::integral_constant<int, 4> four;
+    for (int d = 0; d < D;) {
+      const bool pair_of_vectors = D - d >= 2 * L;
+      for (int p = 0; p < P;) {
+        const bool several = P - p >= 4;
+        if (pair_of_vectors)
+          several ? tile(four, two, p, d) : tile(one, two, p, d);
+        else
+          several ? tile(four, one, p, d) : tile(one, one, p, d);
+        p += several ? 4 : 1;
+      }
+      d += pair_of_vectors ? 2 * L : L;
+    }
+  }
+
+  const RoutingCall& f;
+  const ParentRule<T> rule;
+  const int Q, H;
+  const int64_t routed, chunk, chunks;
+  const T share;
+  std::vector<int64_t> parents_at, queries_at, even_at;  // where the rows of the poses of a chunk lie in fields of the parents
+};
+
+// Calls work with a pass or routing for Q numbers of a pose.
+template <typename T, typename Work>
+auto for_pose(int64_t Q, const Work& work) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (Q == 8) return work(std::integral_constant<int, 8>{});
+  }
+  return work(std::integral_constant<int, 0>{});
+}
+
+}  // namespace

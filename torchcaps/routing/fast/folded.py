@@ -1,0 +1,115 @@
+"""All steps at once of children whose places share their transforms: in C++, without
+votes (:mod:`torchcaps.ops.folded`).
+"""
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from torchcaps.numerics import cast, full_precision
+from torchcaps.ops import Competition, InnerProduct, Votes
+from torchcaps.ops.folded import FoldedSteps
+from torchcaps.ops.fused import folded
+from torchcaps.ops.fused.deferred import recorded
+from torchcaps.routing.attention import AttentionRouting
+from torchcaps.routing.base import Routed, check_steps, fast
+from torchcaps.routing.dynamic import DynamicRouting
+from torchcaps.routing.kmeans import InnerProductKMeansRouting
+from torchcaps.squashing import kind_of, length, squash
+
+
+def routed(
+    votes: Votes, settings: FoldedSteps, *of_parents: Tensor | None
+) -> tuple[Votes, Tensor, InnerProduct | None] | None:
+    """The votes under the competition of the steps, the poses, and what the last step
+    compared with; None where that cannot be in C++.
+
+    Args:
+        votes: the votes.
+        settings: the settings; the votes' own orphan competes too.
+        of_parents: bias (J, H), and gain and shift (H,) of a layer normalisation.
+    """
+    competition = votes.competition
+    if type(competition) is not Competition or competition.hard:
+        return None
+    with full_precision(votes.children):
+        children = votes.folded()
+        if children is None or children.epsilon is not None:
+            return None
+        dtype = votes.dtype
+        fields = [None if field is None else cast(field, dtype) for field in of_parents]
+        if recorded((*children[:7], *fields)) is None:
+            return None
+        if settings.orphan:
+            votes = votes.restricted(orphan=True)
+        settings = settings._replace(orphan=votes.competition.orphan)
+        pose, alpha = folded.route(folded.Routing(children, *fields), settings)
+    return votes, pose, None if alpha is None else InnerProduct(alpha)
+
+
+def agreement(routing: DynamicRouting, votes: Votes) -> Routed | None:
+    """Dynamic routing; None where it cannot be."""
+    check_steps(routing.steps)
+    if routing.squash == "learned":
+        return None
+    constant = kind_of(routing.squash).constant
+    if constant is None and routing.squash != "none":
+        return None
+    bias = routing.offset
+    if bias is not None and bias.shape != votes.shape[2:]:
+        return None
+    settings = FoldedSteps(
+        routing.steps, "agreement", routing.orphan, routing.accumulate, constant
+    )
+    result = routed(votes, settings, bias)
+    if result is None:
+        return None
+    votes, pose, similarity = result
+    return Routed(pose, length(pose), votes, similarity)
+
+
+@fast(
+    InnerProductKMeansRouting, "native", "steps", "sharpness", "squash", "evidence"
+)
+def kmeans(
+    routing: InnerProductKMeansRouting, votes: Votes, activation: Tensor | None
+) -> Routed | None:
+    """Inner-product K-Means."""
+    check_steps(routing.steps)
+    kind: Any = routing.squashed(routing.squash)
+    constant = kind_of(kind).constant if isinstance(kind, str) else None
+    settings = FoldedSteps(
+        routing.steps, "directions", constant=constant, scale=routing.sharpness
+    )
+    result = routed(votes, settings)
+    if result is None:
+        return None
+    votes, pose, similarity = result
+    if not isinstance(kind, str):
+        pose = kind(pose)
+    elif constant is None:
+        pose = squash(pose, kind)
+    return Routed(pose, length(pose), votes, similarity)
+
+
+@fast(AttentionRouting, "native", "steps", "dropout", "readout", "epsilon")
+def attention(
+    routing: AttentionRouting, votes: Votes, activation: Tensor | None
+) -> Routed | None:
+    """Inverted dot-product attention."""
+    check_steps(routing.steps)
+    size = votes.shape[-1]
+    if size == 1 or (routing.training and routing.dropout):
+        return None
+    settings = FoldedSteps(
+        routing.steps,
+        "normalised",
+        scale=1 / math.sqrt(size),
+        epsilon=routing.epsilon,
+    )
+    result = routed(votes, settings, None, routing.gain, routing.bias)
+    if result is None:
+        return None
+    votes, pose, similarity = result
+    return Routed(pose, routing._activation(pose), votes, similarity)
