@@ -240,11 +240,14 @@ class CapsLinear(CapsuleLayer):
             weight = self.weight
         # Always a view, which the votes keep even if the parameter gets other numbers,
         # as by ``double()``.
+        J = self.out_capsules
+        one = self.transforms == "subspace" and weight.shape[1] == 1
         votes = Votes(
             pose,
-            weight.expand(-1, self.out_capsules, -1, -1),
+            weight.view_as(weight) if one else weight.expand(-1, J, -1, -1),
             backend=self.backend,
             mask=mask,
+            alike=J if one else None,
         )
         if self.bias is None:
             return votes

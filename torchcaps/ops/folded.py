@@ -34,11 +34,12 @@ class Folded(NamedTuple):
     not there.
 
     Args:
+        parents: their number J.
         poses: u, (B, N, T, M, P).
         places: what depends on the place alone, (E, N), without gradient; the first is
             1.
         weights: the activations a, (B, N, T).
-        transforms: W, (T, J, P, D).
+        transforms: W, (T, J, P, D); (1, 1, P, D) if all children and parents share one.
         place_transforms: what the numbers of the places add to the votes, (T, J, E, M *
             D): for the number 1 a bias, for coordinates rows of the unit matrix.
         evidence: w, (T, J, M * P).
@@ -47,6 +48,7 @@ class Folded(NamedTuple):
             them as they are.
     """
 
+    parents: int
     poses: Tensor
     places: Tensor | None
     weights: Tensor | None
@@ -96,8 +98,9 @@ def queries(children: Folded, alpha: Tensor | None) -> tuple[Tensor, Tensor | No
         children: the children.
         alpha: what votes would be compared with, (B, J, M * D).
     """
-    poses, _, _, transforms, place_transforms, evidence, place_evidence, _ = children
-    T, J, P, D = transforms.shape
+    _, poses, _, _, transforms, place_transforms, *evident, _ = children
+    evidence, place_evidence = evident
+    T, _, P, D = transforms.shape
     M = poses.shape[3]
     query = place_query = None
     if alpha is not None:
@@ -110,13 +113,13 @@ def queries(children: Folded, alpha: Tensor | None) -> tuple[Tensor, Tensor | No
             place_query = torch.einsum("bjh,tjeh->btje", alpha, place_transforms)
     query = _plus(query, evidence)
     if query is None:
-        query = poses.new_zeros(1, T, J, M * P)
+        query = poses.new_zeros(1, T, children.parents, M * P)
     return query, _plus(place_query, place_evidence)
 
 
 def _alike(transforms: Tensor) -> bool:
     """Whether all children and parents share one transform."""
-    return len(transforms) == 1 and transforms.stride(1) == 0
+    return transforms.shape[:2] == (1, 1)
 
 
 def _plus(field: Tensor | None, evidence: Tensor | None) -> Tensor | None:
@@ -161,7 +164,7 @@ def moments(
         poses = children.poses
         poses = layer_norm(poses, poses.shape[-2:], eps=children.epsilon)
         children = children._replace(poses=poses, epsilon=None)
-    poses, places, weights, *_ = children
+    _, poses, places, weights, *_ = children
     if alpha is None and not children.evident:
         return _even_moments(children, orphan)
     query, place_query = queries(children, alpha)
@@ -173,7 +176,7 @@ def moments(
 
 def _even_moments(children: Folded, orphan: bool) -> tuple[Tensor, Tensor]:
     B, N, T, _, _ = children.poses.shape
-    J = children.transforms.shape[1]
+    J = children.parents
     shares = children.poses.new_full((B, T, N), 1 / (J + orphan))
     if children.weights is not None:
         shares = shares * children.weights.transpose(1, 2)

@@ -63,7 +63,7 @@ class Votes:
         children: poses ``u``, (N, G, P) for vector capsules or (N, G, M, P) for matrix
             capsules.
         transforms: ``W``, (I, J, P, D), or (1, J, P, D) when all children share them;
-            with ``places``, (T, J, P, D).
+            with ``places``, (T, J, P, D); with ``alike``, (1, 1, P, D).
         coordinates: added to each vote of a child, (I, H) with H = M * D, or None; or
             (places, K), added to the first K numbers of each vote at a place.
         competition: who competes for a child; by default all parents of these votes.
@@ -77,6 +77,7 @@ class Votes:
         places: how many places share the transforms. There are T = I / places types of
             children, and child i is of type i % T. Inner products then need no votes
             (:mod:`torchcaps.ops.folded`).
+        alike: how many parents, J, all share one transform; None if each has its own.
 
     Attributes:
         shape: (B, I, J, H), the shape the votes would have if they were stored;
@@ -110,6 +111,7 @@ class Votes:
         "_plan",
         "_sources",
         "_versions",
+        "alike",
         "backend",
         "children",
         "competition",
@@ -140,7 +142,11 @@ class Votes:
         sites: Tensor | None = None,
         mask: Tensor | None = None,
         places: int = 1,
+        alike: int | None = None,
     ) -> None:
+        self.alike = transforms if alike is not None else None
+        if alike is not None:
+            transforms = transforms.expand(-1, alike, -1, -1)
         self.children, self.shape = check_votes(
             children, transforms, coordinates, sites, mask, places
         )
@@ -316,10 +322,11 @@ class Votes:
             unit = torch.eye(coordinates.shape[1], H, **options)
             rows = torch.cat([rows, unit.expand(T, J, -1, -1)], 2)
         return Folded(
+            J,
             cast(self.children, dtype).unflatten(1, (N, T)),
             numbers,
             weights,
-            cast(self.transforms, dtype),
+            cast(self.transforms if self.alike is None else self.alike, dtype),
             rows,
             epsilon=self.epsilon,
         )

@@ -204,11 +204,12 @@ def projected_votes(
         children = applied(norm, children)
     projected = Votes(
         children,
-        weight[None, None].expand(1, votes.parents, -1, -1),
+        weight[None, None],
         competition=votes.competition,
         backend=votes.backend,
         sites=votes.sites,
         mask=votes.mask,
+        alike=votes.parents,
     )
     if folded:
         projected = projected.standardised(norm.eps)

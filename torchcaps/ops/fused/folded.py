@@ -54,11 +54,12 @@ class Routing(NamedTuple):
     @classmethod
     def of(cls, tensors: Sequence[Any]) -> "Routing":
         """Make it from the tensors of :meth:`flat`."""
-        return cls(Folded(*tensors[:7]), *tensors[7:])
+        children = Folded(tensors[3].shape[1], *tensors[:7])
+        return cls(children, *tensors[7:])
 
     def flat(self) -> tuple[Tensor | None, ...]:
         """All tensors."""
-        return (*self.children[:7], *self[1:])
+        return (*self.children[1:8], *self[1:])
 
 
 def route(routing: Routing, settings: FoldedSteps) -> tuple[Tensor, Tensor | None]:
@@ -179,8 +180,7 @@ def moments(
     children: Folded, alpha: Tensor | None, orphan: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Mass and sum of one step, as :func:`torchcaps.ops.folded.moments`."""
-    poses, places, weights, transforms, place_transforms, *_, epsilon = children
-    J = transforms.shape[1]
+    J, poses, places, weights, transforms, place_transforms, *_, epsilon = children
     Q = poses.shape[3] * poses.shape[4]
     even = alpha is None and not children.evident
     many = Q > _FEW_NUMBERS and J * Q > _CACHED

@@ -37,9 +37,11 @@ def routed(
         children = votes.folded()
         if children is None or children.epsilon is not None:
             return None
+        if len(children.transforms[0]) < children.parents:
+            children = children._replace(transforms=cast(votes.transforms, votes.dtype))
         dtype = votes.dtype
         fields = [None if field is None else cast(field, dtype) for field in of_parents]
-        if recorded((*children[:7], *fields)) is None:
+        if recorded((*children[1:8], *fields)) is None:
             return None
         if settings.orphan:
             votes = votes.restricted(orphan=True)
