@@ -137,9 +137,7 @@ def call(module: nn.Module, features: Tensor, training: bool) -> Callable[[], ob
             slots = answer.pose if isinstance(answer, tc.Capsules) else answer
             if not training:
                 return slots
-            return torch.autograd.grad(
-                slots.square().mean(), leaves, allow_unused=True
-            )
+            return torch.autograd.grad(slots.square().mean(), leaves, allow_unused=True)
 
     return run
 

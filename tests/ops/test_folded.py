@@ -79,9 +79,7 @@ class Problem:
         generator = torch.Generator().manual_seed(1)
         total = torch.zeros((), dtype=torch.float64)
         for result in results:
-            weight = torch.randn(
-                result.shape, generator=generator, dtype=torch.float64
-            )
+            weight = torch.randn(result.shape, generator=generator, dtype=torch.float64)
             total = total + (result.double() * weight).sum()
         leaves = list(self.leaves.values())
         grads = torch.autograd.grad(total, leaves, allow_unused=True)
@@ -141,7 +139,7 @@ ROUTINGS: dict[str, dict[str, Any]] = {
 
 
 def routing_of(name: str, problem: Problem) -> Routing:
-    _, I, J, H = problem.votes("naive").shape
+    _, _, J, H = problem.votes("naive").shape
     torch.manual_seed(0)
     routing = create_routing(name.split(",")[0], **ROUTINGS[name])
     return routing.bind(J, H).double()
@@ -226,7 +224,8 @@ def test_an_absent_child_is_not_read(backend: str) -> None:
     pose = routing(problem.votes(backend)).pose
     assert pose.equal(expected)
     (grad,) = torch.autograd.grad(pose.sum(), problem.leaves["children"])
-    assert grad.isfinite().all() and not grad[~problem.mask].any()
+    assert grad.isfinite().all()
+    assert not grad[~problem.mask].any()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -236,7 +235,8 @@ def test_nan_in_a_child_reaches_its_example_alone(backend: str) -> None:
     with torch.no_grad():
         problem.leaves["children"][0, 3, 0, 2] = torch.nan
     pose = routing_of("dynamic", problem)(problem.votes(backend)).pose
-    assert pose[0].isnan().all() and pose[1].isfinite().all()
+    assert pose[0].isnan().all()
+    assert pose[1].isfinite().all()
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -270,7 +270,7 @@ def test_coordinates_of_places_are_added_to_the_first_numbers() -> None:
 
 @pytest.mark.parametrize(("places", "kinds"), [(5, 3), (4, 4), (0, 3), (2.0, 6)])
 def test_places_and_transforms_fit_the_children(places: Any, kinds: int) -> None:
-    with pytest.raises(ValueError, match="places|transforms"):
+    with pytest.raises(ValueError, match=r"places|transforms"):
         Votes(torch.randn(2, 12, 4), torch.randn(kinds, 5, 4, 6), places=places)
 
 
@@ -288,7 +288,7 @@ def test_slots_normalise_without_a_copy(backend: str) -> None:
         torch.nn.init.normal_(slots.routing.norm_child.bias)
         with tc.ops.use_backend(name):
             answer = slots(features, mask)
-            total = (answer.pose.sin().sum() + answer.activation.square().sum())
+            total = answer.pose.sin().sum() + answer.activation.square().sum()
             parameters = [features, *slots.parameters()]
             grads = torch.autograd.grad(total, parameters, allow_unused=True)
         results[name] = [answer.pose, answer.activation]

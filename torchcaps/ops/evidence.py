@@ -170,7 +170,7 @@ class EvidentVotes(Votes):
         children = self.without.folded(weights)
         if children is None:
             return None
-        T, J, P, _ = children.transforms.shape
+        T = len(children.transforms)
         if len(self.weight) not in (1, T) or self._dtype != self.dtype:
             return None
         weight = cast(self.weight, self.dtype).expand(T, -1, -1)

@@ -129,9 +129,7 @@ def _plus(field: Tensor | None, evidence: Tensor | None) -> Tensor | None:
     return evidence[None] if field is None else field + evidence
 
 
-def sums(
-    children: Folded, pooled: Tensor, at_places: Tensor | None
-) -> Tensor:
+def sums(children: Folded, pooled: Tensor, at_places: Tensor | None) -> Tensor:
     """The sums of the votes, (B, J, M * D), from those of the poses, (B, T, J, M * P),
     and of the numbers of the places, (B, T, J, E).
     """
@@ -144,9 +142,7 @@ def sums(
         total = torch.einsum("btjmp,tjpd->bjmd", rows, transforms).flatten(2)
     if children.place_transforms is None or at_places is None:
         return total
-    return total + torch.einsum(
-        "btje,tjeh->bjh", at_places, children.place_transforms
-    )
+    return total + torch.einsum("btje,tjeh->bjh", at_places, children.place_transforms)
 
 
 def moments(
@@ -208,13 +204,13 @@ def route(
     """
     alpha: Tensor | None = None
     pose: Tensor | None = None
-    for _ in range(settings.steps):
-        if pose is not None:
-            alpha = _next_alpha(settings, total, pose, alpha)
+    for step in range(settings.steps):
         _, total = moments(children, alpha, settings.orphan)
         if bias is not None:
             total = total + bias
         pose = _pose(settings, total, gain, shift)
+        if step < settings.steps - 1:
+            alpha = _next_alpha(settings, total, pose, alpha)
     assert pose is not None
     return pose, alpha
 

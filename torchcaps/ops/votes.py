@@ -215,9 +215,7 @@ class Votes:
             return source
         kind = BACKENDS[backend]
         if kind.indexed and self._as_formed:
-            source = kind(
-                self.children, self.transforms, self.coordinates, self.sites
-            )
+            source = kind(self.children, self.transforms, self.coordinates, self.sites)
         else:
             # With gradients even if the first call is without: the source is kept for
             # later ones.
@@ -297,7 +295,7 @@ class Votes:
             weights: the child activations ``a``, (N, G); None for ones.
         """
         _, I, J, H = self.shape
-        T, _, _, D = self.transforms.shape
+        T = len(self.transforms)
         coordinates = self.coordinates
         if T == I or self.sites is not None or not I * J * H * self.children.shape[-1]:
             return None

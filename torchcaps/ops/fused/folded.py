@@ -257,7 +257,7 @@ class _Pooled(torch.autograd.Function):
         wanted = ctx.needs_input_grad[2:]
 
         def work(tensors: Tensors, upstream: Tensors) -> Tensors:
-            poses, places, weights, query, place_query = given = plain(tensors)
+            poses, _, weights, query, place_query = given = plain(tensors)
             flows = [
                 torch.zeros_like(field) if flow is None and field is not None else flow
                 for flow, field in zip(
@@ -272,7 +272,10 @@ class _Pooled(torch.autograd.Function):
             )
             names = ("children", "weights", "queries", "place_queries")
             _pass(
-                given, orphan, epsilon, True,
+                given,
+                orphan,
+                epsilon,
+                True,
                 (("partition", partition),),
                 zip(("grad_sums", "grad_place_sums"), flows, strict=True),
                 zip((f"grad_{name}" for name in names), slopes, strict=True),

@@ -71,9 +71,7 @@ def agreement(routing: DynamicRouting, votes: Votes) -> Routed | None:
     return Routed(pose, length(pose), votes, similarity)
 
 
-@fast(
-    InnerProductKMeansRouting, "native", "steps", "sharpness", "squash", "evidence"
-)
+@fast(InnerProductKMeansRouting, "native", "steps", "sharpness", "squash", "evidence")
 def kmeans(
     routing: InnerProductKMeansRouting, votes: Votes, activation: Tensor | None
 ) -> Routed | None:
