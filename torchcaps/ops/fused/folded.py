@@ -18,6 +18,8 @@ from torchcaps.ops.fused.passes import Record, plain
 _INPUTS = ("children", "places", "weights")
 _FIELDS = ("transforms", "place_transforms", "evidence", "place_evidence")
 _PARENTS = ("bias", "gain", "shift")
+_NAMES = (*_INPUTS, *_FIELDS, *_PARENTS)
+_GRAD_NAMES = tuple(f"grad_{name}" for name in _NAMES)
 STEPS = Record(
     *("B", "N", "T", "M", "P", "J", "D", "E", "steps", "orphan", "threads"),
     *("rule", "accumulate", "constant", "scale", "epsilon"),
@@ -87,8 +89,7 @@ def _sizes(tensors: Sequence[Any], settings: FoldedSteps) -> tuple[int, ...]:
     )
 
 
-def _named(tensors: Sequence[Any], prefix: str = "") -> Any:
-    names = (prefix + name for name in (*_INPUTS, *_FIELDS, *_PARENTS))
+def _named(tensors: Sequence[Any], names: Sequence[str] = _NAMES) -> Any:
     return zip(names, tensors, strict=True)
 
 
@@ -151,7 +152,7 @@ class _Route(torch.autograd.Function):
                 _named(given),
                 more,
                 zip(("grad_pose", "grad_alpha"), flows, strict=True),
-                _named(slopes, "grad_"),
+                _named(slopes, _GRAD_NAMES),
             )
             wide = given[0].dtype == torch.float64
             _checked(library().torchcaps_folded_routing(record, True, wide))
