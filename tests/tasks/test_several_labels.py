@@ -439,10 +439,11 @@ class TestTasks:
 
 def test_masks_are_split_in_shares():
     data = Masks(count=100, validation=0.25)
-    # A quarter of every label, to one.
+    # About a quarter of all and of every label.
+    assert abs(len(data.validation) - 25) <= 2
     labels = torch.cat([data.train.labels, data.validation.labels])
     aside = data.validation.labels.sum(0)
-    assert (aside - labels.sum(0) / 4).abs().max() <= 1
+    assert (aside - labels.sum(0) / 4).abs().max() <= 2
     assert data.train.labels.dtype == torch.bool
     digits = Digits().test
     with pytest.raises(ValueError, match=r"or bool \(359, 10\), a mask"):
