@@ -4,7 +4,7 @@ other routings in its place, and K-Means (Locatello et al. 2020).
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, product, starmap
 from typing import Any, ClassVar, NamedTuple
@@ -16,22 +16,23 @@ from torch.nn.functional import interpolate, layer_norm, one_hot
 import torchcaps as tc
 from recipes.kit.base import Line, Picture, Recipe, Study, facts_of, register_recipe
 from recipes.kit.charts import Cell, image_grid
-from recipes.kit.lab import data_of, first_of
+from recipes.kit.lab import Trained, data_of, first_of, untrained
 from recipes.kit.options import TrainingOptions
 from torchcaps.models import ImageClassifier, Prediction
 from torchcaps_lab.data import Batch, Examples
 from torchcaps_lab.report import evaluating
-from torchcaps_lab.tasks import Task
+from torchcaps_lab.tasks import Task, create_task
 
 FACTS = facts_of("object-discovery")
 SLOTS = "slots"
 IMAGENET = "slots of ImageNet features, textured grounds"
 PIXELS, FEATURES = "K-Means of colours and places", "K-Means of the features of slots"
 OF_IMAGENET = "K-Means of ImageNet features, textured grounds"
+GRID = "a grid of equal rectangles, which looks at nothing"
 SOURCES = {PIXELS: SLOTS, FEATURES: SLOTS, OF_IMAGENET: IMAGENET}
-"""The row whose network and data a row without training has."""
+"""The row whose network and data K-Means has."""
 
-UNTRAINED = tuple(SOURCES)
+UNTRAINED = (*SOURCES, GRID)
 ROWS: dict[str, Any] = {**FACTS["rows"], **dict.fromkeys(UNTRAINED)}
 
 FIXED: tuple[str, ...] = tuple(FACTS["fixed"])
@@ -198,6 +199,34 @@ def enlarged(shares: Tensor, height: int, width: int) -> Tensor:
     return interpolate(maps, size=(height, width), mode="bilinear").argmax(1)
 
 
+class FixedGrid(ImageClassifier):
+    """Cuts every image into the same rectangles, one for each slot: a control for
+    measures that a blind answer can win.
+
+    Args:
+        image_shape: (C, H, W).
+        slots: their number.
+    """
+
+    def __init__(self, image_shape: tuple[int, int, int], slots: int) -> None:
+        super().__init__(image_shape, slots)
+        _, height, width = image_shape
+        columns = math.ceil(math.sqrt(slots))
+        rows = math.ceil(slots / columns)
+        down = torch.arange(height) * rows // height
+        across = torch.arange(width) * columns // width
+        cell = (down[:, None] * columns + across).clamp_max(slots - 1)
+        self.masks = one_hot(cell, slots).movedim(-1, 0).float()
+
+    def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
+        """The rectangles as masks, each drawn in its mean colour."""
+        pixels = self.masks.flatten(1)
+        colours = images.flatten(2) @ pixels.mT / pixels.sum(1)
+        drawn = torch.einsum("bcj,jhw->bchw", colours, self.masks)
+        masks = self.masks.expand(len(images), -1, -1, -1)
+        return Prediction(masks.flatten(2).amax(2), None, drawn, masks=masks)
+
+
 class Tests(NamedTuple):
     """What all rows are tested on.
 
@@ -244,6 +273,15 @@ class ObjectDiscovery(Recipe[DiscoverySettings]):
     settings: ClassVar = DiscoverySettings
     grows: ClassVar = True
 
+    def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
+        """Trains the network of a row, or opens that whose features K-Means takes; the
+        grid needs none.
+        """
+        if row != GRID:
+            return super().train(study, row, stop_at)
+        test = data_of(self.data(study.settings, row)).test
+        return untrained(FixedGrid(test.image_shape, len(test.classes)), row)
+
     def measure(
         self,
         study: Study,
@@ -253,7 +291,7 @@ class ObjectDiscovery(Recipe[DiscoverySettings]):
         """What the slots of test images say of their objects."""
         trained = study.trained[row]
         settings = study.settings
-        task = trained.classifier.task
+        task = create_task("objects")
         network = trained.network
         least, most = settings.more
         data = self.data(settings, row)
@@ -265,9 +303,18 @@ class ObjectDiscovery(Recipe[DiscoverySettings]):
             "count": 20,
         }
         tests = Tests(data_of(data).test, data_of(more).test)
-        if row in UNTRAINED:
+        if row == GRID:
+            many = FixedGrid(network.image_shape, len(tests.more.classes))
+            others = objects_found(task, many, tests.more, MORE)
+        elif row in SOURCES:
             validation = first_of(trained.data.validation, settings.fitted)
-            how = best_clustering(task, network, row, validation)
+            candidates = OF_PIXELS if row == PIXELS else OF_FEATURES
+            slots = len(validation.classes)
+            how = best_clusters(
+                task,
+                [clusters_of(network, row, slots, how) for how in candidates],
+                validation,
+            ).how
             study.facts[row]["K-Means"] = how._asdict()
             many = clusters_of(network, row, len(tests.more.classes), how)
             network = clusters_of(network, row, len(tests.same.classes), how)
@@ -359,21 +406,17 @@ def with_other_numbers(task: Task, network: Any, tests: Tests) -> dict[str, floa
     return figures
 
 
-def best_clustering(
-    task: Task,
-    network: Any,
-    row: str,
-    images: Examples,
-) -> Clustering:
-    """Of the candidates, the one with the best FG-ARI on some images, which are not
-    those of the test.
+def best_clusters(
+    task: Task, candidates: Iterable[PixelClusters], images: Examples
+) -> PixelClusters:
+    """The candidate with the best FG-ARI on some images, which are not those of the
+    test.
     """
-    clusters = len(images.classes)
-    scores = {}
-    for how in OF_PIXELS if row == PIXELS else OF_FEATURES:
-        found = clusters_of(network, row, clusters, how)
-        scores[how] = objects_found(task, found, images, OBJECTS)[OBJECTS]
-    return max(scores, key=scores.__getitem__)
+
+    def score(clusters: PixelClusters) -> float:
+        return objects_found(task, clusters, images, OBJECTS)[OBJECTS]
+
+    return max(candidates, key=score)
 
 
 def clusters_of(
@@ -381,7 +424,7 @@ def clusters_of(
     row: str,
     clusters: int,
     how: Clustering,
-) -> Any:
+) -> PixelClusters:
     """K-Means of a row."""
     if row == PIXELS:
         return PixelClusters(network.image_shape, clusters, how)

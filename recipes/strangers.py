@@ -16,7 +16,7 @@ import recipes.decoding_cnn  # noqa: F401  # registers the twin
 from recipes.attacks import Attacker, Sample, Scores, draw_sample
 from recipes.kit.base import Line, Picture, Recipe, Study, facts_of, register_recipe
 from recipes.kit.charts import Cell, bars_upwards, image_grid
-from recipes.kit.lab import Trained, at_random, data_of, facts_of_network
+from recipes.kit.lab import Trained, at_random, data_of, untrained
 from recipes.kit.measures import percent
 from recipes.kit.options import TrainingOptions
 from recipes.reconstructive import reconstructive
@@ -247,13 +247,7 @@ class Strangers(Recipe[StrangersSettings]):
             return super().train(study, row, stop_at)
         name, _ = PACKED[row]
         network = load_pretrained(name).to(study.lab.device)
-        summary = {
-            "model": type(network).__name__,
-            "epochs": 0,
-            **facts_of_network(network, 0.0),
-            "hardware": "none, of the package",
-        }
-        return Trained(network, summary, Path(name))
+        return untrained(network, name)
 
     def begin(self, study: Study) -> tuple[Examples, dict[str, Tensor]]:
         """Known test images, and strangers; an error before any training if the library

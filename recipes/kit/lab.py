@@ -259,6 +259,22 @@ def facts_of_network(network: nn.Module, seconds: float) -> dict[str, Any]:
     }
 
 
+def untrained(network: ImageClassifier, name: str) -> Trained:
+    """A network that a row takes as it is: with the facts of a training of no epochs.
+
+    Args:
+        network: the network.
+        name: its name among the runs of the result.
+    """
+    summary = {
+        "model": type(network).__name__,
+        "epochs": 0,
+        **facts_of_network(network, 0.0),
+        "hardware": "none, not trained here",
+    }
+    return Trained(network, summary, Path(name))
+
+
 def run_name(experiment: str, row: str) -> str:
     """A name for the folder of a row's run: letters, digits and hyphens."""
     words = re.findall(r"[^\W_]+", row.lower())

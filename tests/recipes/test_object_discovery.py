@@ -8,10 +8,9 @@ from recipes.object_discovery import (
     FIXED,
     MORE,
     OF_PIXELS,
-    PIXELS,
     Clustering,
     PixelClusters,
-    best_clustering,
+    best_clusters,
     enlarged,
     objects_found,
     soft_kmeans,
@@ -58,9 +57,8 @@ def test_two_halves_are_drawn_in_their_colours() -> None:
 def test_kmeans_is_set_on_the_images_that_it_is_told() -> None:
     images = Shapes(count=20, tests=10).test
     task = create_task("objects")
-    chosen = best_clustering(
-        task, PixelClusters((3, 32, 32), 6, OF_PIXELS[0]), PIXELS, images
-    )
+    candidates = [PixelClusters((3, 32, 32), 6, how) for how in OF_PIXELS]
+    chosen = best_clusters(task, candidates, images).how
     scores = {
         how: objects_found(task, PixelClusters((3, 32, 32), 6, how), images, MORE)[MORE]
         for how in OF_PIXELS
