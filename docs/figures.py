@@ -2,7 +2,8 @@
 
 A template in ``docs/templates`` has an expression in the place of each figure, as
 ``{{ mean("affine", "CapsNet", "affine test accuracy") | to(1) }}``. It makes the page of
-its name, or what stands between the marks of that page.
+its name, or what stands between the marks of that page. Where the page has several
+pairs of marks, the end mark divides the template.
 """
 
 import json
@@ -13,6 +14,8 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from recipes.kit.measures import half_interval
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs/results"
@@ -29,6 +32,43 @@ class Seeds(NamedTuple):
     def mean(self) -> float:
         """Return the mean over the seeds."""
         return mean(self.ours)
+
+
+class Difference(NamedTuple):
+    """How much more a row has than its control.
+
+    Args:
+        mean: the mean of the differences of the seeds.
+        half: half of the 95 % interval of that mean, by Student's t.
+    """
+
+    mean: float
+    half: float
+
+    @property
+    def word(self) -> str:
+        """Whether the row is better or worse: as good, unless the interval excludes 0."""
+        if abs(self.mean) <= self.half:
+            return "about as good"
+        return "better" if self.mean > 0 else "worse"
+
+    def __str__(self) -> str:
+        ends = self.mean - self.half, self.mean + self.half
+        low, high = (to(end, 2, "+") for end in ends)
+        return f"{self.word}, {to(self.mean, 2, '+')} ({low} to {high})"
+
+
+def compared(ours: Sequence[float], control: Sequence[float]) -> Difference:
+    """Compare what is better the larger it is, of the same seeds in the same order.
+
+    Raises:
+        ValueError: if the numbers of seeds differ, or there is only one.
+    """
+    if len(ours) < 2:
+        raise ValueError(f"an interval takes at least two seeds, got {len(ours)}")
+    pairs = zip(ours, control, strict=True)
+    differences = [first - second for first, second in pairs]
+    return Difference(mean(differences), half_interval(differences))
 
 
 @cache
@@ -75,6 +115,18 @@ def runs(pattern: str, name: str, scale: float = 1) -> list[float]:
     return [scale * run(file.stem)[name] for file in files]
 
 
+def bench(case: str, backend: str) -> Any:
+    """A training step on two cores of a CPU, of the committed benchmark.
+
+    Raises:
+        LookupError: if it was not timed.
+    """
+    for row in run("bench-cpu")["rows"]:
+        if row["training"] and (row["case"], row["backend"]) == (case, backend):
+            return row
+    raise LookupError(f"bench-cpu must have {case!r} with {backend!r}")
+
+
 def to(value: float, decimals: int, sign: str = "") -> str:
     """A number with so many decimals, and commas between thousands."""
     return f"{value:{sign},.{decimals}f}"
@@ -100,7 +152,7 @@ def environment() -> Environment:
         keep_trailing_newline=True,
         trim_blocks=True,
     )
-    made.filters.update(to=to, each=each, spread=spread)
+    made.filters.update(to=to, each=each, spread=spread, mean_of=mean)
     made.globals.update(
         facts=lambda recipe, row: result(recipe)["facts"][0][row],
         seeds=lambda *place: seeds(*place).ours,
@@ -115,7 +167,9 @@ def environment() -> Environment:
             100 - error for error in seeds(recipe, row, "test error").ours
         ],
         differences=differences,
+        compared=compared,
         runs=runs,
+        bench=bench,
     )
     return made
 
@@ -135,8 +189,22 @@ def pages() -> dict[Path, str]:
         page = ROOT / name.removesuffix(".jinja").replace("__", "/")
         figures = made.get_template(name).render()
         text = page.read_text(encoding="utf-8")
-        texts[page] = filled(text, BEGIN, figures) if BEGIN in text else figures
+        texts[page] = filled_in_turn(text, figures) if BEGIN in text else figures
     return texts
+
+
+def filled_in_turn(page: str, texts: str) -> str:
+    """A page with a text between each pair of marks, as the end mark divides them.
+
+    Raises:
+        ValueError: if the numbers of texts and of pairs differ.
+    """
+    # The part before a begin mark has the end mark of the pair before it.
+    first, *others = page.split(BEGIN)
+    parts = zip(others, texts.split(END), strict=True)
+    return first + "".join(
+        filled(f"{BEGIN}{other}", BEGIN, text) for other, text in parts
+    )
 
 
 def main() -> None:
