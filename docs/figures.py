@@ -138,7 +138,9 @@ def each(values: Sequence[float], decimals: int) -> str:
 
 
 def spread(values: Sequence[float], decimals: int) -> str:
-    """The mean and the range of numbers."""
+    """The mean and the range of numbers, or the only number."""
+    if len(values) == 1:
+        return to(values[0], decimals)
     low, high = to(min(values), decimals), to(max(values), decimals)
     return f"{to(mean(values), decimals)} ({low} to {high})"
 

@@ -152,10 +152,19 @@ class Difference(NamedTuple):
     @property
     def cell(self) -> str:
         """The mean and the interval, bold where there is a verdict."""
+        mean, interval = str(self).split(maxsplit=1)
+        bold = "" if self.verdict == "open" else "**"
+        return f"{bold}{mean}{bold} {interval}"
+
+    @property
+    def of_what_is_right(self) -> "Difference":
+        """The same difference, not of errors but of what is right."""
+        return Difference(-self.mean, -self.high, -self.low, self.seeds)
+
+    def __str__(self) -> str:
         rounded = [round(points, 1) for points in self[:3]]
         mean, low, high = (points + 0.0 for points in rounded)  # no minus zero
-        bold = "" if self.verdict == "open" else "**"
-        return f"{bold}{mean:+.1f}{bold} ({low:+.1f} to {high:+.1f})"
+        return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
 
     @property
     def verdict(self) -> str:
@@ -408,27 +417,30 @@ def claim() -> str:
     shown = [head for head in digit_heads.DRAWN if head in runs]
     tests = (digit_heads.SINGLE, *digit_heads.PAIRS)
     lines = [
-        f"| all digits found, mean of the seeds | {' | '.join(tests)} | seeds |",
-        "|---|" + "---|" * (len(tests) + 1),
+        f"| all digits found, mean of the seeds | {' | '.join(tests)} | parameters "
+        "| seeds |",
+        "|---|" + "---|" * (len(tests) + 2),
     ]
     for head in shown:
         right = [f"{100 - (mean(runs[head], test) or 0.0):.1f} %" for test in tests]
-        lines.append(f"| {head} | {' | '.join(right)} | {len(runs[head])} |")
+        first, *_ = runs[head].values()
+        parameters = f"{first.facts['parameters']:,}"
+        cells = [head, *right, parameters, str(len(runs[head]))]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, "", COMPARED, "", *comparisons(runs)])
 
 
 COMPARED = (
-    'The next table compares two heads. "More pairs" means that the first head finds '
-    "both digits in more images than the second, and that the 95 % interval of the "
-    'difference over the seeds excludes 0. If it includes 0, the cell says "about as '
-    'many pairs".'
+    "Each row compares the first head with the second one. The figures are percentage "
+    "points of pairs found, with 95 % intervals over seeds and images. If the interval "
+    'includes 0, the heads find "about as many".'
 )
 
 
 def comparisons(runs: Runs) -> Iterator[str]:
     """A row for each head in the README's table and the head it is compared with."""
     layouts = digit_heads.PAIRS.values()
-    yield f"| head | compared with | {' | '.join(layouts)} |"
+    yield f"| this head finds | than this | {' | '.join(layouts)} |"
     yield "|---|---|" + "---|" * len(layouts)
     for references in (WITHOUT, PLAIN, EVIDENT):
         for head in in_common(runs, references, ENOUGH):
@@ -437,8 +449,9 @@ def comparisons(runs: Runs) -> Iterator[str]:
             reference = references[head]
             cells = [head, reference]
             for test in digit_heads.PAIRS:
-                verdict = difference(runs, head, reference, test).verdict
-                cells.append(f"{FINDS[verdict]} pairs")
+                points = difference(runs, head, reference, test)
+                word = FINDS[points.verdict]
+                cells.append(f"{word}, {points.of_what_is_right}")
             yield f"| {' | '.join(cells)} |"
 
 
