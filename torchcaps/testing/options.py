@@ -228,16 +228,10 @@ class Fresh:
 
 
 def _anew(votes: Votes) -> Votes:
-    made = Votes(
-        votes.children,
-        votes.transforms,
-        votes.coordinates,
-        votes.competition,
-        votes.backend,
-        votes.sites,
-        votes.mask,
-    )
-    made.poses = votes.poses
+    """The same votes, of which no backend has made anything yet."""
+    made = votes.under(votes.competition)
+    made._plan = None
+    made._sources = {}
     return made
 
 
