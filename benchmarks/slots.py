@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -90,28 +90,29 @@ class Textbook(nn.Module):
 
 def ours(textbook: Textbook, sizes: Sizes) -> nn.Module:
     """Our layer with the weights of the textbook."""
-    routing = tc.routing.SlotAttentionRouting(steps=STEPS, hidden=sizes.hidden)
+    routing: Any = tc.routing.SlotAttentionRouting(steps=STEPS, hidden=sizes.hidden)
     layer = tc.Slots(sizes.slots, sizes.dim, features=sizes.dim, routing=routing)
     routing = layer.routing
     with torch.no_grad():
         routing.first.queries.copy_(textbook.start)
-    for own, other in (
+    pairs: Any = (
         (routing.norm_child, textbook.norm_input),
         (routing.norm_slot, textbook.norm_slot),
         (routing.to_query, textbook.query),
         (routing.to_key_value, textbook.key_value),
         (routing.update.cell, textbook.cell),
         (routing.update.mlp, textbook.mlp),
-    ):
+    )
+    for own, other in pairs:
         own.load_state_dict(other.state_dict())
     return layer
 
 
-def candidates(sizes: Sizes, device: str, compiled: bool) -> dict[str, nn.Module]:
+def candidates(sizes: Sizes, device: str, compiled: bool) -> dict[str, Any]:
     """The modules, by name."""
     torch.manual_seed(0)
     textbook = Textbook(sizes)
-    modules: dict[str, nn.Module] = {"ours": ours(textbook, sizes)}
+    modules: dict[str, Any] = {"ours": ours(textbook, sizes)}
     modules["textbook"] = textbook
     if compiled:
         modules["textbook, compiled"] = torch.compile(textbook)

@@ -308,7 +308,8 @@ class Votes:
         weights = self.present(weights)
         if weights is not None:
             weights = cast(weights, dtype).unflatten(1, (N, T))
-        numbers = rows = None
+        numbers: Any = None
+        rows: Any = None
         options: dict[str, Any] = {"dtype": dtype, "device": self.children.device}
         if self.vote_bias is not None or coordinates is not None:
             numbers = torch.ones(1, N, **options)

@@ -72,10 +72,10 @@ def route(routing: Routing, settings: FoldedSteps) -> tuple[Tensor, Tensor | Non
     ):
         routed: tuple[Tensor, Tensor | None] = _Route.apply(settings, *tensors)
         return routed
-    return _forward(plain(tensors), settings, None)
+    return _forward(plain(tensors), settings, False)[:2]
 
 
-def _sizes(tensors: Sequence[Any], settings: FoldedSteps) -> tuple[int, ...]:
+def _sizes(tensors: Sequence[Any], settings: FoldedSteps) -> tuple[float, ...]:
     children, places = tensors[0], tensors[1]
     B, N, T, M, P = children.shape
     J, D = tensors[3].shape[1::2]
@@ -94,8 +94,8 @@ def _named(tensors: Sequence[Any], names: Sequence[str] = _NAMES) -> Any:
 
 
 def _forward(
-    tensors: Sequence[Any], settings: FoldedSteps, keeps: bool | None
-) -> tuple[Tensor, Tensor | None, Tensor | None] | tuple[Tensor, Tensor | None]:
+    tensors: Sequence[Any], settings: FoldedSteps, keeps: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     children = tensors[0]
     B, _, _, M, _ = children.shape
     J, D = tensors[3].shape[1::2]
@@ -111,7 +111,7 @@ def _forward(
     results = (("pose", pose), ("alpha", alpha), ("kept", kept))
     record = STEPS.pack(sizes, _named(tensors), results)
     _checked(library().torchcaps_folded_routing(record, False, wide))
-    return (pose, alpha, kept) if keeps else (pose, alpha)
+    return pose, alpha, kept
 
 
 def _checked(outcome: int) -> None:
@@ -143,8 +143,9 @@ class _Route(torch.autograd.Function):
                 for tensor, want in zip(given, wanted, strict=True)
             ]
             for place in (2, 8, 9):  # those that are added up
-                if slopes[place] is not None:
-                    slopes[place].zero_()
+                slope = slopes[place]
+                if slope is not None:
+                    slope.zero_()
             flows = plain(upstream)  # which must live until the call
             more = (("alpha", alpha), ("kept", kept))
             record = STEPS.pack(
