@@ -1,3 +1,4 @@
+import math
 from pathlib import Path
 
 import numpy as np
@@ -347,3 +348,13 @@ def test_data_dir_is_the_argument_then_the_variable_then_the_cache(
     monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path / "variable"))
     assert find_data_dir(None) == tmp_path / "variable"
     assert find_data_dir("~/argument") == tmp_path / "argument"
+
+
+@pytest.mark.parametrize("shape", [(9, 4, 6), (40, 3, 3), (3, 50, 50)])
+def test_images_whose_pixels_have_classes_are_put_aside_whole(
+    shape: tuple[int, ...],
+) -> None:
+    labels = torch.arange(math.prod(shape)).reshape(shape) % 3
+    rest, aside = stratified_split(labels, 0.2, seed=0)
+    assert sorted([*rest.tolist(), *aside.tolist()]) == list(range(shape[0]))
+    assert len(aside) == max(1, round(0.2 * shape[0]))
