@@ -12,14 +12,9 @@ from typing import ClassVar
 from torchcaps.whole import resolved, seen_from
 from torchcaps_lab.data.base import find_data_dir
 from torchcaps_lab.data.classes import called_like, places_of
-from torchcaps_lab.data.listed import (
-    PART_NAMES,
-    Item,
-    Listed,
-    part_called,
-    validation_is_test,
-)
+from torchcaps_lab.data.listed import Item, Listed, validation_is_test
 from torchcaps_lab.data.manifest import some
+from torchcaps_lab.data.parts import PART_NAMES, part_called
 from torchcaps_lab.look import TABLES, counted, is_junk, is_written
 
 _LOOSE = "it lies in no class folder"

@@ -37,23 +37,7 @@ from torchcaps_lab.data.manifest import (
 )
 from torchcaps_lab.data.streams import digest_of
 
-PART_NAMES = {
-    "train": ("train", "training"),
-    "validation": ("val", "valid", "validation"),
-    "test": ("test", "testing"),
-}
-"""The names of each split, in lower case."""
-
 _LISTED = 100  # broken items in one error
-
-
-def part_called(name: str) -> str | None:
-    """The split that a name, in upper or lower case, stands for; None if there is
-    none.
-    """
-    return next(
-        (part for part, names in PART_NAMES.items() if name.lower() in names), None
-    )
 
 
 def validation_is_test(tested: str, train: str, what: str) -> str:
@@ -68,6 +52,16 @@ def validation_is_test(tested: str, train: str, what: str) -> str:
         f"there are no separate test {what}: the {what} in {readable(tested)!r} are "
         f"used as the test, and validation {what} are taken from {readable(train)!r}"
     )
+
+
+def parts_of(category: str, separator: str) -> list[str]:
+    """The labels of an item, without blanks around them.
+
+    Args:
+        category: its category.
+        separator: what stands between them.
+    """
+    return [part.strip() for part in category.split(separator) if part.strip()]
 
 
 class BrokenItem(ValueError):
@@ -245,11 +239,22 @@ class ListedData(DataSet):
             places_of(names, listed.classes, f"{called} of {root}" if root else called)
         return listed
 
-    def labels_of(self, category: str) -> tuple[str, ...]:
-        """The labels that the category of an item stands for: itself, unless an item
-        may have several.
+    @property
+    def separator(self) -> str:
+        """What stands between the labels of an item in its category; empty if each item
+        has one label.
         """
-        return (category,)
+        return ""
+
+    def default_task(self) -> str | Mapping[str, Any]:
+        """Several labels where an item may have several."""
+        return "several_labels" if self.separator else super().default_task()
+
+    def labels_of(self, category: str) -> tuple[str, ...]:
+        """The labels that the category of an item stands for."""
+        if not self.separator:
+            return (category,)
+        return tuple(parts_of(category, self.separator))
 
     def targets(self, entries: Sequence[Entry], classes: Sequence[str]) -> Tensor:
         """The labels of items, int64 (N,), or masks, bool (N, E), where an item may
@@ -260,8 +265,16 @@ class ListedData(DataSet):
             classes: the names of the labels.
         """
         label_of = {name: label for label, name in enumerate(classes)}
-        labels = [label_of[entry.category] for entry in entries]
-        return torch.tensor(labels, dtype=torch.int64)
+        rows = [
+            [label_of[name] for name in self.labels_of(entry.category)]
+            for entry in entries
+        ]
+        if not self.separator:
+            return torch.tensor([label for (label,) in rows], dtype=torch.int64)
+        masks = torch.zeros(len(entries), len(classes), dtype=torch.bool)
+        for mask, labels in zip(masks, rows, strict=True):
+            mask[labels] = True
+        return masks
 
     def _check_groups(self, listed: Listed) -> None:
         """Raise a `ValueError` if groups to put aside are not there, or are in both."""
@@ -474,7 +487,11 @@ class ListedData(DataSet):
         return rest, [entries[place] for place in rows]
 
     def _check_trained(self, train: Sequence[Entry], left_out: dict[str, str]) -> None:
-        """Raise a `ValueError` if there is nothing to train on of a class."""
+        """Raise a `ValueError` if there is nothing to train on of a class; a label beside
+        others may be too rare to be in each split.
+        """
+        if self.separator:
+            return
         trained = {entry.category for entry in train}
         for category in {item.category for item in self.listed.items} - trained:
             reasons = [

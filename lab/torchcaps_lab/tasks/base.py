@@ -317,12 +317,12 @@ class Task(ABC):
         return self.measures[0]
 
     @classmethod
-    def guess(cls, root: Path, given: Mapping[str, Any]) -> Any:
-        """Options of a training on a folder for this task, a ``Guess``; None, as here,
-        if what the folder holds decides.
+    def guess(cls, data: Any, given: Mapping[str, Any]) -> Any:
+        """Options of a training on these data for this task, a ``Guess``; None, as here,
+        if what they hold decides.
 
         Args:
-            root: the file or the folder.
+            data: the path of a file or a folder; or what a program has.
             given: options that were given beside it.
         """
         return None

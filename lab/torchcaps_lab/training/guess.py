@@ -101,7 +101,7 @@ def guess(named: str | Path, given: Mapping[str, Any] | None = None) -> Guess:
     place = Place(named)
     path = place.path
     if path.exists():
-        guessed = _of_task(path, given or {}) or seen(place, given or {})[1]
+        guessed = of_task(path, given or {}) or seen(place, given or {})[1]
         if isinstance(guessed, ValueError):
             raise guessed
     else:
@@ -114,8 +114,13 @@ def guess(named: str | Path, given: Mapping[str, Any] | None = None) -> Guess:
     )
 
 
-def _of_task(path: Path, given: Mapping[str, Any]) -> Guess | None:
-    """Options of the task that was given, if it has its own for such a path."""
+def of_task(data: Any, given: Mapping[str, Any]) -> Guess | None:
+    """Return options of the task that was given, if it has its own for such data.
+
+    Args:
+        data: the path of a file or a folder; or what a program has.
+        given: the options that the user gave.
+    """
     task = given.get("task")
     if isinstance(task, Mapping):
         task = task.get("name")
@@ -127,7 +132,7 @@ def _of_task(path: Path, given: Mapping[str, Any]) -> Guess | None:
     if name not in list_tasks():
         return None
     kind: Any = TASKS.find(name)
-    guessed: Guess | None = kind.guess(path, given)
+    guessed: Guess | None = kind.guess(data, given)
     return guessed
 
 

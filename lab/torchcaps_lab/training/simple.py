@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from torchcaps.spec import Given, plain, refused
+from torchcaps.spec import Given, declared, kept, plain, refused
 from torchcaps_lab.classifier import Classifier
-from torchcaps_lab.data.base import DATASETS
+from torchcaps_lab.data.base import DATASETS, DataSet
 from torchcaps_lab.data.pairs import is_two_arrays
-from torchcaps_lab.look import counted
+from torchcaps_lab.look import Guess, counted
 from torchcaps_lab.training.command_line import option_arguments, training_options
 from torchcaps_lab.training.fitting import quiet_lightning
 from torchcaps_lab.training.folder import RunFolder
-from torchcaps_lab.training.guess import guess, over
+from torchcaps_lab.training.guess import guess, of_task, over
 from torchcaps_lab.training.progress import can_rewrite
 from torchcaps_lab.training.reading import meant_option, merged, read_options
 from torchcaps_lab.training.run import train_with
@@ -36,22 +36,28 @@ def train(
     """Train a network as ``torchcaps train`` does, with the same defaults, and open it.
 
         classifier = tc.train("photos", size=64, model="capsnet_small", epochs=30)
-        classifier("new.jpg").classes, classifier.summary["test_accuracy"],
-        classifier.run classifier = tc.train(images, labels, model="capsnet_small",
-        epochs=30)
+        classifier("new.jpg").classes, classifier.summary["test_accuracy"]
+        classifier = tc.train(images, labels, model="capsnet_small", epochs=30)
 
     Args:
         data: what the command takes first, which guesses the other options from it: a
             folder with one sub-folder of images for each class, a table of texts, or
-            the name of a data set, such as "Digits"; or pairs of an image and a label,
-            from which nothing is guessed: a list, a data set of torchvision, any
-            ``Dataset``, which is read as :class:`~torchcaps_lab.data.MapStyle` reads
-            it; or two arrays or tensors, ``(images, labels)``, images (N, H, W), (N, H,
-            W, C) or (N, C, H, W) in bytes or floating point in [0, 1]. No file of
-            options can hold these: everything else is saved with the run, and to go on
-            with it they are given again.
+            the name of a data set, such as "Digits". Or what a program has, from which
+            nothing is guessed:
+
+            - a data set of torchcaps, ``Digits(size=12)``, or its class;
+            - pairs of an image and a label, or a list of labels: a list, a data set of
+              torchvision, any ``Dataset``, which is read as
+              :class:`~torchcaps_lab.data.MapStyle` reads it;
+            - two arrays or tensors, ``(images, labels)``, images (N, H, W), (N, H, W,
+              C) or (N, C, H, W) in bytes or floating point in [0, 1];
+            - with ``task="objects"``, pictures alone, in an array or a list.
+
+            No file of options can hold pairs, arrays and pictures: everything else is
+            saved with the run, and to go on with it they are given again.
         labels: the labels, where ``data`` are the images in one array or tensor, or a
-            list: N whole numbers or names.
+            list: N whole numbers or names; N lists of them; or (N, E) of 0 and 1, a
+            column for each class.
         run: folder to write, new or empty; default: ``runs`` and the name of the data,
             with a number if it is taken.
         resume: go on with the run in that folder, with its options and those given
@@ -78,6 +84,9 @@ def train(
             a file of options cannot hold; the run saves its options in such a file, to
             be resumed from it.
     """
+    if isinstance(data, DataSet):
+        options = {**_arguments_of(data), **options}
+        data = type(data)
     _check_data(data, labels)
     if labels is not None:
         data = _with_labels(data, labels)
@@ -95,7 +104,10 @@ def train(
     }
     if run is not None or resume:
         values["run"] = str(run or Path("runs") / Path(named).name.lower())
-    chosen, guessed = _over_guesses(data, {**values, "data": data_options}, resume)
+    before: dict[str, Any] = {}
+    if resume:
+        before = read_options(RunFolder(Path(values["run"]), "run").existing().config)
+    chosen, guessed = _over_guesses(data, {**values, "data": data_options}, before)
     kind = DATASETS.find(chosen["data"]["name"])
     if why := refused(kind.__name__, kind, list(data_options)):
         wrong = next(
@@ -108,7 +120,6 @@ def train(
         )
     folder = RunFolder(Path(chosen["run"]), "run")
     folder = folder.existing() if resume else folder.unused()
-    before = read_options(folder.config) if resume else {}
     checked = training_options(merged(before, chosen))
     quiet_lightning()
     how = {"header": show is print, "progress_bar": show is print and can_rewrite()}
@@ -120,40 +131,71 @@ def train(
 
 
 def _over_guesses(
-    data: Any, options: dict[str, Any], resume: bool
+    data: Any, options: dict[str, Any], before: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
     """The options over those that the data suggest, and what was guessed; a run that
     goes on has its own.
+
+    Args:
+        data: what was given.
+        options: the options that were given beside it.
+        before: the options of the run that goes on; none for a new one.
     """
-    if not isinstance(data, str | Path):
-        of_data = {
-            "run": str(Path("runs") / _kind_of(data).lower()),
-            "data": {"name": _PAIRS, "data": Given(data)},
-        }
-        return merged(of_data, options), []
-    guessed = guess(data, options)
-    if not resume:
+    if isinstance(data, str | Path):
+        guessed = guess(data, options)
+    else:
+        guessed = of_task(data, {**before, **options}) or Guess(_in_python(data), {})
+        run = str(Path("runs") / _kind_of(data).lower())
+        guessed = guessed._replace(options={"run": run, **guessed.options})
+    if not before:
         return over(guessed, options)
     source = {
         name: value
         for name, value in guessed.options["data"].items()
-        if name in ("name", "root")
+        if name in ("name", "root") or isinstance(value, Given)
     }
     return merged({"data": source}, options), []
 
 
+def _in_python(data: Any) -> dict[str, Any]:
+    """The options of what a program has: the class of a data set, pairs, or arrays.
+
+    Raises:
+        ValueError: an array has no labels beside it.
+    """
+    if isinstance(data, type):
+        return {"data": {"name": DATASETS.name_of(data)}}
+    if hasattr(data, "shape"):
+        raise ValueError(
+            "the labels are missing: torchcaps.train(images, labels) takes images in "
+            f"an array, got one of the shape {tuple(data.shape)} alone; "
+            'task="objects" learns without labels'
+        )
+    return {"data": {"name": _PAIRS, "data": Given(data)}}
+
+
+def _arguments_of(data: DataSet) -> dict[str, Any]:
+    """The arguments that a data set was made with; those that no file of options can
+    hold as they are.
+    """
+    kind: Any = type(data)
+    arguments: dict[str, Any] = {}
+    for name in declared(kind).arguments:
+        value = kept(data, name)
+        try:
+            arguments[name] = plain(value, name)
+        except ValueError:
+            arguments[name] = Given(value)
+    return arguments
+
+
 def _check_data(data: Any, labels: Any) -> None:
-    """Raises an error for data that cannot be trained on, whatever is in them."""
+    """Raises an error if there are no data, or labels of nothing."""
     if data is None:
         raise ValueError(
             "data must be the path of a folder or a file, the name of a data set, "
             "pairs of an image and a label, or images with labels beside them, got "
             "None"
-        )
-    if labels is None and hasattr(data, "shape"):
-        raise ValueError(
-            "the labels are missing: torchcaps.train(images, labels) takes images in "
-            f"an array, got one of the shape {tuple(data.shape)} alone"
         )
 
 
@@ -161,9 +203,10 @@ def _with_labels(images: Any, labels: Any) -> Any:
     """Images and their labels as data; a `ValueError` for data that have labels of
     their own.
     """
-    if isinstance(images, str | Path):
+    if isinstance(images, str | Path | type):
+        named = images.__name__ if isinstance(images, type) else images
         raise ValueError(
-            f"labels are for images in an array or a tensor, {images} has its own"
+            f"labels are for images in an array or a tensor, {named} has its own"
         )
     if not isinstance(images, list):
         return images, labels
@@ -180,6 +223,8 @@ def _with_labels(images: Any, labels: Any) -> Any:
 
 def _kind_of(data: Any) -> str:
     """The name of a kind of data in Python."""
+    if isinstance(data, type):
+        return data.__name__
     if isinstance(data, tuple) and is_two_arrays(data[:2]):
         return "arrays"
     return type(data).__name__
@@ -199,6 +244,8 @@ def _by_text(value: Any) -> Any:
 
 def _given(name: str, value: Any) -> Any:
     """An argument of the data set for the options."""
+    if isinstance(value, Given):
+        return value
     if name in ("test_data", "validation_data"):
         return Given(value)
     return plain(value, name)

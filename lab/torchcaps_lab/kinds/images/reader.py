@@ -393,7 +393,7 @@ def _of_table(place: Place, form: TableForm, given: Mapping[str, Any]) -> Guess:
         form.arguments(place), summary, files, trained_of(len(files)), given
     )
     why = {**guess.why, **form.reasons()}
-    if not form.several:
+    if not form.separator:
         return guess._replace(why=why)
     # Photos may show several of the classes, so none is left out of the loss.
     options = {**guess.options, "task": {"name": "several_labels"}}

@@ -1,9 +1,10 @@
-"""Options of a training on a folder of pictures without labels."""
+"""Options of a training on pictures without labels."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torchcaps.spec import Given
 from torchcaps_lab.kinds.images.sets.files import image_files
 from torchcaps_lab.look import Guess, epochs_for
 
@@ -24,26 +25,41 @@ hundred, however often they saw the pictures.
 """
 
 
-def guess_pictures(root: Path, given: Mapping[str, Any]) -> Any:
-    """Options for the pictures of a folder and its sub-folders, and why.
+def guess_pictures(pictures: Any, given: Mapping[str, Any]) -> Any:
+    """Options for the pictures of a folder and its sub-folders, or of a program, and
+    why.
 
     Args:
-        root: the folder.
+        pictures: the path of the folder; or what :class:`Pictures` takes.
         given: options that were given beside it.
 
     Raises:
-        ValueError: if it is no folder.
+        ValueError: if it is no folder, or has no length.
     """
-    if not root.is_dir():
-        raise ValueError(f"task 'objects' takes a folder of pictures, {root} is a file")
-    count = len(image_files(root))
+    data: dict[str, Any]
+    if isinstance(pictures, Path):
+        if not pictures.is_dir():
+            raise ValueError(
+                f"task 'objects' takes a folder of pictures, {pictures} is a file"
+            )
+        count = len(image_files(pictures))
+        data = {"name": "PictureFolder", "root": str(pictures)}
+        where = f" in {pictures}"
+    elif hasattr(pictures, "__len__"):
+        count = len(pictures)
+        data = {"name": "Pictures", "pictures": Given(pictures)}
+        where = ""
+    else:
+        raise ValueError(
+            "task 'objects' takes a folder, an array or a list of pictures, got "
+            f"{type(pictures).__name__}"
+        )
     train = count * 4 // 5 * 9 // 10
     batch = min(OBJECTS["batch_size"], max(train, 1))
     epochs = epochs_for(train // batch, _STEPS, (1, _STEPS))
-    data = {"name": "PictureFolder", "root": str(root)}
     options = {**OBJECTS, "data": data, "batch_size": batch, "epochs": epochs}
     why = {
-        "data": f"PictureFolder, {count:,} pictures without labels in {root}",
+        "data": f"{data['name']}, {count:,} pictures without labels{where}",
         "model": "slot_autoencoder, 7 slots: one for the ground and six for objects, "
         "--data.slots changes it",
         "batch_size": f"{batch}",

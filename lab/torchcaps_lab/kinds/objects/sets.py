@@ -2,8 +2,9 @@
 own pictures.
 """
 
+from abc import abstractmethod
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -22,10 +23,11 @@ from torchcaps_lab.data.base import (
 )
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.kinds.images.decoding.picture import (
-    BrokenImage,
+    as_source,
     check_resize,
     load_image,
 )
+from torchcaps_lab.kinds.images.sets.arrays import Arrays
 from torchcaps_lab.kinds.images.sets.files import image_files
 from torchcaps_lab.kinds.objects.measures import UNKNOWN
 from torchcaps_lab.kinds.pixels.masks import MaskSet
@@ -187,19 +189,83 @@ def _grounds(
     return (share * colours[0] + (1 - share) * colours[1]).to(torch.uint8)
 
 
-@register_dataset("picture_folder")
 @settings
-class PictureFolder(DataSet):
-    """A folder of your own pictures without labels, with all its sub-folders.
+class _OwnPictures(DataSet):
+    """Pictures without labels; subclasses say which.
 
     Args:
-        root: the folder.
         slots: how many slots networks get: one more than there are objects in a
             picture, or more.
         size: height and width that pictures are brought to.
         channels: 3 for colour, 1 for grey.
         fit: how: ``crop`` the centre, ``pad`` with black, or ``stretch``.
         test: share of the pictures that are tested on.
+    """
+
+    task: ClassVar[str] = "objects"
+    model = "slot_autoencoder"
+
+    slots: AtLeastTwo = argument(default=7, kw_only=True)
+    size: Annotated[int, Within(16, 1024)] = argument(default=64, kw_only=True)
+    channels: Literal[1, 3] = argument(default=3, kw_only=True)
+    fit: Resize = argument(default="crop", kw_only=True)
+    test_share: HeldOut = argument(default=0.2, alias="test", kw_only=True)
+
+    def _divide(self, count: int, what: str) -> None:
+        """Put some of so many pictures aside to test on.
+
+        Raises:
+            ValueError: there are fewer than three.
+        """
+        check_resize(self.fit)
+        if count < 3:
+            raise ValueError(
+                f"{what} must hold at least three pictures, it holds {count}"
+            )
+        none = torch.zeros(count, dtype=torch.int64)
+        self._parts = stratified_split(none, self.test_share or 0.2, TEST_SEED)
+
+    @abstractmethod
+    def _source(self, place: int) -> tuple[Any, str]:
+        """One of the pictures, or its file, and its name."""
+
+    @property
+    def resize(self) -> Fit:
+        """How pictures are brought to the size."""
+        return self.fit
+
+    def load_train(self) -> Examples:
+        """The pictures to train on."""
+        return self._read(self._parts[0])
+
+    def load_test(self) -> Examples:
+        """The pictures to test on."""
+        return self._read(self._parts[1])
+
+    def _read(self, places: Tensor) -> ObjectSet:
+        shape = (self.channels, self.size, self.size)
+        names = tuple(self._source(place)[1] for place in places.tolist())
+        images = torch.stack([self._loaded(place, shape) for place in places.tolist()])
+        labels = torch.full(
+            (len(names), self.size, self.size), UNKNOWN, dtype=torch.uint8
+        )
+        return ObjectSet(images, labels, slot_names(self.slots), names)
+
+    def _loaded(self, place: int, shape: tuple[int, int, int]) -> Tensor:
+        picture, name = self._source(place)
+        try:
+            return load_image(picture, shape, self.fit)
+        except ValueError as error:
+            raise ValueError(f"{name} cannot be read: {error}") from error
+
+
+@register_dataset("picture_folder")
+@settings
+class PictureFolder(_OwnPictures):
+    """A folder of your own pictures without labels, with all its sub-folders.
+
+    Args:
+        root: the folder.
 
     Raises:
         FileNotFoundError: if there is no such folder.
@@ -219,42 +285,14 @@ class PictureFolder(DataSet):
         (7, 2, (3, 32, 32))
     """
 
-    task: ClassVar[str] = "objects"
-    model = "slot_autoencoder"
-
     root: str | Path
-    slots: AtLeastTwo = 7
-    size: Annotated[int, Within(16, 1024)] = 64
-    channels: Literal[1, 3] = 3
-    fit: Resize = "crop"
-    test_share: HeldOut = argument(default=0.2, alias="test")
 
     def __post_init__(self) -> None:
-        check_resize(self.fit)
         root = Path(self.root).expanduser()
         if not root.is_dir():
             raise FileNotFoundError(f"there is no folder {root}{seen_from(root)}")
         self._files = image_files(root)
-        if len(self._files) < 3:
-            raise ValueError(
-                f"root must hold at least three pictures, {root} holds "
-                f"{len(self._files)}"
-            )
-        none = torch.zeros(len(self._files), dtype=torch.int64)
-        self._parts = stratified_split(none, self.test_share or 0.2, TEST_SEED)
-
-    @property
-    def resize(self) -> Fit:
-        """How pictures are brought to the size."""
-        return self.fit
-
-    def load_train(self) -> Examples:
-        """The pictures to train on."""
-        return self._read(self._parts[0])
-
-    def load_test(self) -> Examples:
-        """The pictures to test on."""
-        return self._read(self._parts[1])
+        self._divide(len(self._files), f"root {root}")
 
     def notes(self) -> tuple[str, ...]:
         """Note that sub-folders are no classes."""
@@ -266,19 +304,55 @@ class PictureFolder(DataSet):
             f"{self.root} are not used as classes",
         )
 
-    def _read(self, places: Tensor) -> ObjectSet:
-        shape = (self.channels, self.size, self.size)
-        files = [self._files[place] for place in places.tolist()]
-        images = torch.stack([_loaded(file, shape, self.fit) for file in files])
-        labels = torch.full(
-            (len(files), self.size, self.size), UNKNOWN, dtype=torch.uint8
-        )
-        names = tuple(map(str, files))
-        return ObjectSet(images, labels, slot_names(self.slots), names)
+    def _source(self, place: int) -> tuple[Any, str]:
+        file = self._files[place]
+        return file, str(file)
 
 
-def _loaded(file: Path, shape: tuple[int, int, int], fit: Resize) -> Tensor:
-    try:
-        return load_image(file, shape, fit)
-    except BrokenImage as error:
-        raise ValueError(f"{file} cannot be read: {error}") from error
+@settings
+class Pictures(_OwnPictures):
+    """Pictures without labels that a program has.
+
+    Args:
+        pictures: an array or a tensor (N, H, W), (N, H, W, C) or (N, C, H, W), bytes or
+            floating point in [0, 1]; or a list of arrays, images of Pillow or paths.
+
+    Raises:
+        ValueError: if there are fewer than three pictures, one cannot be read, or the
+            order of axes is not clear.
+
+    Example:
+        >>> from torchcaps_lab.data import Pictures
+        >>> data = Pictures(torch.rand(10, 3, 30, 40), slots=4, size=32)
+        >>> len(data.train), len(data.test), data.image_shape
+        (7, 2, (3, 32, 32))
+    """
+
+    pictures: Any = None
+
+    def __post_init__(self) -> None:
+        if self.pictures is None or not hasattr(self.pictures, "__getitem__"):
+            raise ValueError(
+                "Pictures has the pictures of a program, which no file and no option "
+                "can hold: call it in Python with an array or a list of images, got "
+                f"{type(self.pictures).__name__}"
+            )
+        self._images = self.pictures
+        if hasattr(self.pictures, "ndim"):
+            count = len(self.pictures)
+            self._images = Arrays(self.pictures, [0] * count, name="pictures")
+        self._divide(len(self._images), "pictures")
+
+    def _source(self, place: int) -> tuple[Any, str]:
+        picture = self._images[place]
+        name = f"picture {place}"
+        if isinstance(self._images, Arrays):
+            picture = picture[0]
+        if isinstance(picture, str | Path):
+            return picture, str(picture)
+        if isinstance(picture, tuple):
+            raise ValueError(
+                f"task 'objects' learns without labels: {name} must be an image, got "
+                f"a tuple of {len(picture)}"
+            )
+        return as_source(picture), name

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, product
 from math import inf
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -113,9 +112,9 @@ class Objects(Task):
     explores = True
 
     @classmethod
-    def guess(cls, root: Path, given: Mapping[str, Any]) -> Any:
-        """Options for the pictures of a folder and its sub-folders."""
-        return guess_pictures(root, given)
+    def guess(cls, data: Any, given: Mapping[str, Any]) -> Any:
+        """Options for the pictures of a folder and its sub-folders, or of a program."""
+        return guess_pictures(data, given)
 
     def check(self, images: Examples) -> None:
         """Raise a `ValueError` unless the pictures have slots for classes."""

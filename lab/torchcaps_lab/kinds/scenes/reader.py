@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchcaps.whole import encoding_of, named_below, opened, parsed_json
-from torchcaps_lab.data.listed import part_called
+from torchcaps_lab.data.parts import part_called
 from torchcaps_lab.data.reader import register_reader
 from torchcaps_lab.kinds.images.decoding.picture import image_suffixes
 from torchcaps_lab.kinds.images.guess import looked_at, shape_of

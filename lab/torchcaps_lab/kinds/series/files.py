@@ -12,7 +12,8 @@ from torch import Tensor
 
 from torchcaps.whole import LARGEST_TABLE, check_file, opened, resolved, seen_from
 from torchcaps_lab.data.files import Listing, list_folder
-from torchcaps_lab.data.listed import BrokenItem, Item, Listed, part_called
+from torchcaps_lab.data.listed import BrokenItem, Item, Listed
+from torchcaps_lab.data.parts import part_called
 from torchcaps_lab.data.tables import Table
 from torchcaps_lab.kinds.series.sound import Sound
 from torchcaps_lab.look import is_junk, is_number, number_in

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchcaps.models import ClassifierNetwork
 from torchcaps_lab.data.examples import Examples
-from torchcaps_lab.data.listed import part_called
+from torchcaps_lab.data.parts import part_called
 from torchcaps_lab.data.plain_text import lines_of
 from torchcaps_lab.data.reader import (
     Read,

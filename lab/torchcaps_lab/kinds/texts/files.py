@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from torchcaps.whole import seen_from
 from torchcaps_lab.data.files import Listing, is_there, list_folder
-from torchcaps_lab.data.listed import BrokenItem, Item, Listed, part_called
+from torchcaps_lab.data.listed import BrokenItem, Item, Listed
+from torchcaps_lab.data.parts import part_called
 from torchcaps_lab.data.plain_text import check_text, decoded, lines_of
 from torchcaps_lab.data.tables import ANY_LENGTH, Table
 from torchcaps_lab.look import TABLES, Place, is_number, no_header

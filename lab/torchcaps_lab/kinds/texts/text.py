@@ -221,17 +221,13 @@ class Text(ListedData):
                 f"no word occurs {self.least} times in the training texts: least must "
                 "be smaller"
             )
-        label_of = {name: label for label, name in enumerate(manifest.classes)}
         sets: dict[str, Examples] = {}
         for part in PARTS:
             entries = manifest.parts[part]
-            labels = torch.tensor(
-                [label_of[entry.category] for entry in entries], dtype=torch.int64
-            )
             files = tuple(entry.name for entry in entries)
             sets[part] = TextSet.of(
                 texts[part],
-                labels,
+                self.targets(entries, manifest.classes),
                 manifest.classes,
                 words,
                 files,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchcaps_lab.data.pairs import is_two_arrays
+from torchcaps_lab.kinds.images.sets.labels import Label, each_of
 
 Axes = Literal["NHW", "NHWC", "NCHW"]
 """The order of the axes of several images: N images, C channels, H height, W width."""
@@ -21,17 +22,19 @@ USUAL_CHANNELS = (1, 3, 4)
 _GIVE_AXES = 'axes="NHWC" or axes="NCHW" says which'
 
 
-class Arrays(Sequence[tuple[Tensor, "int | str"]]):
+class Arrays(Sequence[tuple[Tensor, tuple[Label, ...]]]):
     """Pair the images of an array with their labels.
 
     Args:
         images: a NumPy array or a tensor (N, H, W), (N, H, W, C) or (N, C, H, W).
-        labels: N whole numbers or names.
+        labels: N whole numbers or names; N lists of them; or (N, E), a column of 0 and 1
+            for each class.
         axes: the order of the axes; default: see :func:`order_of`.
         name: the name of the images, for messages.
 
     Attributes:
         axes: the order that was taken.
+        classes: the names of the columns of a table of labels; else none.
 
     Raises:
         ValueError: the arrays have other shapes, or the order of the axes is not clear.
@@ -40,7 +43,7 @@ class Arrays(Sequence[tuple[Tensor, "int | str"]]):
         >>> from torchcaps_lab.kinds.images.sets.arrays import Arrays
         >>> pairs = Arrays(torch.zeros(2, 28, 28, 3), ["cat", "dog"])
         >>> pairs.axes, pairs[1][0].shape, pairs[1][1]
-        ('NHWC', torch.Size([3, 28, 28]), 'dog')
+        ('NHWC', torch.Size([3, 28, 28]), ('dog',))
     """
 
     def __init__(
@@ -61,7 +64,8 @@ class Arrays(Sequence[tuple[Tensor, "int | str"]]):
                 f"{tuple(self.images.shape)}; for features (N, D) there is "
                 "torchcaps.sklearn.CapsNetClassifier"
             )
-        self.labels = _labels(labels, name)
+        self.labels = each_of(labels, name)
+        self.classes = _columns_of(labels)
         if len(self.labels) != len(self.images):
             raise ValueError(
                 f"{name} must have a label for each image, got {len(self.images)} and "
@@ -99,7 +103,7 @@ def paired(arrays: Any, name: str, axes: Axes | None = None) -> Any:
     images, labels = arrays
     if hasattr(images, "ndim"):
         return Arrays(images, labels, axes, name)
-    labels = _labels(labels, name)
+    labels = each_of(labels, name)
     if len(labels) != len(images):
         raise ValueError(
             f"{name} must have a label for each image, got {len(images)} and "
@@ -161,26 +165,7 @@ def _array(images: Any, name: str) -> np.ndarray:
     return array.copy()
 
 
-def _labels(labels: Any, name: str) -> list[int | str]:
-    """Labels as whole numbers and names of Python."""
-    array = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
-    if array.ndim == 2 and array.shape[1] == 1:
-        array = array[:, 0]
-    if array.ndim != 1:
-        raise ValueError(
-            f"the labels of {name} must be (N,), one number or name an image, got the "
-            f"shape {array.shape}; "
-            "labels.argmax(1) makes numbers of rows with a one for the class"
-        )
-    if (
-        array.dtype.kind == "f"
-        and np.isfinite(array).all()
-        and (array == array.round()).all()
-    ):
-        array = array.astype(np.int64)
-    if array.dtype.kind not in "buiUOST":
-        raise ValueError(
-            f"the labels of {name} must be whole numbers or names, got {array.dtype}"
-        )
-    values = array.tolist()
-    return [int(value) if isinstance(value, bool) else value for value in values]
+def _columns_of(labels: Any) -> tuple[str, ...]:
+    """The names of the columns of a table of pandas, a class each; else none."""
+    columns = getattr(labels, "columns", ())
+    return tuple(map(str, columns)) if len(columns) > 1 else ()

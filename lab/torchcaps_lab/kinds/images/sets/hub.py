@@ -13,8 +13,9 @@ from typing import Any
 from torchcaps.spec import settings
 from torchcaps.whole import resolved
 from torchcaps_lab.data.base import register_dataset
-from torchcaps_lab.data.listed import Item, Listed, part_called
+from torchcaps_lab.data.listed import Item, Listed
 from torchcaps_lab.data.manifest import some
+from torchcaps_lab.data.parts import part_called
 from torchcaps_lab.kinds.images.decoding.picture import BrokenImage
 from torchcaps_lab.kinds.images.sets.listed import ListedImages, arranged
 

@@ -1,13 +1,12 @@
 """Any data set of (image, label) in Python."""
 
-import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchcaps.spec import settings
 from torchcaps_lab.data.classes import places_of
@@ -21,10 +20,37 @@ from torchcaps_lab.kinds.images.decoding.picture import (
     check_pixels,
 )
 from torchcaps_lab.kinds.images.sets.arrays import Arrays, Axes, paired
+from torchcaps_lab.kinds.images.sets.labels import (
+    Label,
+    Labels,
+    check_names,
+    labels_of,
+)
 from torchcaps_lab.kinds.images.sets.listed import ListedImages, Seen, arranged, look
 
 if TYPE_CHECKING:
     from torchcaps_lab.kinds.images.decoding.picture import Source
+
+_BETWEEN = "|"
+"""What stands between several labels of an image in its category."""
+
+
+class _Row(NamedTuple):
+    """One pair as it was given.
+
+    Args:
+        part: the split.
+        name: the split and the number of the pair.
+        labels: its labels.
+        image: gives the image, or the path of its file.
+        seen: facts about it.
+    """
+
+    part: str
+    name: str
+    labels: tuple[Label, ...]
+    image: "Callable[[], Source]"
+    seen: Seen
 
 
 @dataclass(frozen=True)
@@ -33,7 +59,7 @@ class _Pair(Item):
 
     Args:
         name: the split and the number of the pair.
-        category: the name of its class.
+        category: the name of its class, or of its classes.
         image: gives the image, or the path of its file.
         seen: facts about it.
     """
@@ -56,8 +82,13 @@ class MapStyle(ListedImages):
     the path of a file; a label is a whole number or the name of a class. Images of any
     sizes are read as those of a folder.
 
+    An image may have several labels, ``(image, ["sea", "sky"])``, or none, ``(image,
+    [])``; or a row of 0 and 1, a column for each class. If any image has not exactly one
+    label, the labels are masks, and the task is ``several_labels``.
+
     Two arrays or tensors will do, too, ``(images, labels)``: images (N, H, W), (N, H,
-    W, C) or (N, C, H, W), and N labels; and so will ``(images, labels, test_images,
+    W, C) or (N, C, H, W), and N labels, N lists of labels, or (N, E) of 0 and 1, a
+    column for each class; and so will ``(images, labels, test_images,
     test_labels)`` and ``((images, labels), (test_images, test_labels))``. A note says
     which order of axes was taken.
 
@@ -127,6 +158,7 @@ class MapStyle(ListedImages):
             self._check_given(pairs, part)
         self.of_train = _names_of(self.given["train"])
         self.named = self.named or self.of_train
+        self._labels: Labels | None = None
         self._asked = Lock()  # the user's data set may allow one thread only
 
     def _check_given(self, pairs: Any, part: str) -> None:
@@ -155,49 +187,56 @@ class MapStyle(ListedImages):
         )
 
     def list_images(self) -> Listed:
-        """The pairs of each split, each asked for its label and for facts about its
+        """The pairs of each split, each asked for its labels and for facts about its
         image.
         """
         listed = Listed()
-        kinds = set[type]()
-        numbers = set[int | str]()
-        for part, pairs in self.given.items():
-            rows = listed.parts.setdefault(part, [])
-            names = self._names_in(part)
-            for index in range(len(pairs)):
-                name = f"{part}/{index}"
-                try:
-                    image, label = _pair(pairs, index, name)
-                except BrokenImage as problem:
-                    if not self.skip_broken:
-                        raise
-                    listed.left_out[name] = problem.why
-                    continue
-                kinds.add(type(label))
-                if part == "train":
-                    numbers.add(label)
-                seen = look(partial(self._source, image, name), name)
-                rows.append(
-                    _Pair(
-                        name,
-                        _category(label, names),
-                        partial(self._image, pairs, index, name),
-                        seen,
-                    )
-                )
+        rows = list(self._rows(listed))
+        self._labels = labels = Labels.of([row.labels for row in rows])
+        check_names(self.named, labels, _BETWEEN)
+        numbers = set[Label]()
+        for row, of_row in zip(rows, labels.rows, strict=True):
+            if row.part == "train":
+                numbers.update(of_row)
+            names = self._names_in(row.part)
+            category = _BETWEEN.join(_category(label, names) for label in of_row)
+            pair = _Pair(row.name, category, row.image, row.seen)
+            listed.parts.setdefault(row.part, []).append(pair)
+        kinds = {type(label) for row in labels.rows for label in row}
         if len(kinds) > 1 and not self.named:
             raise ValueError(
                 "labels must be all whole numbers or all names, got "
                 f"{some(sorted(map(str, numbers)))}"
             )
-        listed.classes = tuple(
-            map(str, sorted(numbers, key=lambda label: (isinstance(label, str), label)))
-        )
-        listed.notes = tuple(_axes_lines(self.given))
-        notes = listed.notes
+        listed.classes = tuple(map(str, range(labels.columns) or _in_order(numbers)))
+        notes = (*_axes_lines(self.given), *labels.notes())
         listed = arranged(listed, {part: part for part in listed.parts})
         listed.notes = tuple(dict.fromkeys((*notes, *listed.notes)))
         return listed
+
+    def _rows(self, listed: Listed) -> Iterator["_Row"]:
+        """The pairs of each split in turn; tells ``listed`` which are left out."""
+        for part, pairs in self.given.items():
+            listed.parts[part] = []
+            for index in range(len(pairs)):
+                name = f"{part}/{index}"
+                try:
+                    image, labels = _pair(pairs, index, name)
+                except BrokenImage as problem:
+                    if not self.skip_broken:
+                        raise
+                    listed.left_out[name] = problem.why
+                    continue
+                seen = look(partial(self._source, image, name), name)
+                opened = partial(self._image, pairs, index, name)
+                yield _Row(part, name, labels, opened, seen)
+
+    @property
+    def separator(self) -> str:
+        """A bar, if any image has not exactly one label."""
+        if self._labels is None:
+            _ = self.listed
+        return _BETWEEN if self._labels and self._labels.several else ""
 
     def _names_in(self, part: str) -> tuple[str, ...]:
         """The names of the numbers in a split, as the training pairs call them."""
@@ -227,7 +266,7 @@ class MapStyle(ListedImages):
         return self._source(image, name)
 
 
-def _category(label: int | str, names: tuple[str, ...]) -> str:
+def _category(label: Label, names: tuple[str, ...]) -> str:
     """The name of the class of a label."""
     if not names or (isinstance(label, str) and label in names):
         return str(label)
@@ -274,23 +313,20 @@ def _names_of(data: Any) -> tuple[str, ...]:
     return () if names is None else tuple(map(str, names))
 
 
-def _pair(data: Any, index: int, name: str) -> tuple[Any, int | str]:
-    """The image and the label at an index."""
+def _in_order(labels: Iterable[Label]) -> list[Label]:
+    """Numbers in their order, then names in theirs."""
+    return sorted(labels, key=lambda label: (isinstance(label, str), label))
+
+
+def _pair(data: Any, index: int, name: str) -> tuple[Any, tuple[Label, ...]]:
+    """The image and the labels at an index."""
     try:
         image, label = data[index]
     except Exception as error:  # of any type: the data set is the user's
         raise BrokenImage(
             name, f"it must be a pair (image, label): {error!r}"
         ) from error
-    if isinstance(label, str):
-        return image, label
-    try:
-        return image, operator.index(label)
-    except TypeError:
-        raise ValueError(
-            f"the label of {name} must be a whole number or the name of a class, got "
-            f"{label!r}"
-        ) from None
+    return image, labels_of(label, name)
 
 
 def _source(image: Any, name: str, levels: Levels | None) -> "Source":

@@ -6,16 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
 from torchcaps.spec import argument, settings
 from torchcaps.whole import seen_from
 from torchcaps_lab.data.base import register_dataset
 from torchcaps_lab.data.classes import composed
 from torchcaps_lab.data.files import ListedFile
-from torchcaps_lab.data.listed import Item, Listed, part_called
-from torchcaps_lab.data.manifest import Entry
+from torchcaps_lab.data.listed import Item, Listed, parts_of
+from torchcaps_lab.data.parts import part_called
 from torchcaps_lab.data.tables import Table
 from torchcaps_lab.kinds.images.decoding.picture import image_suffixes
 from torchcaps_lab.kinds.images.sets.listed import ListedImages
@@ -76,9 +73,11 @@ class TableForm(NamedTuple):
     group: str | None = None
 
     @property
-    def several(self) -> bool:
-        """Whether an image may have several labels."""
-        return bool(self.delimiter) or len(self.labels) > 1
+    def separator(self) -> str:
+        """What stands between the labels of an image in its category; empty if each
+        image has one.
+        """
+        return self.delimiter or (_JOINED if len(self.labels) > 1 else "")
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -87,9 +86,9 @@ class TableForm(NamedTuple):
 
     def labels_of(self, category: str) -> tuple[str, ...]:
         """The labels that the category of an image stands for."""
-        if not self.several:
+        if not self.separator:
             return (category,)
-        return tuple(_parts(category, self.delimiter or _JOINED))
+        return tuple(parts_of(category, self.separator))
 
     def category(self, values: Mapping[str, str]) -> str:
         """The category of an image, by the cells of its row; its labels in one order."""
@@ -99,7 +98,7 @@ class TableForm(NamedTuple):
         cell = values[self.labels[0]].strip()
         if not self.delimiter:
             return cell
-        return self.delimiter.join(sorted({*_parts(cell, self.delimiter)}))
+        return self.delimiter.join(sorted({*parts_of(cell, self.delimiter)}))
 
     @property
     def tables(self) -> dict[str, Path]:
@@ -325,16 +324,12 @@ def _delimiter(cells: Sequence[str]) -> str:
         several = [cell for cell in {*cells} if sign in cell]
         parts = set[str]()
         for cell in several:
-            parts.update(_parts(cell, sign))
+            parts.update(parts_of(cell, sign))
         single = {cell for cell in cells if cell and sign not in cell}
         # Names of several words have parts that do not stand alone elsewhere.
         if several and parts & single and len(parts | single) < len({*cells}):
             return sign
     return ""
-
-
-def _parts(cell: str, sign: str) -> list[str]:
-    return [part.strip() for part in cell.split(sign) if part.strip()]
 
 
 @dataclass(frozen=True)
@@ -412,31 +407,14 @@ class ImageTable(ListedImages):
         )
         _ = self.listed  # problems of the table are reported at once
 
-    def default_task(self) -> str | Mapping[str, Any]:
-        """Several labels where an image may have several."""
-        return "several_labels" if self._form.several else super().default_task()
-
-    def labels_of(self, category: str) -> tuple[str, ...]:
-        """The labels that the category of an item stands for."""
-        return self._form.labels_of(category)
-
-    def _check_trained(self, train: Sequence[Entry], left_out: dict[str, str]) -> None:
-        if not self._form.several:  # else a label may be too rare to be in each split
-            super()._check_trained(train, left_out)
+    @property
+    def separator(self) -> str:
+        """The delimiter, or what joins labels with a column each."""
+        return self._form.separator
 
     def list_images(self) -> Listed:
         """The images that the rows name."""
         return list_table(self._form)
-
-    def targets(self, entries: Sequence[Entry], classes: Sequence[str]) -> Tensor:
-        """The labels of images: their numbers, or masks where they may be several."""
-        if not self._form.several:
-            return super().targets(entries, classes)
-        masks = torch.zeros(len(entries), len(classes), dtype=torch.bool)
-        for row, entry in enumerate(entries):
-            for name in self.labels_of(entry.category):
-                masks[row, classes.index(name)] = True
-        return masks
 
 
 def list_table(form: TableForm) -> Listed:
@@ -497,7 +475,7 @@ def _rows(form: TableForm, table: Table, listed: Listed) -> Iterator[tuple[str, 
         part = "" if form.split is None else part_called(values[form.split])
         if path is None:
             listed.left_out[place] = "its image is not there"
-        elif not category and not form.several:
+        elif not category and not form.separator:
             listed.left_out[place] = "it has no label"
         elif part is None:
             listed.left_out[place] = "its split has no known name"

@@ -1,0 +1,148 @@
+"""Labels as a program has them: one for each image, several, or rows of 0 and 1."""
+
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torchcaps_lab.data.manifest import some
+
+Label = int | str
+"""The number of a class, or its name."""
+
+
+class Labels(NamedTuple):
+    """The labels of all images of a data set, read in one way.
+
+    Args:
+        rows: the labels of each image; one, unless there are ``several``.
+        several: whether an image may have several labels, or none.
+        columns: how many classes rows of 0 and 1 have; 0 for other labels.
+
+    Example:
+        >>> from torchcaps_lab.kinds.images.sets.labels import Labels
+        >>> Labels.of([("sea", "sky"), ("sea",), ()]).several
+        True
+        >>> Labels.of([(0, 1, 1), (1, 0, 0)])  # rows of 0 and 1
+        Labels(rows=((1, 2), (0,)), several=True, columns=3)
+        >>> Labels.of([(0, 1), (1, 0)])  # the same with one class each
+        Labels(rows=((1,), (0,)), several=False, columns=2)
+    """
+
+    rows: tuple[tuple[Label, ...], ...]
+    several: bool
+    columns: int
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[Label, ...]]) -> "Labels":
+        """Decide how labels are read, by those of all images.
+
+        Rows of equal length, two or more, of nothing but 0 and 1 have a column for each
+        class: as names of classes, they would repeat themselves. Images may have several
+        labels if any of them has not exactly one.
+
+        Args:
+            rows: the labels of each image as they were given.
+        """
+        lengths = {len(row) for row in rows}
+        columns = lengths.pop() if len(lengths) == 1 else 0
+        if columns > 1 and {label for row in rows for label in row} <= {0, 1}:
+            rows = [
+                tuple(place for place, label in enumerate(row) if label) for row in rows
+            ]
+        else:
+            columns = 0
+        return cls(tuple(rows), any(len(row) != 1 for row in rows), columns)
+
+    def notes(self) -> tuple[str, ...]:
+        """Tell people how rows of 0 and 1 were read, and of images without a label."""
+        lines = []
+        if self.columns:
+            each = "any number of" if self.several else "exactly one of"
+            lines.append(
+                f"the labels are {self.columns} columns of 0 and 1, one for each class: "
+                f"an image has {each} them"
+            )
+        if bare := sum(not row for row in self.rows):
+            lines.append(f"{bare:,} images without a label show none of the classes")
+        return tuple(lines)
+
+
+def labels_of(given: Any, name: str) -> tuple[Label, ...]:
+    """Return the labels of one image, as they were given.
+
+    Args:
+        given: a whole number or a name; or a list, a tuple, a set or an array of these.
+        name: the image, for the message.
+
+    Raises:
+        ValueError: it is none of these; names the image.
+    """
+    if getattr(given, "ndim", 0) == 1:
+        given = given.tolist()
+    if isinstance(given, set | frozenset):
+        given = sorted(given, key=str)
+    several = given if isinstance(given, list | tuple) else [given]
+    return tuple(_label(part, given, name) for part in several)
+
+
+def _label(part: Any, given: Any, name: str) -> Label:
+    """One label as a number or a string of Python."""
+    if isinstance(part, str):
+        return str(part)
+    whole = isinstance(part, float) and part.is_integer()
+    try:
+        return int(part) if whole else operator.index(part)
+    except TypeError:
+        raise ValueError(
+            f"the label of {name} must be a whole number or the name of a class, or a "
+            f"list of them, got {given!r}"
+            + (
+                ": this package classifies, and does not predict measurements"
+                * isinstance(part, float)
+            )
+        ) from None
+
+
+def each_of(labels: Any, name: str) -> list[tuple[Label, ...]]:
+    """Return the labels of each image, of an array or a list of labels.
+
+    Args:
+        labels: (N,), one for each image; (N, E), a row for each; or N lists.
+        name: what they are labels of, for the message.
+
+    Raises:
+        ValueError: they have another shape, or one is no label.
+    """
+    if hasattr(labels, "detach"):
+        labels = labels.detach().cpu()
+    if hasattr(labels, "to_numpy"):
+        labels = labels.to_numpy()
+    shape = tuple(getattr(labels, "shape", (0,)))
+    if len(shape) not in (1, 2):
+        raise ValueError(
+            f"the labels of {name} must be (N,), one number or name an image, or (N, "
+            f"E), with a column of 0 and 1 for each class, got the shape {shape}"
+        )
+    values = labels.tolist() if hasattr(labels, "tolist") else labels
+    return [labels_of(value, f"{name} {place}") for place, value in enumerate(values)]
+
+
+def check_names(classes: Sequence[str], labels: Labels, between: str) -> None:
+    """Raise a `ValueError` if classes do not fit labels that are columns, or several.
+
+    Args:
+        classes: the names of the classes; none if the labels are their own names.
+        labels: the labels of all images.
+        between: what stands between several labels in the record of a run.
+    """
+    if labels.columns and classes and len(classes) != labels.columns:
+        raise ValueError(
+            f"classes must name the {labels.columns} columns of the labels, got "
+            f"{len(classes)}: {some(classes)}"
+        )
+    known = {*classes, *(str(label) for row in labels.rows for label in row)}
+    if labels.several and (wrong := sorted(name for name in known if between in name)):
+        raise ValueError(
+            f"the name of a class must not hold {between!r}, which stands between the "
+            f"labels of an image that has several, got {some(wrong)}"
+        )

@@ -1,0 +1,200 @@
+"""``tc.train`` takes what ``torchcaps train`` takes and what the documents call data."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import torchcaps as tc
+from torchcaps_lab.classifier import Classifier
+from torchcaps_lab.data import DataSet, Digits, Examples, MapStyle, Shapes
+from torchcaps_lab.data.base import create_dataset
+from torchcaps_lab.training.reading import read_options
+
+SMALL = {
+    "model": "capsnet_digits",
+    "model_args": {"channels": 4, "types": 2, "decoder_hidden": None},
+}
+SMALL_SLOTS = {"model_args": {"channels": 8, "dim": 8}, "batch_size": 4}
+
+IMAGES = torch.linspace(0, 1, 40 * 64).reshape(40, 8, 8)
+TAGS = [["sea", "sky"] if place % 2 else ["sea"] for place in range(40)]
+ROWS = np.stack([np.ones(40), np.arange(40) % 2, np.arange(40) % 3 == 0], 1)
+
+
+class HalfDigits(DataSet):
+    """A data set of a program's own."""
+
+    def load_train(self) -> Examples:
+        return Digits(validation=0).train.subset(torch.arange(200))
+
+    def load_test(self) -> Examples:
+        return Digits().test
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Callable[..., Classifier]:
+    """Trains on something for an epoch."""
+
+    def train(*data: Any, **options: Any) -> Classifier:
+        return tc.train(
+            *data,
+            run=tmp_path / "run",
+            **{"epochs": 1, "report": False, "show": None, **options},
+        )
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("data", "size"),
+    [(Digits(size=12, validation=0.3), (1, 12, 12)), (Digits, (1, 8, 8))],
+    ids=["object", "class"],
+)
+def test_a_data_set_is_taken_as_its_name_is(
+    trained: Callable[..., Classifier], data: Any, size: tuple[int, int, int]
+) -> None:
+    classifier = trained(data, **SMALL)
+    assert classifier.image_shape == size
+    written = read_options(classifier.run / "config.yaml")["data"]
+    again = create_dataset(**written)
+    assert isinstance(again, Digits)
+    assert classifier.summary["images"]["train"] == len(again.train)
+    if isinstance(data, Digits):
+        assert (written["size"], written["validation"]) == (12, 0.3)
+
+
+def test_an_argument_beside_a_data_set_wins(
+    trained: Callable[..., Classifier],
+) -> None:
+    assert trained(Digits(size=12), size=10, **SMALL).image_shape == (1, 10, 10)
+
+
+def test_a_data_set_of_ones_own(trained: Callable[..., Classifier]) -> None:
+    data = HalfDigits(validation=0.5)
+    classifier = trained(data, **SMALL)
+    assert classifier.summary["images"]["train"] == len(data.train)
+
+
+def test_a_data_set_of_pairs(trained: Callable[..., Classifier]) -> None:
+    classifier = trained(MapStyle((IMAGES, [0, 1] * 20), test=0.25), **SMALL)
+    assert classifier.summary["images"]["test"] == 10
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        (IMAGES, TAGS),
+        ([*zip(IMAGES[:, None], TAGS, strict=True)],),
+        ([*zip(IMAGES[:, None], map(set, TAGS), strict=True)],),
+        (list(IMAGES.numpy()), TAGS),
+    ],
+    ids=["array", "pairs", "sets", "list"],
+)
+def test_images_with_several_labels(
+    trained: Callable[..., Classifier], data: tuple[Any, ...]
+) -> None:
+    classifier = trained(*data, **SMALL)
+    assert classifier.classes == ("sea", "sky")
+    assert classifier.summary["task"] == "several_labels"
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor, np.ndarray.tolist])
+@pytest.mark.parametrize("kind", [bool, float, int])
+def test_a_column_of_0_and_1_for_each_class(make: Any, kind: type) -> None:
+    rows = make(ROWS.astype(kind))
+    for data in ((IMAGES, rows), [*zip(IMAGES[:, None], rows, strict=True)]):
+        read = MapStyle(data, classes=("sea", "sky", "sun"))
+        assert read.classes == ("sea", "sky", "sun")
+        for part in (read.train, read.validation, read.test):
+            places = [int(name.split("/")[1]) for name in part.files]
+            assert part.labels.tolist() == ROWS[places].astype(bool).tolist()
+        assert any("3 columns of 0 and 1" in note for note in read.notes())
+
+
+def test_rows_with_exactly_one_1_have_one_class_each() -> None:
+    numbers = np.arange(40) % 4
+    read = MapStyle((IMAGES, np.eye(5)[numbers]))
+    assert (read.classes, read.default_task()) == (tuple("01234"), "classification")
+    places = [int(name.split("/")[1]) for name in read.train.files]
+    assert read.train.labels.tolist() == numbers[places].tolist()
+    assert any("exactly one" in note for note in read.notes())
+
+
+def test_the_columns_of_a_table_of_labels_name_the_classes() -> None:
+    class Frame:
+        """As pandas has it."""
+
+        columns = ("sea", "sky", "sun")
+        shape = ROWS.shape
+
+        def to_numpy(self) -> np.ndarray:
+            return ROWS
+
+        def __len__(self) -> int:
+            return len(ROWS)
+
+        ndim = 2
+
+    assert MapStyle((IMAGES, Frame())).classes == ("sea", "sky", "sun")
+
+
+def test_no_label_means_none_of_the_classes() -> None:
+    read = MapStyle((IMAGES, [tags[place % 2 :] for place, tags in enumerate(TAGS)]))
+    assert MapStyle((IMAGES, [["sea"], [], ["sky"], []] * 10)).classes == ("sea", "sky")
+    assert read.train.labels.dtype == torch.int64
+    read = MapStyle((IMAGES, [["sea"], [], ["sky"], []] * 10))
+    assert int((~read.train.labels.any(1)).sum()) > 0
+    assert any("20 images without a label" in note for note in read.notes())
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "message"),
+    [
+        ([["a|b", "c"], ["c"]] * 20, {}, r"must not hold '\|'"),
+        (ROWS, {"classes": ("a", "b")}, "3 columns of the labels, got 2"),
+        (ROWS / 3, {}, r"label of train 0 .*classifies"),
+        ([["a", 0.5]] * 40, {}, "label of train 0"),
+    ],
+)
+def test_labels_that_cannot_be_read_are_errors(
+    labels: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        _ = MapStyle((IMAGES, labels), **options).classes
+
+
+def test_shapes_as_an_object(trained: Callable[..., Classifier]) -> None:
+    shapes = Shapes(size=16, least=1, most=2, count=24, tests=6)
+    classifier = trained(shapes, **SMALL_SLOTS)
+    assert classifier.summary["images"]["test"] == 6
+
+
+@pytest.mark.parametrize(
+    "pictures",
+    [
+        np.linspace(0, 255, 20 * 3 * 256).astype(np.uint8).reshape(20, 16, 16, 3),
+        torch.linspace(0, 1, 20 * 3 * 256).reshape(20, 3, 16, 16),
+        [Image.new("RGB", (20, 18), (12 * shade, 0, 0)) for shade in range(20)],
+    ],
+    ids=["array", "tensor", "list"],
+)
+def test_objects_are_learnt_from_pictures_alone(
+    trained: Callable[..., Classifier], pictures: Any
+) -> None:
+    classifier = trained(pictures, task="objects", size=16, slots=3, **SMALL_SLOTS)
+    assert classifier.summary["task"] == "objects"
+    assert classifier.image_shape == (3, 16, 16)
+    resumed = tc.train(pictures, run=classifier.run, resume=True, epochs=2, show=None)
+    assert resumed.summary["epochs"] == 2
+
+
+def test_pictures_alone_need_the_task(trained: Callable[..., Classifier]) -> None:
+    with pytest.raises(ValueError, match=r'labels are missing.*task="objects"'):
+        trained(IMAGES)
+    with pytest.raises(ValueError, match="without labels: picture"):
+        trained([(IMAGES[0], 1)] * 9, task="objects", size=16)
