@@ -65,11 +65,13 @@ class Guess(NamedTuple):
         options: the options by name, as in a file of options.
         why: a reason for people, by the names of options as on a command line.
         reader: the registered name of the reader that recognised it.
+        seen: what was looked at, line by line, for people.
     """
 
     options: dict[str, Any]
     why: dict[str, str]
     reader: str = ""
+    seen: tuple[str, ...] = ()
 
 
 def counted(count: int, plural: str) -> str:

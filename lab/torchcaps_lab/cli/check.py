@@ -39,6 +39,8 @@ def command(
     if isinstance(guess, Guess):
         guess = guess._replace(options=over(guess, given)[0])
     report = reader.report(place, guess)
+    if isinstance(guess, Guess) and guess.seen and not json:
+        print("\n".join(["columns:", *guess.seen]))
     if json:
         print(dumps(report.json()))
     else:

@@ -19,6 +19,7 @@ from torchcaps_lab.data.base import (
     stable_split,
 )
 from torchcaps_lab.data.classes import places_of
+from torchcaps_lab.data.columns import measured, measurements
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.manifest import (
     PARTS,
@@ -229,6 +230,9 @@ class ListedData(DataSet):
             self.named or listed.classes or tuple(sorted(self._labels_in(trained)))
         )
         root = getattr(self, "root", "")
+        categories = [item.category for item in trained if item.category]
+        if not self.named and not self.separator and (why := measurements(categories)):
+            raise measured(str(root) or "the data", why)
         things = f"{self.thing.removesuffix('s')}s"
         if len(listed.classes) < 2:
             holds = f"{root} must hold {things} of" if root else "there must be"
@@ -366,10 +370,21 @@ class ListedData(DataSet):
                 {part: self._labels_in(rows) for part, rows in manifest.parts.items()},
                 self.thing,
             ),
+            *self._without_labels(),
             *copies_lines(manifest, self.thing),
             *self._groups_in_several_parts(),
             *names_doubts(manifest.classes),
         )
+
+    def _without_labels(self) -> list[str]:
+        """Tell people of items that have none of several labels."""
+        bare = [item.name for item in self.listed.items if not item.category]
+        if not bare or not self.separator:
+            return []
+        return [
+            f"{count_of(bare, self.thing)} without a label, which show none of the "
+            f"classes: {some(bare)}"
+        ]
 
     def repeated(self) -> tuple[str, ...]:
         """The splits that have no items of their own, a sentence each."""
@@ -448,6 +463,13 @@ class ListedData(DataSet):
             entries["train"], entries["test"] = self._divided(
                 entries.pop("all"), self.test_groups, self.test_share, TEST_SEED, same
             )
+            if self.test_share and not entries["test"]:
+                thing = self.thing.removesuffix("s")
+                raise ValueError(
+                    f"each class has one {thing} alone, so that there is nothing to "
+                    f"test on: give more of each class, or train without a test with "
+                    "--data.test 0"
+                )
         if "validation" not in entries:
             entries["train"], entries["validation"] = self._divided(
                 entries["train"],

@@ -13,6 +13,8 @@ from torch.nn import functional as F
 
 from torchcaps.models import CapsuleClassifier, ClassifierNetwork
 from torchcaps_lab.data.base import Fit, Resize
+from torchcaps_lab.data.columns import UnclearColumns
+from torchcaps_lab.data.counts import DataReport
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.files import ListedFile, list_folder, looked_through
 from torchcaps_lab.data.reader import Read, Reader, Report, register_reader
@@ -79,7 +81,13 @@ class ImageReader(Reader):
     @classmethod
     def sees(cls, place: Place, given: Mapping[str, Any]) -> Guess | None:
         """A folder of class folders, or images whose labels stand in a table."""
-        form = table_of_images(place)
+        try:
+            form = table_of_images(place, values_of(given.get("data")))
+        except UnclearColumns:
+            # A table beside class folders need not hold labels.
+            if place.is_file or not _has_class_folders(place.path):
+                raise
+            form = None
         named = form is not None and (place.is_file or form.split_folders)
         if form is not None and (named or not _has_class_folders(place.path)):
             return _of_table(place, form, given)
@@ -105,11 +113,13 @@ class ImageReader(Reader):
     @classmethod
     def report(cls, place: Place, seen: Guess | ValueError) -> Report:
         """Every image of the folder or of the table, read in full."""
+        if isinstance(seen, UnclearColumns):
+            return DataReport(problems=(str(seen),))
         data = seen.options["data"] if isinstance(seen, Guess) else {}
         skips = bool(value_of(data.get("skip_broken")))
         if data.get("name") != "ImageTable":
             return check_folder(place.path, skips)
-        form = table_of_images(place)
+        form = table_of_images(place, values_of(data))
         assert form is not None
         return check_table(form.chosen(data), skips)
 
@@ -332,7 +342,7 @@ class ImageReader(Reader):
         if not path.exists() and any(sign in name for sign in "*?["):
             fitting = Path(path.anchor).glob(name.removeprefix(path.anchor))
             return sorted(file for file in fitting if file.is_file())
-        form = table_of_images(Place(path)) if path.is_file() else None
+        form = table_of_images(Place(path), {"label": ""}) if path.is_file() else None
         return [path] if form is None else form.paths()
 
     def in_folder(self, folder: Path) -> list[Path]:
@@ -393,12 +403,13 @@ def _of_table(place: Place, form: TableForm, given: Mapping[str, Any]) -> Guess:
         form.arguments(place), summary, files, trained_of(len(files)), given
     )
     why = {**guess.why, **form.reasons()}
+    guess = guess._replace(seen=form.seen)
     if not form.separator:
         return guess._replace(why=why)
     # Photos may show several of the classes, so none is left out of the loss.
     options = {**guess.options, "task": {"name": "several_labels"}}
     why["task"] = "several_labels, since images have several labels"
-    return Guess(options, why)
+    return guess._replace(options=options, why=why)
 
 
 def _fit_numbers(

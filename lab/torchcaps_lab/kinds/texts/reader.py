@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from torchcaps.models import ClassifierNetwork
+from torchcaps_lab.data.columns import TEXTS, Columns
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.parts import part_called
 from torchcaps_lab.data.reader import (
@@ -35,25 +36,23 @@ from torchcaps_lab.kinds.texts.words import (
 )
 from torchcaps_lab.look import (
     TABLES,
-    Cells,
     Guess,
     Place,
     batch_size_for,
     cells_of,
-    is_number,
+    counted,
     lines_in,
     trained_of,
+    values_of,
     watched,
 )
 
 _FILES = (".txt", ".label", ".pos", *TABLES)
 """The suffixes of files of texts."""
 
-_LABELS = ("label", "labels", "class", "category", "sentiment", "target", "stars", "y")
-"""Usual names of a column of labels, the likeliest first."""
 
-_TEXTS = ("text", "review", "sentence", "content", "body", "message", "comment")
-"""Usual names of a column of texts, the likeliest first."""
+_USUAL = (("text", "text"), ("label", "label"))
+"""Options of a table that need not be said."""
 
 
 @register_reader("texts")
@@ -85,22 +84,24 @@ class TextReader(Reader):
         data: dict[str, Any] = {"name": "Text", "root": str(place.path)}
         why = {"data": f"Text, the texts in {place.path}"}
         cells = cells_of(tables[0]) if tables else None
-        if cells is not None:
-            columns = columns_of(cells)
-            _check_texts(tables[0], cells, columns[0])
-            for name, column in zip(("text", "label"), columns, strict=True):
-                if column != name:
-                    data[name] = column
-                    why[f"data.{name}"] = f"{column}, the column of the {name}s"
         options: dict[str, Any] = {"data": data}
+        seen: tuple[str, ...] = ()
+        if cells is not None and len(cells.columns) > 1:
+            columns = Columns.of(cells)
+            seen = tuple(columns.lines())
+            form = form_of(columns, tables[0], values_of(given.get("data")))
+            for name, value in form.items():
+                if (name, value) not in _USUAL:
+                    data[name] = value
+                    why[f"data.{name}"] = _reason(name, value)
+            if unused := columns.unused(_names_in(form)):
+                why["columns"] = f"not used: {unused}"
         train = _trained(place, tables)
         if train:
             options["batch_size"] = batch_size_for(train)
-            steps = train // options["batch_size"]
-            why["batch_size"] = (
-                f"{options['batch_size']}, for about {steps} steps an epoch"
-            )
-        return watched(Guess(options, why), given, train // 9)
+            steps = counted(max(train // options["batch_size"], 1), "steps")
+            why["batch_size"] = f"{options['batch_size']}, for about {steps} an epoch"
+        return watched(Guess(options, why, seen=seen), given, train // 9)
 
     @classmethod
     def of_data(cls, data: Any, preprocess: Preprocess) -> "TextReader":
@@ -109,6 +110,7 @@ class TextReader(Reader):
         label = getattr(data, "label", None)
         if text is None or label is None:
             return cls(data.words)
+        label = label if isinstance(label, str) else label[0]
         return cls(data.words, (text, label))
 
     @classmethod
@@ -241,40 +243,78 @@ def _trained(place: Place, tables: Sequence[Path]) -> int:
     return trained_of(len(place.with_suffix(".txt")))
 
 
-def _check_texts(path: Path, cells: Cells, column: str) -> None:
-    """Raises a ValueError if the cells of the likeliest column are numbers."""
-    if column not in cells.columns or column.lower() in _TEXTS:
-        return
-    texts = list(filter(None, cells.column(column)))
-    if texts and all(map(is_number, texts)):
-        raise ValueError(
-            f"{path} holds numbers and no texts. Name the column of texts with "
-            "--data.text, or give features to torchcaps.sklearn.CapsNetClassifier"
-        )
-
-
-def columns_of(cells: Cells) -> tuple[str, str]:
-    """Return the columns of texts and of labels of a table, as far as names and cells
-    tell.
+def form_of(columns: Columns, table: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that say which columns of a table hold what.
 
     Args:
-        cells: the beginning of the table.
+        columns: those of the table.
+        table: its path, for messages.
+        given: the options of the data set that the user gave.
 
-    Returns:
-        The names of both columns; ``text`` and ``label`` where a table has only one.
+    Raises:
+        ValueError: no column holds texts, or none or several may hold the labels; names
+            the columns.
     """
-    columns = cells.columns
-    if len(columns) < 2 or {"text", "label"} <= {*columns}:
-        return "text", "label"
-    by_name = {name.strip().lower(): name for name in reversed(columns)}
-    named_label = [by_name[name] for name in _LABELS if name in by_name]
-    named_text = [by_name[name] for name in _TEXTS if name in by_name]
-    lengths = {name: sum(map(len, cells.column(name))) for name in columns}
-    longest = max(columns, key=lengths.__getitem__)
-    text = named_text[0] if named_text else longest
-    other_columns = [name for name in columns if name != text]
-    distinct = {name: len({*cells.column(name)}) for name in other_columns}
-    several = [name for name in other_columns if distinct[name] > 1] or other_columns
-    fewest = min(several, key=distinct.__getitem__)
-    label = next((name for name in named_label if name != text), fewest)
-    return text, label
+    form: dict[str, Any] = {"text": given.get("text") or _text_column(columns, table)}
+    splits = columns.of_role("split")
+    form |= {"split": splits[0].name} if splits else {}
+    form |= {name: given[name] for name in ("split", "group") if name in given}
+    if "label" in given:
+        label = given["label"]
+        form["label"] = label
+        column = columns.by_name.get(label) if isinstance(label, str) else None
+        between = "" if column is None else column.between
+    else:
+        labels = columns.labels(_names_in(form), str(table))
+        names = [column.name for column in labels]
+        form["label"] = names[0] if len(names) == 1 else names
+        between = labels[0].between
+    between = given.get("delimiter", between)
+    return form | ({"delimiter": between} if between else {})
+
+
+def _text_column(columns: Columns, table: Path) -> str:
+    """The column of texts.
+
+    Raises:
+        ValueError: there is none.
+    """
+    named = columns.called(TEXTS)
+    if named:
+        return named[0].name
+    texts = columns.of_role("text")
+    if not texts:
+        rest = columns.of_role("identifier")
+        texts = [] if columns.of_role("number") else rest
+    if not texts:
+        held = ", ".join(f"{column.name} ({column.role})" for column in columns.columns)
+        what = "numbers and no texts" if columns.of_role("number") else "no texts"
+        series = ""
+        if columns.of_role("identifier", "date", "group"):
+            series = (
+                "; or, if rows are moments of series, train with --data Series "
+                f"--data.root {table} --data.series COLUMN --data.label COLUMN"
+            )
+        raise ValueError(
+            f"{table} holds {what}: {held}. Name the column of texts with --data.text; "
+            f"or give features to torchcaps.sklearn.CapsNetClassifier{series}"
+        )
+    return max(texts, key=lambda column: column.length).name
+
+
+def _names_in(form: Mapping[str, Any]) -> list[str]:
+    """The names of the columns in options."""
+    names: list[str] = []
+    for option, value in form.items():
+        if option != "delimiter" and value is not None:
+            names += [value] if isinstance(value, str) else value
+    return names
+
+
+def _reason(option: str, value: Any) -> str:
+    """What an option of a table says, for people."""
+    if option == "delimiter":
+        return f"{value!r}, between the labels of one text"
+    if isinstance(value, str):
+        return f"{value}, the column of the {option}s"
+    return f"{', '.join(value)}, a column of 0 and 1 for each class"

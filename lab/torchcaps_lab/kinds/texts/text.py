@@ -1,7 +1,7 @@
 """Texts with one class each, from the user's files or a published collection."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.numerics import Size
-from torchcaps.spec import settings
+from torchcaps.spec import argument, settings
 from torchcaps_lab.data.base import register_dataset
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.files import found_root
@@ -26,7 +26,7 @@ from torchcaps_lab.kinds.texts.words import Words, plain_words
 @register_dataset("text")
 @settings
 class Text(ListedData):
-    r"""Texts with one class each, in any of these forms:
+    r"""Texts with one class each, or several, in any of these forms:
 
     - a folder with a sub-folder of .txt files for each class, or folders ``train`` and
       ``test`` that hold these, as for :class:`~torchcaps_lab.data.ImageFolder`; a file
@@ -50,7 +50,11 @@ class Text(ListedData):
             folder of the data sets (the environment variable TORCHCAPS_DATA, else
             torchcaps in the user's cache folder).
         text: the column of the texts.
-        label: the column of the labels.
+        label: the column of the labels; or several, of yes and no (1 and 0, true and
+            false), with a class each.
+        delimiter: what stands between several labels in one cell; empty: each text has
+            one label.
+        split: a column that says which split a row belongs to; None for none.
         group: the column that says whom or what a text is of, such as its author; whole
             groups are put aside; None for none.
         longest: number of words that are read of each text, from its beginning; a note
@@ -90,8 +94,10 @@ class Text(ListedData):
 
     root: str | Path
     text: str = "text"
-    label: str = "label"
+    label: str | Sequence[str] = "label"
     group: str | None = None
+    delimiter: str = argument(default="", kw_only=True)
+    split: str | None = argument(default=None, kw_only=True)
     longest: Size = 512
     most: Size = 50_000
     least: Size = 1
@@ -133,6 +139,18 @@ class Text(ListedData):
         with torch.no_grad():
             weight[numbers] = vectors * (weight.std() / vectors.std())
 
+    @property
+    def columns(self) -> Columns:
+        """The columns of tables."""
+        one = isinstance(self.label, str)
+        labels = (self.label,) if one else tuple(map(str, self.label))
+        return Columns(self.text, labels, self.delimiter, self.group, self.split)
+
+    @property
+    def separator(self) -> str:
+        """The delimiter, or what joins labels with a column each, in a table."""
+        return self.columns.separator
+
     def list_images(self) -> Listed:
         """The texts, without those that contain no words."""
         listed = self.list_texts()
@@ -148,8 +166,7 @@ class Text(ListedData):
 
     def list_texts(self) -> Listed:
         """All texts, in any order of the classes."""
-        columns = Columns(self.text, self.label, self.group)
-        return list_texts(Path(self.root), columns, self.named)
+        return list_texts(Path(self.root), self.columns, self.named)
 
     def fingerprint(self) -> str:
         """A digest of the training and validation texts, in their order, and of how

@@ -54,17 +54,15 @@ class Labels(NamedTuple):
         return cls(tuple(rows), any(len(row) != 1 for row in rows), columns)
 
     def notes(self) -> tuple[str, ...]:
-        """Tell people how rows of 0 and 1 were read, and of images without a label."""
-        lines = []
-        if self.columns:
-            each = "any number of" if self.several else "exactly one of"
-            lines.append(
-                f"the labels are {self.columns} columns of 0 and 1, one for each class: "
-                f"an image has {each} them"
-            )
-        if bare := sum(not row for row in self.rows):
-            lines.append(f"{bare:,} images without a label show none of the classes")
-        return tuple(lines)
+        """Tell people how rows of 0 and 1 were read."""
+        if not self.columns:
+            return ()
+        each = "any number of" if self.several else "exactly one of"
+        line = (
+            f"the labels are {self.columns} columns of 0 and 1, one for each class: an "
+            f"image has {each} them"
+        )
+        return (line,)
 
 
 def labels_of(given: Any, name: str) -> tuple[Label, ...]:

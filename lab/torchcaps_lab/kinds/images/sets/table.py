@@ -10,6 +10,7 @@ from torchcaps.spec import argument, settings
 from torchcaps.whole import seen_from
 from torchcaps_lab.data.base import register_dataset
 from torchcaps_lab.data.classes import composed
+from torchcaps_lab.data.columns import YES, Columns
 from torchcaps_lab.data.files import ListedFile
 from torchcaps_lab.data.listed import Item, Listed, parts_of
 from torchcaps_lab.data.parts import part_called
@@ -18,34 +19,8 @@ from torchcaps_lab.kinds.images.decoding.picture import image_suffixes
 from torchcaps_lab.kinds.images.sets.listed import ListedImages
 from torchcaps_lab.look import TABLES, Cells, Place, cells_of, no_header
 
-_LABELS = (
-    "label",
-    "labels",
-    "class",
-    "classes",
-    "category",
-    "categories",
-    "tags",
-    "tag",
-    "target",
-    "diagnosis",
-    "species",
-    "breed",
-    "y",
-)
-"""Usual names of a column of labels, the likeliest first."""
-
-_SPLITS = ("split", "set", "subset", "part", "partition")
-"""Usual names of a column that says which split a row belongs to."""
-
-_BETWEEN = ("|", ";", ",", " ")
-"""What may stand between the labels of one image."""
-
 _JOINED = "|"
 """What stands between labels that have a column each."""
-
-_YES = {"1", "1.0", "true", "yes"}
-_NO = {"0", "0.0", "false", "no", ""}
 
 _TRIED = 20
 """Cells of a column that are tried as names of images."""
@@ -63,6 +38,8 @@ class TableForm(NamedTuple):
         delimiter: what stands between the labels of one image; empty if each has one.
         split: the column that says which split a row belongs to; None without one.
         group: the column that says whom or what an image is of; None without one.
+        seen: what the columns hold, line by line, for people.
+        unused: the columns that are used for nothing, for people.
     """
 
     table: Path
@@ -71,6 +48,8 @@ class TableForm(NamedTuple):
     delimiter: str = ""
     split: str | None = None
     group: str | None = None
+    seen: tuple[str, ...] = ()
+    unused: str = ""
 
     @property
     def separator(self) -> str:
@@ -93,7 +72,7 @@ class TableForm(NamedTuple):
     def category(self, values: Mapping[str, str]) -> str:
         """The category of an image, by the cells of its row; its labels in one order."""
         if len(self.labels) > 1:
-            yes = [name for name in self.labels if values[name].strip().lower() in _YES]
+            yes = [name for name in self.labels if values[name].strip().lower() in YES]
             return _JOINED.join(yes)
         cell = values[self.labels[0]].strip()
         if not self.delimiter:
@@ -163,6 +142,8 @@ class TableForm(NamedTuple):
             why["data.delimiter"] = f"{self.delimiter!r}, between labels of one image"
         if self.split is not None:
             why["data.split"] = f"{self.split}, of the splits"
+        if self.unused:
+            why["columns"] = f"not used: {self.unused}"
         return why
 
 
@@ -223,17 +204,25 @@ def _slashes(name: str) -> str:
     return name.strip().replace("\\", "/").removeprefix("./")
 
 
-def table_of_images(place: Place) -> TableForm | None:
+def table_of_images(
+    place: Place, given: Mapping[str, Any] | None = None
+) -> TableForm | None:
     """Return how a table at a path names images and their labels; None if none does.
 
     Args:
         place: the table, or a folder that holds one beside the images.
+        given: options of the data set that the user gave, which name columns.
+
+    Raises:
+        ValueError: a table names images, and none or several of its columns may hold
+            the labels; names the columns.
     """
+    given = given or {}
     tables = [path for path in place.top if path.suffix.lower() in TABLES]
     if not tables:
-        return None if place.is_file else _form_of_splits(place.path)
+        return None if place.is_file else _form_of_splits(place.path, given)
     images = ImagesByName(place.folder)
-    forms = [_form(path, images) for path in tables]
+    forms = [_form(path, images, given) for path in tables]
     complete = [form for form in forms if form is not None]
     return max(complete, key=lambda form: len(form.paths()), default=None)
 
@@ -253,31 +242,51 @@ def tables_of_splits(folder: Path) -> dict[str, Path]:
     return tables
 
 
-def _form_of_splits(folder: Path) -> TableForm | None:
+def _form_of_splits(folder: Path, given: Mapping[str, Any]) -> TableForm | None:
     """How a table for each split names images, as that for training does."""
     tables = tables_of_splits(folder)
     if "train" not in tables:
         return None
     train = tables["train"]
-    form = _form(train, ImagesByName(train.parent))
+    form = _form(train, ImagesByName(train.parent), given)
     return None if form is None else form._replace(table=folder)
 
 
-def _form(table: Path, images: ImagesByName) -> TableForm | None:
+def _form(
+    table: Path, images: ImagesByName, given: Mapping[str, Any]
+) -> TableForm | None:
+    """How a table names images and their labels; None if no column names images."""
     cells = cells_of(table)
     if cells is None or len(cells.columns) < 2 or not cells.rows:
         return None
     files = [name for name in cells.columns if _names_images(cells, name, images)]
     if not files:
         return None
-    other_columns = [name for name in cells.columns if name != files[0]]
-    split = next((name for name in other_columns if _is_split(cells, name)), None)
-    other_columns = [name for name in other_columns if name != split]
-    labels = _label_columns(cells, other_columns)
-    if not labels:
-        return None
-    delimiter = _delimiter(cells.column(labels[0])) if len(labels) == 1 else ""
-    return TableForm(table, files[0], labels, delimiter, split)
+    # Flags and numbers may also be the names of some images.
+    likely = max(files, key=lambda name: len({*cells.column(name)}))
+    file = given.get("file") or likely
+    columns = Columns.of(cells, files=(file,))
+    splits = [column.name for column in columns.of_role("split")]
+    split = given.get("split", splits[0] if splits else None)
+    taken = (file, split, given.get("group"))
+    if "label" in given:
+        label = given["label"]
+        names = (label,) if isinstance(label, str) else tuple(label)
+        labels = [columns.by_name[name] for name in names if name in columns.by_name]
+    else:
+        labels = [*columns.labels(taken, str(table))]
+        names = tuple(column.name for column in labels)
+    between = labels[0].between if len(labels) == 1 else ""
+    return TableForm(
+        table,
+        file,
+        names,
+        given.get("delimiter", between),
+        split,
+        given.get("group"),
+        tuple(columns.lines()),
+        columns.unused((*taken, *names)),
+    )
 
 
 def _names_images(cells: Cells, column: str, images: ImagesByName) -> bool:
@@ -287,49 +296,11 @@ def _names_images(cells: Cells, column: str, images: ImagesByName) -> bool:
     return bool(tried) and 2 * len(present) >= len(tried)
 
 
-def _is_split(cells: Cells, column: str) -> bool:
-    if column.strip().lower() not in _SPLITS:
-        return False
-    parts = {part_called(cell) for cell in cells.column(column)}
-    return None not in parts and "train" in parts
-
-
 def _is_example(form: TableForm, rows: Iterable[Mapping[str, str]]) -> bool:
     """Whether the names of two columns are an image and its label."""
     label = form.labels[0]
     has_suffix = Path(form.file).suffix.lower() in image_suffixes()
     return has_suffix or label.strip() in {row[label].strip() for row in rows}
-
-
-def _label_columns(cells: Cells, columns: Sequence[str]) -> tuple[str, ...]:
-    by_name = {name.strip().lower(): name for name in reversed(columns)}
-    for name in _LABELS:
-        if name in by_name:
-            return (by_name[name],)
-    yes_or_no = [name for name in columns if _is_yes_or_no(cells.column(name))]
-    if len(yes_or_no) > 1:
-        return tuple(yes_or_no)
-    distinct = {name: len({*cells.column(name)}) for name in columns}
-    several = [name for name in columns if 1 < distinct[name] <= len(cells.rows) // 2]
-    return (min(several, key=distinct.__getitem__),) if several else ()
-
-
-def _is_yes_or_no(cells: Sequence[str]) -> bool:
-    return all(cell.lower() in _YES | _NO for cell in cells)
-
-
-def _delimiter(cells: Sequence[str]) -> str:
-    """What stands between the labels of one image; empty if each has one label."""
-    for sign in _BETWEEN:
-        several = [cell for cell in {*cells} if sign in cell]
-        parts = set[str]()
-        for cell in several:
-            parts.update(parts_of(cell, sign))
-        single = {cell for cell in cells if cell and sign not in cell}
-        # Names of several words have parts that do not stand alone elsewhere.
-        if several and parts & single and len(parts | single) < len({*cells}):
-            return sign
-    return ""
 
 
 @dataclass(frozen=True)

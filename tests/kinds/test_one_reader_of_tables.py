@@ -1,0 +1,250 @@
+"""A table is read in the right way, or refused with the column's name: the same by
+check, train and tc.train.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import torchcaps as tc
+from tests.runs import status
+from torchcaps_lab.data import MapStyle, Text
+from torchcaps_lab.training.guess import guess
+
+WORDS = ["alpha", "beta", "gamma", "delta", "bank", "doctor", "match", "heart"]
+
+
+def text(row: int) -> str:
+    return f"{WORDS[row % 8]} {WORDS[row % 5]} story {row}"
+
+
+Write = Callable[..., str]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Writes a table, in an empty working folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def table(
+        name: str,
+        header: Sequence[str],
+        row: Callable[[int], Sequence[object]],
+        count: int = 60,
+    ) -> str:
+        sign = "\t" if name.endswith("tsv") else ","
+        rows = [header, *map(row, range(count))]
+        Path(name).write_text("\n".join(sign.join(map(str, row)) for row in rows))
+        return name
+
+    return table
+
+
+def refused(name: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What check, train and tc.train say of a table that none of them takes."""
+    errors = []
+    for command in ("check", "train"):
+        assert status(command, name) == 1
+        out, err = capsys.readouterr()
+        assert "train on it" not in out
+        errors.append(out + err)
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        tc.train(name, show=None)
+    message = str(error.value)
+    assert all(message in said for said in errors)
+    assert not Path("runs").exists()
+    return message
+
+
+def trained(name: str) -> tc.Classifier:
+    return tc.train(name, epochs=1, report=False, show=None)
+
+
+def test_columns_of_0_and_1_are_several_labels(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = write(
+        "heads.tsv",
+        ("headline", "sport", "money", "health"),
+        lambda k: (text(k), k % 2, int(k % 3 == 0), int(k % 5 == 0)),
+    )
+    assert status("check", name) == 0
+    out = capsys.readouterr().out
+    assert "headline  text" in out
+    assert "data.label sport, money, health" in out
+    classifier = trained(name)
+    assert classifier.classes == ("health", "money", "sport")
+    assert classifier.summary["task"] == "several_labels"
+    data = Text(name, text="headline", label=("sport", "money", "health"))
+    assert data.train.labels.dtype == torch.bool
+    numbers = [int(file.rsplit(" ", 1)[1]) - 1 for file in data.train.files]
+    wanted = [[k % 5 == 0, k % 3 == 0, k % 2 == 1] for k in numbers]
+    assert data.train.labels.tolist() == wanted
+    assert any("without a label" in note for note in data.notes())
+
+
+@pytest.mark.parametrize("sign", ["|", ";", " "])
+def test_several_labels_in_a_cell(write: Write, sign: str) -> None:
+    topics = ("sport", "money", f"sport{sign}money")
+    classifier = trained(
+        write("cells.csv", ("headline", "topic"), lambda k: (text(k), topics[k % 3]))
+    )
+    assert classifier.classes == ("money", "sport")
+    assert classifier.summary["task"] == "several_labels"
+
+
+def test_a_table_of_numbers_names_where_they_are_classified(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = write(
+        "iris.csv",
+        ("sepal", "petal", "species"),
+        lambda k: (
+            f"{k % 17 / 7:.2f}",
+            f"{k % 23 / 9:.2f}",
+            ("setosa", "virginica")[k % 2],
+        ),
+    )
+    message = refused(name, capsys)
+    assert "sepal (number)" in message
+    assert "torchcaps.sklearn" in message
+
+
+@pytest.mark.parametrize("label", ["price", "label"])
+@pytest.mark.parametrize("form", ["{:.2f}", "{:.0f}"])
+def test_prices_are_no_classes(
+    write: Write, label: str, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = write(
+        "prices.csv", ("ad", label), lambda k: (text(k), form.format(17.0 + 12.7 * k))
+    )
+    message = refused(name, capsys)
+    assert label in message
+    assert "look like measurements" in message
+    with pytest.raises(ValueError, match="look like measurements"):
+        Text(name, text="ad", label=label)
+
+
+def test_measurements_are_no_classes_in_python() -> None:
+    images = torch.rand(40, 8, 8)
+    with pytest.raises(ValueError, match="look like measurements"):
+        _ = MapStyle((images, [f"{3.7 * k:.1f}" for k in range(40)])).classes
+
+
+def test_one_text_of_each_class_cannot_be_tested(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = write("two.csv", ("text", "label"), lambda k: (text(k), "ab"[k]), count=2)
+    assert "each class has one text" in refused(name, capsys)
+
+
+def test_two_columns_that_may_be_the_labels_are_asked_for(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = write(
+        "both.csv",
+        ("quote", "city", "mood"),
+        lambda k: (text(k), "ab"[k % 2], "xyz"[k % 3]),
+    )
+    message = refused(name, capsys)
+    assert "city" in message
+    assert "mood" in message
+    assert "--data.label city" in message
+    assert status("check", name, "--data.label", "city") == 0
+    assert "train both.csv --data.label city" in capsys.readouterr().out
+
+
+def test_columns_that_are_not_used_are_named(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = write(
+        "reviews.csv",
+        ("id", "review", "stars", "city"),
+        lambda k: (k, text(k), k % 5, "ab"[k % 2]),
+    )
+    assert status("check", name) == 0
+    assert "not used: id (identifier), city (label)" in capsys.readouterr().out
+
+
+def test_a_column_of_splits_is_followed(write: Write) -> None:
+    parts = ("train", "train", "test", "train")
+    classifier = trained(
+        write(
+            "split.csv",
+            ("quote", "who", "part of"),
+            lambda k: (text(k), "ab"[k % 2], parts[k % 4]),
+        )
+    )
+    assert classifier.summary["images"]["test"] == 15
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> None:
+    """Pictures that tables name."""
+    for number in range(24):
+        Image.new("L", (16, 16), 10 * number).save(tmp_path / f"{number}.png")
+
+
+@pytest.mark.usefixtures("pictures")
+@pytest.mark.parametrize(
+    ("header", "row", "said"),
+    [
+        (("img", "price"), lambda k: (k, 17.3 + 3 * k), "price.*measurements"),
+        (("img", "target"), lambda k: (k, 17.3 + 3 * k), "target.*measurements"),
+        (
+            ("img", "city", "mood"),
+            lambda k: (f"{k}.png", "ab"[k % 2], "xyz"[k % 3]),
+            "city.*mood.*--data.label city",
+        ),
+        (("img", "shot"), lambda k: (k, f"2024-01-{k + 1:02d}"), "shot is date"),
+    ],
+)
+def test_pictures_whose_labels_are_not_clear(
+    write: Write,
+    header: Sequence[str],
+    row: Callable[[int], Sequence[object]],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name = write("photos.csv", header, row, count=24)
+    assert re.search(said, refused(name, capsys))
+
+
+@pytest.mark.usefixtures("pictures")
+def test_pictures_with_flags_a_split_and_columns_for_nothing(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = write(
+        "photos.csv",
+        ("made", "sea", "img", "sky", "use"),
+        lambda k: (
+            "2024-01-01",
+            k % 2,
+            k,
+            int(k % 3 == 0),
+            ("train", "test")[k % 4 == 0],
+        ),
+        count=24,
+    )
+    guessed = guess(name)
+    assert guessed.options["data"]["label"] == ["sea", "sky"]
+    assert guessed.options["data"]["split"] == "use"
+    assert status("check", name) == 0
+    out = capsys.readouterr().out
+    assert "not used: made (constant)" in out
+    assert "sea   flag" in out
+
+
+@pytest.mark.parametrize("marks", ["label", "labels"])
+def test_a_text_column_is_known_by_its_name_or_its_cells(
+    write: Write, marks: str
+) -> None:
+    name = write(
+        "t.csv", ("a", "who", marks), lambda k: (k, text(k), "ab"[k % 2]), count=30
+    )
+    data = guess(name).options["data"]
+    assert (data["text"], data.get("label", "label")) == ("who", marks)
