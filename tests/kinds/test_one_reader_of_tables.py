@@ -248,3 +248,12 @@ def test_a_text_column_is_known_by_its_name_or_its_cells(
     )
     data = guess(name).options["data"]
     assert (data["text"], data.get("label", "label")) == ("who", marks)
+
+
+@pytest.mark.usefixtures("pictures")
+def test_flags_beside_pictures_called_0_and_1_are_no_names_of_pictures(
+    write: Write,
+) -> None:
+    name = write("t.csv", ("a", "b", "c"), lambda k: (text(k), k % 2, int(k % 3 == 0)))
+    data = guess(name).options["data"]
+    assert (data["name"], data["text"], data["label"]) == ("Text", "a", ["b", "c"])

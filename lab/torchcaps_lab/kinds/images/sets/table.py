@@ -17,7 +17,7 @@ from torchcaps_lab.data.parts import part_called
 from torchcaps_lab.data.tables import Table
 from torchcaps_lab.kinds.images.decoding.picture import image_suffixes
 from torchcaps_lab.kinds.images.sets.listed import ListedImages
-from torchcaps_lab.look import TABLES, Cells, Place, cells_of, no_header
+from torchcaps_lab.look import TABLES, Cells, Place, cells_of, is_number, no_header
 
 _JOINED = "|"
 """What stands between labels that have a column each."""
@@ -290,8 +290,12 @@ def _form(
 
 
 def _names_images(cells: Cells, column: str, images: ImagesByName) -> bool:
-    """Whether at least half of the cells that are tried name an image."""
+    """Whether at least half of the cells that are tried name an image; numbers, which
+    may be flags or classes, only where they are different ones.
+    """
     tried = [cell for cell in cells.column(column) if cell][:_TRIED]
+    if all(map(is_number, tried)) and 2 * len({*tried}) < len(tried):
+        return False
     present = [cell for cell in tried if images.get(cell) is not None]
     return bool(tried) and 2 * len(present) >= len(tried)
 
