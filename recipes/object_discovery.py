@@ -303,6 +303,7 @@ class ObjectDiscovery(Recipe[DiscoverySettings]):
             "count": 20,
         }
         tests = Tests(data_of(data).test, data_of(more).test)
+        many: ImageClassifier
         if row == GRID:
             many = FixedGrid(network.image_shape, len(tests.more.classes))
             others = objects_found(task, many, tests.more, MORE)

@@ -142,8 +142,10 @@ class Text(ListedData):
     @property
     def columns(self) -> Columns:
         """The columns of tables."""
-        one = isinstance(self.label, str)
-        labels = (self.label,) if one else tuple(map(str, self.label))
+        if isinstance(self.label, str):
+            labels: tuple[str, ...] = (self.label,)
+        else:
+            labels = tuple(self.label)
         return Columns(self.text, labels, self.delimiter, self.group, self.split)
 
     @property
