@@ -18,7 +18,7 @@ from torchcaps.ops import PARENTS, Gaussian, InnerProduct, Votes
 from torchcaps.ops.fused import deferred
 from torchcaps.ops.fused import library as kernel_library
 from torchcaps.ops.fused import passes as kernels
-from torchcaps.ops.fused.compiling import FLAGS, SOURCE, find_compiler
+from torchcaps.ops.fused.compiling import FLAGS, UNITS, find_compiler
 from torchcaps.ops.windows import in_windows
 
 pytestmark = pytest.mark.skipif(
@@ -609,7 +609,7 @@ def test_vectors_of_every_size(
             *FLAGS,
             f"-march={level}",
             "-shared",
-            str(SOURCE),
+            *map(str, UNITS),
             "-o",
             str(built),
         ],

@@ -61,6 +61,11 @@ def calls(cache: Path) -> list[str]:
     return (cache.parents[2] / "calls").read_text().splitlines()
 
 
+def times_compiled(cache: Path) -> int:
+    """How often the library was compiled, which is more than one call each time."""
+    return sum("native.cpp" in call for call in calls(cache))
+
+
 def chosen() -> str:
     """The backend of many votes, at work."""
     votes = Votes(torch.ones(1, FEW_TILES, 4), torch.ones(1, 2, 4, 8))
@@ -89,9 +94,9 @@ def test_a_damaged_library_is_compiled_again(
         assert chosen() == "native"
     (warning,) = caplog.messages
     assert f"again, because {path} is damaged" in warning
-    assert len(calls(cache)) == 2
+    assert times_compiled(cache) == 2
     assert library.build() == path
-    assert len(calls(cache)) == 2
+    assert times_compiled(cache) == 2
 
 
 def test_a_library_that_may_not_be_loaded_is_no_end(
@@ -196,8 +201,8 @@ def test_clang_is_asked_again_without_the_flag_that_it_refuses(cache: Path) -> N
         compiler.read_text().replace("#!/bin/sh", f"#!/bin/sh\n{refuses}")
     )
     assert chosen() == "native"
-    (call,) = calls(cache)
-    assert call.startswith("-O3")
+    assert times_compiled(cache) == 1
+    assert calls(cache)[0].startswith("-O3")
 
 
 BUILD = (
@@ -241,7 +246,7 @@ def test_three_processes_at_once_compile_once(cache: Path) -> None:
         warning.count("compiling torchcaps' C++ kernels, once")
         for _, warning in outputs
     ) == [0, 0, 1]
-    assert len(calls(cache)) == 1
+    assert times_compiled(cache) == 1
 
 
 @pytest.mark.thorough
@@ -254,7 +259,7 @@ def test_one_of_three_is_killed_while_it_compiles(cache: Path) -> None:
     outputs = [process.communicate(timeout=120)[0] for process in processes]
     assert sorted(process.returncode for process in processes) == [-9, 0, 0]
     assert {path.strip() for path in outputs} == {"", str(library.build())}
-    assert len(calls(cache)) == 2
+    assert times_compiled(cache) == 2
     assert {path.name for path in cache.iterdir()} == {"lock", library.build().name}
 
 
@@ -270,7 +275,7 @@ def test_one_that_is_killed_before_the_library_has_its_name(cache: Path) -> None
     others = [started() for _ in range(2)]
     outputs = [process.communicate(timeout=120)[0] for process in others]
     assert {path.strip() for path in outputs} == {str(library.build())}
-    assert len(calls(cache)) == 2
+    assert times_compiled(cache) == 2
     assert {path.name for path in cache.iterdir()} == {"lock", library.build().name}
 
 

@@ -11,11 +11,14 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("native.cpp")
-SOURCES = (SOURCE, *sorted(SOURCE.with_name("kernels").glob("*.hpp")))
-"""What is compiled, and the headers it includes."""
+UNITS = tuple(Path(__file__).with_name(f"{name}.cpp") for name in ("native", "folded"))
+"""What is compiled, all at once."""
+
+SOURCES = (*UNITS, *sorted(UNITS[0].with_name("kernels").glob("*.hpp")))
+"""With the headers that it includes."""
 
 BUILT = Path(__file__).with_name("built")
 """Where a wheel has its libraries."""
@@ -64,8 +67,12 @@ def compile_library(compiler: Sequence[str], target: Path) -> None:
     Raises:
         RuntimeError: if it cannot be compiled, with what the compiler said.
     """
-    command = [*compiler, *FLAGS, "-march=native", "-shared", str(SOURCE)]
-    _run([*command, "-o", str(target)], scratch=target.parent)
+    scratch = target.parent
+    objects = _compile(compiler, ["-march=native"], target, scratch)
+    link = [*compiler, "-shared", "-fopenmp", *map(str, objects)]
+    _run([*link, "-o", str(target)], scratch)
+    for part in objects:
+        part.unlink()
 
 
 def compile_for_others(compiler: Sequence[str], folder: Path) -> list[Path]:
@@ -81,30 +88,32 @@ def compile_for_others(compiler: Sequence[str], folder: Path) -> list[Path]:
     for kind in kinds:
         target = folder / f"native-{kind}.so"
         march = [f"-march={kind}"] if machine == "x86_64" else []
-        _run(
-            [
-                *compiler,
-                *FLAGS,
-                *march,
-                "-c",
-                str(SOURCE),
-                "-o",
-                str(target.with_suffix(".o")),
-            ]
-        )
-        _run(
-            [
-                *compiler,
-                "-shared",
-                "-s",
-                str(target.with_suffix(".o")),
-                "-o",
-                str(target),
-            ]
-        )
-        target.with_suffix(".o").unlink()
+        objects = _compile(compiler, march, target)
+        _run([*compiler, "-shared", "-s", *map(str, objects), "-o", str(target)])
+        for part in objects:
+            part.unlink()
         libraries.append(target)
     return libraries
+
+
+def _compile(
+    compiler: Sequence[str],
+    march: Sequence[str],
+    target: Path,
+    scratch: Path | None = None,
+) -> list[Path]:
+    """Compiles the units beside a library, each by a compiler of its own, and returns
+    their objects.
+    """
+
+    def compiled(unit: Path) -> Path:
+        part = target.with_name(f"{target.stem}-{unit.stem}.o")
+        command = [*compiler, *FLAGS, *march, "-c", str(unit)]
+        _run([*command, "-o", str(part)], scratch)
+        return part
+
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(compiled, UNITS))
 
 
 def _run(command: Sequence[str], scratch: Path | None = None) -> None:

@@ -221,7 +221,7 @@ def _made(compiler: list[str], folder: Path, name: str) -> Path:
         else ", once"
     )
     logging.getLogger("torchcaps").warning(
-        "compiling torchcaps' C++ kernels%s: this takes half a minute", cause
+        "compiling torchcaps' C++ kernels%s: this takes a minute", cause
     )
     for path in damaged:
         path.unlink()

@@ -3,10 +3,7 @@
 // The formulas are those of torchcaps/ops/chunked/moments.py. Symbols: rows B (images x windows), children I, parents J, pose
 // rows M, child dimension P, parent dimension D, H = M * D.
 
-#include <new>
-
 #include "kernels/agreement.hpp"
-#include "kernels/folded_routing.hpp"
 
 namespace {
 
@@ -16,15 +13,6 @@ bool within(const Call& call) {
 }
 
 bool empty(const Call& call) { return call.J == 0 || call.images == 0 || call.windows == 0; }
-
-template <typename Work>
-Outcome guarded(const Work& work) {
-  try {
-    return work();
-  } catch (const std::bad_alloc&) {
-    return kNoMemory;
-  }
-}
 
 // If a site is not the index of a child, nothing is done.
 template <typename Work>
@@ -44,37 +32,6 @@ extern "C" int64_t torchcaps_run(const TorchcapsCall* call, int64_t pass_number,
 extern "C" int64_t torchcaps_agree(const TorchcapsCall* call, const TorchcapsAgreement* agreement, int64_t back, int64_t is_double) {
   return checked(*call, [&] {
     return is_double ? Agreement<double>(*call, *agreement).run(back) : Agreement<float>(*call, *agreement).run(back);
-  });
-}
-
-extern "C" int64_t torchcaps_folded(const TorchcapsFolded* call, int64_t back, int64_t is_double) {
-  return guarded([&] {
-    const auto run = [&](auto number) {
-      for_pose<decltype(number)>(call->Q, [&](auto Q) { run_folded<decltype(number), Q>(*call, back); });
-    };
-    is_double ? run(double{}) : run(float{});
-    return kDone;
-  });
-}
-
-// The numbers that a routing keeps for its pass back.
-extern "C" int64_t torchcaps_folded_kept(const TorchcapsFoldedRouting* call, int64_t is_double) {
-  const auto kept = [&](auto number) {
-    return for_pose<decltype(number)>(call->M * call->P, [&](auto Q) { return FoldedRouting<decltype(number), Q>(*call).kept(); });
-  };
-  return is_double ? kept(double{}) : kept(float{});
-}
-
-extern "C" int64_t torchcaps_folded_routing(const TorchcapsFoldedRouting* call, int64_t back, int64_t is_double) {
-  return guarded([&] {
-    const auto run = [&](auto number) {
-      for_pose<decltype(number)>(call->M * call->P, [&](auto Q) {
-        const FoldedRouting<decltype(number), Q> routing(*call);
-        back ? routing.backward() : routing.forward();
-      });
-    };
-    is_double ? run(double{}) : run(float{});
-    return kDone;
   });
 }
 

@@ -4,6 +4,7 @@
 #include "any_pose.hpp"
 #include "few_rows.hpp"
 #include "many_rows.hpp"
+#include "outcome.hpp"
 
 namespace {
 
@@ -17,9 +18,6 @@ void run_kernel(const Call& call, Pass pass) {
   if (pass == kPassOn) return kernel.pass_on();
   if constexpr (requires { kernel.scores(); }) kernel.scores();
 }
-
-// The outcome of a call: nothing done, a site lies outside the children; done; done, and the votes are kept; no memory.
-enum Outcome : int64_t { kOutside, kDone, kKept, kNoMemory };
 
 template <typename T, int P, int D>
 Outcome run_vectors(const Call& call, Pass pass) {
