@@ -90,11 +90,11 @@ def test_all_that_does_not_depend_on_it_stays(name: str, tmp_path: Path) -> None
     assert answer.shape[:2] == (2, wanted)
     assert len(ran) > 1
     fresh.load_state_dict(network.state_dict())
-    assert torch.equal(
-        fresh.eval()(inputs).activation, answer
-    )  # its settings are those of a new one, too
+    # Its settings are those of a new one, too. Slots with hooks are rounded otherwise.
+    unhooked = fresh.eval()(inputs).activation
+    torch.testing.assert_close(unhooked, answer, rtol=1e-6, atol=1e-7)
     network.save_pretrained(tmp_path)
-    assert torch.equal(load_pretrained(tmp_path)(inputs).activation, answer)
+    assert torch.equal(load_pretrained(tmp_path)(inputs).activation, unhooked)
 
 
 @pytest.mark.parametrize("name", ["capsnet_digits", "capsnet_on_backbone", "unet"])

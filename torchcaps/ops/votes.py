@@ -748,7 +748,9 @@ def check_votes(
     else:
         W, I = _checked_sites(sites, children).shape
     if places != 1:
-        check_size(places=places)
+        # In an exported program of any size it is a symbol.
+        if not isinstance(places, torch.SymInt):
+            check_size(places=places)
         if I % places:
             raise ValueError(f"places must divide the {I} children, got {places}")
     if distinct not in (1, I // places):

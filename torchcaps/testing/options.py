@@ -126,7 +126,8 @@ def rows_of(
                     break
         for those in combinations(row.items(), together):
             left.pop(frozenset(those), None)
-        yield values(row.items())
+        # In the order of the options: a set of pairs has none.
+        yield values((name, row[name]) for name in options if name in row)
 
 
 def made_or_refused(
