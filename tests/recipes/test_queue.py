@@ -1,7 +1,6 @@
 """The queue: rows that are missing, cheapest first, resumed, limited, one that fails."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from recipes import RECIPES, Recipe, run_recipe
+from recipes import RECIPES, Recipe, get_recipe, run_recipe
 from recipes.kit.base import Line
 from recipes.kit.estimates import Estimate, read_estimates, write_estimates
 from recipes.kit.options import TrainingOptions
@@ -26,12 +25,12 @@ NETWORK: dict[str, Any] = {
     "epochs": 1,
     "trainer": {"accelerator": "cpu", "extra": {"limit_train_batches": 8}},
 }
-LONG, SHORT, BROKEN = "sixty epochs", "one epoch", "no such network"
+LONG, SHORT, BROKEN = "thirty epochs", "one epoch", "no such network"
 
 
 @pytest.fixture
 def recipe(monkeypatch: pytest.MonkeyPatch) -> Recipe[TrainingOptions]:
-    """Rows of 60 epochs, of one, and one that cannot be trained."""
+    """Rows of 30 epochs, of one, and one that cannot be trained."""
 
     class Queued(Recipe[TrainingOptions]):
         name = "queued"
@@ -39,7 +38,7 @@ def recipe(monkeypatch: pytest.MonkeyPatch) -> Recipe[TrainingOptions]:
         source = "nobody"
         grows = True
         rows: ClassVar = {
-            LONG: {"epochs": 60},
+            LONG: {"epochs": 30},
             BROKEN: {"model": "nothing_of_that_name"},
             SHORT: {},
         }
@@ -109,7 +108,7 @@ def test_a_rehearsal_trains_nothing_that_stays(
         "smoke", [0], ["queued"], hours=0, runs=tmp_path / "runs", results=results
     )
     estimates = read_estimates(results)
-    assert estimates["queued", "smoke", LONG].steps == 60 * 8
+    assert estimates["queued", "smoke", LONG].steps == 30 * 8
     assert estimates["queued", "smoke", SHORT].steps == 8
     assert estimates["queued", "smoke", SHORT].seconds > 0
     assert not (tmp_path / "runs").exists()
@@ -121,7 +120,7 @@ def test_a_training_ends_with_the_time_and_goes_on_later(
     results, runs = tmp_path / "results", tmp_path / "runs"
     known_costs(results, {LONG: 1, SHORT: 2})
     outcomes = run_queue(
-        "smoke", [0], ["queued"], minutes=0.05, runs=runs, results=results
+        "smoke", [0], ["queued"], minutes=0.02, runs=runs, results=results
     )
     assert "out of time" in outcomes.values()
     run_queue("smoke", [0], ["queued"], runs=runs, results=results)
@@ -157,17 +156,16 @@ def test_a_killed_queue_goes_on(tmp_path: Path) -> None:
     words = ["queue", "mnist-em", "--preset", "smoke", "--seeds", "0"]
     folders = ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
     command = [sys.executable, "-m", "recipes", *words, *folders]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=os.environ
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if "training in" in line:
-            break
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "training in" in line:
+                break
+        process.send_signal(signal.SIGKILL)
     subprocess.run(command, check=True, capture_output=True)
     result = json.loads((tmp_path / "results" / "mnist-em-smoke.json").read_text())
-    assert all(
-        len(line["ours"]) == 1 for line in result["rows"] if not line["elsewhere"]
-    )
+    measured = {line["row"]: line["ours"] for line in result["rows"] if line["ours"]}
+    assert [*measured] == [
+        *get_recipe("mnist-em").present(get_recipe("mnist-em").presets["smoke"])
+    ]
+    assert all(len(values) == 1 for values in measured.values())
