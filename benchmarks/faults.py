@@ -36,13 +36,12 @@ from benchmarks.hostile import TRIED, harmless, texts
 from benchmarks.report import Show, markdown
 from torchcaps.models import create_model, load_pretrained
 from torchcaps_lab.data import load_image
-from torchcaps_lab.training import (
-    RunFolder,
-    quiet_lightning,
-    read_options,
-    train_with,
-    training_options,
-)
+from torchcaps_lab.options.reading import read_options
+from torchcaps_lab.run_folder import RunFolder
+from torchcaps_lab.training.checkpoints import newest_checkpoint
+from torchcaps_lab.training.command_line import training_options
+from torchcaps_lab.training.fitting import quiet_lightning
+from torchcaps_lab.training.run import train_with
 
 NAMED = (ValueError, OSError, FloatingPointError)
 """Errors that the command line reports in one line; anything else is a crash."""
@@ -281,7 +280,7 @@ def damaged_checkpoints(
     mark = folder / "mark"
     run = RunFolder(folder / "run")
     finish(run.path, epochs=1)
-    path = run.checkpoint
+    path = newest_checkpoint(run.checkpoints)
     if path is None:
         yield False
         return
@@ -291,7 +290,7 @@ def damaged_checkpoints(
         flipped = bytearray(content)
         flipped[place] ^= 1 << chance.randrange(8)
         path.write_bytes(flipped if number % 2 else content[:place])
-        yield run.checkpoint is None
+        yield newest_checkpoint(run.checkpoints) is None
     torch.save({"state_dict": _Command(mark)}, path)
     try:
         torch.load(path, weights_only=True)
@@ -417,14 +416,14 @@ def full_disks(folder: Path, count: int, chance: random.Random) -> Iterator[bool
         for number in range(count):
             run = (disk or folder) / f"full-{number}"
             finish(run, epochs=2)
-            checkpoint = RunFolder(run).checkpoint
+            checkpoint = newest_checkpoint(RunFolder(run).checkpoints)
             if checkpoint is None:
                 yield False
                 continue
             room = chance.randrange(checkpoint.stat().st_size)
             filler = None if disk is None else _fill(disk, room)
             failed = finish(run, most_bytes=None if disk else room) == 1
-            has_checkpoint = RunFolder(run).checkpoint is not None
+            has_checkpoint = newest_checkpoint(RunFolder(run).checkpoints) is not None
             if filler is not None:
                 filler.unlink()
             resumed = finish(run) == 0

@@ -24,8 +24,9 @@ from torchcaps_lab.data import Manifest, load_image
 from torchcaps_lab.data.tables import Table
 from torchcaps_lab.kinds.images.sets.mnist import read_idx
 from torchcaps_lab.kinds.texts import Words
+from torchcaps_lab.options.reading import read_options
 from torchcaps_lab.report import write_page
-from torchcaps_lab.training import RunFolder, read_options, read_summary
+from torchcaps_lab.run_folder import RunFolder, read_summary
 
 SECONDS = 60
 """After which something hangs."""

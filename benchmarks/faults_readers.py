@@ -19,7 +19,7 @@ from PIL import Image
 from benchmarks.faults import fault, finish, no_crash
 from torchcaps.whole import read_json
 from torchcaps_lab.data import AnnotatedImages, Masks, Series, Text
-from torchcaps_lab.training import read_options
+from torchcaps_lab.options.reading import read_options
 
 SECONDS, MEBIBYTES = 20, 1024
 """What a small file may take at most."""

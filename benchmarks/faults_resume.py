@@ -14,7 +14,9 @@ from torch import nn
 
 from benchmarks.faults import FORK, OPTIONS, fault, named_exit, same
 from torchcaps.models import create_model, list_models
-from torchcaps_lab.training import RunFolder, train_with, training_options
+from torchcaps_lab.run_folder import RunFolder
+from torchcaps_lab.training.command_line import training_options
+from torchcaps_lab.training.run import train_with
 
 WATCHING = {"name": "ReduceLROnPlateau", "patience": 0, "threshold": 0.5}
 CYCLE = {"name": "OneCycleLR", "max_lr": 0.01}

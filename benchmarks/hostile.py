@@ -10,7 +10,8 @@ import yaml
 from hypothesis import strategies as st
 
 from torchcaps.spec import Spec
-from torchcaps_lab.training import read_options, training_options
+from torchcaps_lab.options.reading import read_options
+from torchcaps_lab.training.command_line import training_options
 
 TRIED: dict[str, Any] = yaml.safe_load(
     (Path(__file__).parent / "faults.yaml").read_text(encoding="utf-8")

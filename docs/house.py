@@ -43,6 +43,8 @@ ORDER = (
     "card",
     "classifier",
     "explore",
+    "options",
+    "run_folder",
     "training",
     "cli",
 )

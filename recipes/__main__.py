@@ -24,7 +24,7 @@ from recipes.kit.estimates import read_estimates
 from recipes.kit.queue import run_queue
 from torchcaps_lab.cli import OptionParser
 from torchcaps_lab.cli.output import until_unread
-from torchcaps_lab.training import quiet_lightning
+from torchcaps_lab.training.fitting import quiet_lightning
 
 LISTED = (
     "List the recipes, published figures beside ours; 'python -m recipes run' runs one, "

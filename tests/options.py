@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from torchcaps_lab.cli.train import train_parser
-from torchcaps_lab.training import TrainingOptions, training_options
+from torchcaps_lab.training.command_line import TrainingOptions, training_options
 
 
 def made(values: Mapping[str, Any]) -> SimpleNamespace:

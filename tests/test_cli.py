@@ -18,7 +18,7 @@ from torchcaps_lab.data import (
     standardise,
     thirteen_crops,
 )
-from torchcaps_lab.training import read_options
+from torchcaps_lab.options.reading import read_options
 
 SMALL = [
     *(

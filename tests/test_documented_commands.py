@@ -12,7 +12,7 @@ import pytest
 from recipes.__main__ import main as recipes_main
 from torchcaps_lab.cli import COMMANDS
 from torchcaps_lab.cli.parser import OptionParser
-from torchcaps_lab.training.guess import Guess
+from torchcaps_lab.options.guess import Guess
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted(

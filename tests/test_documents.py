@@ -17,7 +17,7 @@ from PIL import Image
 import torchcaps as tc
 from docs import house
 from torchcaps_lab.data import Words
-from torchcaps_lab.training import training_options
+from torchcaps_lab.training.command_line import training_options
 
 ROOT = Path(__file__).parent.parent
 

@@ -34,8 +34,8 @@ from torchcaps_lab.kinds.series.sound import Sound
 from torchcaps_lab.kinds.texts.word_vectors import read_vectors
 from torchcaps_lab.kinds.texts.words import Words
 from torchcaps_lab.look import cells_of, lines_in
+from torchcaps_lab.options.reading import read_options
 from torchcaps_lab.report import write_page
-from torchcaps_lab.training import read_options
 from torchcaps_lab.training.checkpoints import checkpoint_to_resume, newest_checkpoint
 
 ROOT = Path(__file__).parents[1]

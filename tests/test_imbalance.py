@@ -20,8 +20,8 @@ from torchcaps_lab.cli import main
 from torchcaps_lab.data import Examples
 from torchcaps_lab.report import Findings
 from torchcaps_lab.tasks import Classification, SeveralLabels
-from torchcaps_lab.training import Optimisation, train_loader
-from torchcaps_lab.training.loaders import balanced_order
+from torchcaps_lab.training.loaders import balanced_order, train_loader
+from torchcaps_lab.training.options import Optimisation
 
 COUNTS = (150, 20, 2)
 WEIGHTS = torch.tensor([0.3, 1.0, 2.5], dtype=torch.float64)

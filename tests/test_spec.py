@@ -24,8 +24,8 @@ from torchcaps.spec import (
     plain,
     settings,
 )
+from torchcaps_lab.options.reading import merged, put, typed
 from torchcaps_lab.training.options import OptimizerFactory
-from torchcaps_lab.training.reading import merged, put, typed
 
 
 class Shape:

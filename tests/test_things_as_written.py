@@ -25,10 +25,10 @@ from torchcaps.spec import (
     registry_of,
 )
 from torchcaps_lab.data.base import DATASETS
+from torchcaps_lab.options.reading import as_yaml, parsed
 from torchcaps_lab.tasks.base import TASKS
 from torchcaps_lab.training.command_line import training_options
 from torchcaps_lab.training.options import OPTIMIZERS, SCHEDULERS
-from torchcaps_lab.training.reading import as_yaml, parsed
 
 WRITTEN = [
     tc.routing.base.ROUTINGS,

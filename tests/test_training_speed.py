@@ -15,15 +15,15 @@ from tests.options import made, typed
 from torchcaps import create_model
 from torchcaps.models import load_pretrained
 from torchcaps_lab.data import Digits, Examples, Preprocess
-from torchcaps_lab.training import (
-    Learner,
+from torchcaps_lab.training.fitting import fit
+from torchcaps_lab.training.learner import Learner
+from torchcaps_lab.training.options import (
     Optimisation,
     OptimizerFactory,
     Schedule,
-    Speed,
     TrainerOptions,
-    fit,
 )
+from torchcaps_lab.training.speed import Speed
 
 CPU = TrainerOptions(accelerator="cpu")
 EXACT = TrainerOptions(accelerator="cpu", precision="64-true")

@@ -22,7 +22,8 @@ from recipes.kit.command import RUNS, run_recipe
 from recipes.kit.estimates import Estimate, read_estimates, write_estimates
 from recipes.kit.lab import Lab, PresetName
 from recipes.kit.results import read_results
-from torchcaps_lab.training import History, machine
+from torchcaps_lab.training.callbacks import History
+from torchcaps_lab.training.run import machine
 
 _TIMED = 5
 _WARM_UP = 2

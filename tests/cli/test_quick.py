@@ -19,8 +19,8 @@ from torchcaps_lab import cli, data
 from torchcaps_lab.cli.source import arguments_of, documented, sketches
 from torchcaps_lab.cli.train import DATA
 from torchcaps_lab.data.base import DATASETS
+from torchcaps_lab.options.guess import listed
 from torchcaps_lab.training.command_line import GROUPS
-from torchcaps_lab.training.guess import listed
 
 WITHOUT_TORCH = """
 import contextlib, io, json, sys

@@ -15,8 +15,8 @@ from torchcaps import Classifier, create_model, train
 from torchcaps.models import load_pretrained
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import Digits, Words
-from torchcaps_lab.training import RunFolder, read_summary
-from torchcaps_lab.training.reading import as_yaml
+from torchcaps_lab.options.reading import as_yaml
+from torchcaps_lab.run_folder import RunFolder, read_summary
 
 
 @pytest.fixture(scope="module")

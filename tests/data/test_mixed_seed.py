@@ -11,7 +11,9 @@ import torch
 
 from torchcaps.models import create_model
 from torchcaps_lab.data import Digits, mixed_seed
-from torchcaps_lab.training import Learner, Optimisation, Schedule, TrainerOptions, fit
+from torchcaps_lab.training.fitting import fit
+from torchcaps_lab.training.learner import Learner
+from torchcaps_lab.training.options import Optimisation, Schedule, TrainerOptions
 
 ROOT = Path(__file__).parents[2]
 

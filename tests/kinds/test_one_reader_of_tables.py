@@ -13,7 +13,7 @@ from PIL import Image
 import torchcaps as tc
 from tests.runs import status
 from torchcaps_lab.data import MapStyle, Text
-from torchcaps_lab.training.guess import guess
+from torchcaps_lab.options.guess import guess
 
 WORDS = ["alpha", "beta", "gamma", "delta", "bank", "doctor", "match", "heart"]
 

@@ -10,7 +10,7 @@ from recipes import PRESETS, RECIPES
 from recipes.smallnorb import BASE
 from tests.options import made
 from torchcaps import create_model
-from torchcaps_lab.training import training_options
+from torchcaps_lab.training.command_line import training_options
 
 NORB, VIEWPOINTS, MNIST = (
     RECIPES[name] for name in ("smallnorb-em", "smallnorb-viewpoints", "mnist-dynamic")

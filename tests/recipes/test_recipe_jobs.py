@@ -5,7 +5,7 @@ from recipes.adversarial import CAPSULES, CNN, Adversarial, AdversarialSettings
 from recipes.affine import ROWS, AffineRobustness
 from recipes.kit.lab import PRESETS
 from torchcaps.models import create_model
-from torchcaps_lab.training import training_options
+from torchcaps_lab.training.command_line import training_options
 
 job = Adversarial().job
 moved = AffineRobustness().job

@@ -27,7 +27,9 @@ from torchcaps_lab.tasks import (
     create_task,
     list_tasks,
 )
-from torchcaps_lab.training import Loaders, Schedule, Speed
+from torchcaps_lab.training.loaders import Loaders
+from torchcaps_lab.training.options import Schedule
+from torchcaps_lab.training.speed import Speed
 
 MODULE = str(Path(__file__).with_name("several_digits.py"))
 OPTIONS = [

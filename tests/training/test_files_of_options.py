@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from benchmarks.hostile import harmless, texts, watched
 from torchcaps_lab.cli import main
 from torchcaps_lab.cli.plugins import import_named
-from torchcaps_lab.training import read_options, training_options
-from torchcaps_lab.training.reading import as_yaml, parsed
+from torchcaps_lab.options.reading import as_yaml, parsed, read_options
+from torchcaps_lab.training.command_line import training_options
 
 SMALL = {
     "data": "Digits",

@@ -8,7 +8,8 @@ import torch
 import torchcaps as tc
 from tests.options import made, typed
 from tests.runs import TRAIN, rows, status
-from torchcaps_lab.training import Optimisation, read_options
+from torchcaps_lab.options.reading import read_options
+from torchcaps_lab.training.options import Optimisation
 from torchcaps_lab.training.rate import find_rate
 
 

@@ -14,17 +14,17 @@ from torch import nn
 
 from torchcaps import create_model
 from torchcaps_lab.data import Digits, Examples
-from torchcaps_lab.training import (
+from torchcaps_lab.training import graphs
+from torchcaps_lab.training.fitting import fit
+from torchcaps_lab.training.graphs import COMPILING, GAIN, Prospect, graphs_pay
+from torchcaps_lab.training.learner import Learner
+from torchcaps_lab.training.options import (
     Caller,
-    Learner,
     Optimisation,
     Schedule,
-    Speed,
     TrainerOptions,
-    fit,
-    graphs,
 )
-from torchcaps_lab.training.graphs import COMPILING, GAIN, Prospect, graphs_pay
+from torchcaps_lab.training.speed import Speed
 
 LONG = Prospect("cuda", 1e6)
 CPU = TrainerOptions(accelerator="cpu")

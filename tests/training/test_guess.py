@@ -9,8 +9,8 @@ from PIL import Image
 
 from tests.runs import TINY, status
 from torchcaps.spec import Typed
-from torchcaps_lab.training import read_options
-from torchcaps_lab.training.guess import guess, over
+from torchcaps_lab.options.guess import guess, over
+from torchcaps_lab.options.reading import read_options
 
 
 @pytest.fixture(autouse=True, params=[False], ids=[""])

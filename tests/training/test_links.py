@@ -14,8 +14,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torchcaps.whole import UNFINISHED, owned, write_whole, written_whole
 from torchcaps_lab.cli import main
 from torchcaps_lab.report import write_page
-from torchcaps_lab.training import RunFolder, train_with, training_options
+from torchcaps_lab.run_folder import RunFolder
 from torchcaps_lab.training.checkpoints import SealedCheckpoints
+from torchcaps_lab.training.command_line import training_options
+from torchcaps_lab.training.run import train_with
 
 OPTIONS: dict[str, Any] = {
     "data": {"name": "Digits"},

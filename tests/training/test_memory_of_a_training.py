@@ -16,8 +16,14 @@ from tests.runs import status
 from torchcaps.models import ClassifierNetwork
 from torchcaps.routing import Routing
 from torchcaps_lab.data import Digits
-from torchcaps_lab.training import Running, Schedule, Subject, memory
-from torchcaps_lab.training.options import OptimizerFactory, TrainerOptions
+from torchcaps_lab.training import memory
+from torchcaps_lab.training.options import (
+    OptimizerFactory,
+    Running,
+    Schedule,
+    Subject,
+    TrainerOptions,
+)
 
 ADAM: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3)
 CPU = Running(trainer=TrainerOptions(accelerator="cpu"))

@@ -13,7 +13,7 @@ import torchcaps as tc
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data import DataSet, Digits, Examples, MapStyle, Shapes
 from torchcaps_lab.data.base import create_dataset
-from torchcaps_lab.training.reading import read_options
+from torchcaps_lab.options.reading import read_options
 
 SMALL = {
     "model": "capsnet_digits",

@@ -13,7 +13,7 @@ import torch
 
 import torchcaps as tc
 from tests.runs import TINY, status
-from torchcaps_lab.training.guess import guess
+from torchcaps_lab.options.guess import guess
 from torchcaps_lab.training.progress import Progress
 
 FEW = {"model": "capsnet_digits", "model_args": TINY, "epochs": 2, "report": False}

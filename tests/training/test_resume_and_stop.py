@@ -21,20 +21,18 @@ from torchcaps.models import create_model
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import Digits, Examples
 from torchcaps_lab.tasks import Criteria
-from torchcaps_lab.training import (
+from torchcaps_lab.training.checkpoints import newest_checkpoint, seal
+from torchcaps_lab.training.diverged import TrainingDiverged, first_not_finite
+from torchcaps_lab.training.fingerprint import differences
+from torchcaps_lab.training.fitting import Fitting, fit, rehearse
+from torchcaps_lab.training.learner import Learner
+from torchcaps_lab.training.options import (
     Caller,
-    Learner,
     Optimisation,
     Schedule,
     TrainerOptions,
-    TrainingDiverged,
-    fit,
+    moving_average,
 )
-from torchcaps_lab.training.checkpoints import newest_checkpoint, seal
-from torchcaps_lab.training.diverged import first_not_finite
-from torchcaps_lab.training.fingerprint import differences
-from torchcaps_lab.training.fitting import Fitting, rehearse
-from torchcaps_lab.training.options import moving_average
 
 
 def trained(

@@ -25,16 +25,17 @@ from torchcaps import SpreadLoss, create_model
 from torchcaps.losses import ActivationLoss, MarginLoss
 from torchcaps.spec import package_of
 from torchcaps_lab.data import Examples
-from torchcaps_lab.training import (
+from torchcaps_lab.training.checkpoints import SealedCheckpoints, newest_checkpoint
+from torchcaps_lab.training.fitting import Fitting
+from torchcaps_lab.training.learner import Learner
+from torchcaps_lab.training.options import (
+    OPTIMIZERS,
+    SCHEDULERS,
     Caller,
-    Learner,
     Optimisation,
     Schedule,
     TrainerOptions,
 )
-from torchcaps_lab.training.checkpoints import SealedCheckpoints, newest_checkpoint
-from torchcaps_lab.training.fitting import Fitting
-from torchcaps_lab.training.options import OPTIMIZERS, SCHEDULERS
 
 EPOCHS = 5
 TRAIN = FEW.subset(torch.arange(48))

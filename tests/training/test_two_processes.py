@@ -17,7 +17,9 @@ from test_several_machines import finish
 
 from torchcaps import create_model
 from torchcaps_lab.data import Digits
-from torchcaps_lab.training import Learner, Optimisation, Schedule, TrainerOptions, fit
+from torchcaps_lab.training.fitting import fit
+from torchcaps_lab.training.learner import Learner
+from torchcaps_lab.training.options import Optimisation, Schedule, TrainerOptions
 
 Rows = list[dict[str, float]]
 

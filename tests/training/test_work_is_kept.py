@@ -12,7 +12,7 @@ import torch
 from tests.runs import CPU, FEW, learner
 from torchcaps.whole import UNFINISHED, write_whole, written_whole
 from torchcaps_lab.data import Changes, Examples, TextSet, Words
-from torchcaps_lab.training import Learner, RunFolder, Schedule, fit
+from torchcaps_lab.run_folder import RunFolder
 from torchcaps_lab.training.checkpoints import (
     SealedCheckpoints,
     checkpoint_to_resume,
@@ -21,6 +21,9 @@ from torchcaps_lab.training.checkpoints import (
     seal_is_right,
 )
 from torchcaps_lab.training.fingerprint import Fingerprint
+from torchcaps_lab.training.fitting import fit
+from torchcaps_lab.training.learner import Learner
+from torchcaps_lab.training.options import Schedule
 
 
 def trained(
@@ -136,11 +139,11 @@ def test_the_older_one_is_used_where_the_newest_is_damaged(tmp_path: Path) -> No
         resumed = trained(tmp_path / "broken", epochs=3)
     for name, tensor in unbroken.state_dict().items():
         assert torch.equal(tensor, resumed.state_dict()[name]), name
-    newest = RunFolder(tmp_path / "broken").checkpoint
+    newest = newest_checkpoint(RunFolder(tmp_path / "broken").checkpoints)
     assert newest is not None
     assert list(newest.parent.iterdir()) == [newest]
     newest.write_bytes(newest.read_bytes()[:-1])
-    assert RunFolder(tmp_path / "broken").checkpoint is None
+    assert newest_checkpoint(RunFolder(tmp_path / "broken").checkpoints) is None
 
 
 def test_a_full_disk_leaves_the_older_checkpoint(

@@ -10,8 +10,8 @@ from typing import Any
 from torchcaps_lab.cli.places import Existing
 from torchcaps_lab.data.manifest import count_of
 from torchcaps_lab.look import Guess, Place
-from torchcaps_lab.training.guess import over, seen
-from torchcaps_lab.training.reading import merged
+from torchcaps_lab.options.guess import over, seen
+from torchcaps_lab.options.reading import merged
 
 _SKIPPING = {"data": {"skip_broken": True}}
 """Options of a training that leaves out what cannot be read."""

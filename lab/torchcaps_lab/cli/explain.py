@@ -9,7 +9,7 @@ from torchcaps.whole import LARGEST_NOTE, owned, read_text
 from torchcaps_lab.cli.places import Existing, Trained
 from torchcaps_lab.cli.runs import Split, open_run, other_data
 from torchcaps_lab.data import DataSet
-from torchcaps_lab.training import RunFolder, read_summary
+from torchcaps_lab.run_folder import RunFolder, read_summary
 
 
 def command(

@@ -9,7 +9,7 @@ from fnmatch import fnmatch
 from typing import Any
 
 from torchcaps.whole import LARGEST_NOTE, read_json
-from torchcaps_lab.training.guess import LISTED
+from torchcaps_lab.options.guess import LISTED
 
 KNOWN = LISTED
 """What :func:`described` says of the two packages alone, so that the list need not wait

@@ -20,7 +20,7 @@ from torchcaps.spec import MISSING, alternatives, declared, fit, registry_of
 from torchcaps_lab.cli.output import shortened
 from torchcaps_lab.cli.plugins import HELP, import_named, named_imports
 from torchcaps_lab.cli.source import Sketch, docstring, documented, sketches
-from torchcaps_lab.training.reading import meant_option, put, typed
+from torchcaps_lab.options.reading import meant_option, put, typed
 
 OF_TRAINING = ("size", "channels", "range", "cut")
 """Guessed arguments of a data set that are for a training: a trained network has its
@@ -342,8 +342,8 @@ def data_at(value: Any) -> Any:
         value: the option ``data``, as typed: a name, or a name and arguments.
     """
     from torchcaps_lab.data.base import DATASETS
-    from torchcaps_lab.training.guess import guess
-    from torchcaps_lab.training.reading import merged
+    from torchcaps_lab.options.guess import guess
+    from torchcaps_lab.options.reading import merged
 
     arguments = dict(value) if isinstance(value, Mapping) else {"name": value}
     named = arguments.pop("name", None)

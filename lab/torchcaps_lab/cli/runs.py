@@ -11,8 +11,9 @@ from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli.parser import WrongUsage, data_at
 from torchcaps_lab.cli.places import packaged
 from torchcaps_lab.data import DataSet, Examples
-from torchcaps_lab.training import RunFolder, follow_record, images_apart, read_options
-from torchcaps_lab.training.reading import merged
+from torchcaps_lab.options.reading import merged, read_options
+from torchcaps_lab.run_folder import RunFolder
+from torchcaps_lab.training.record import follow_record, images_apart
 
 Split = Literal["test", "validation", "train", "all"]
 

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from torchcaps.spec import Typed, meant
 from torchcaps.whole import seen_from
-from torchcaps_lab import training
 from torchcaps_lab.cli.output import say
 from torchcaps_lab.cli.parser import OptionParser
 from torchcaps_lab.cli.plugins import importing, named_imports
 from torchcaps_lab.cli.source import arguments_of
 from torchcaps_lab.look import counted
-from torchcaps_lab.training.guess import guess, listed, over
-from torchcaps_lab.training.reading import as_yaml, merged, read_options
+from torchcaps_lab.options.guess import guess, listed, over
+from torchcaps_lab.options.reading import as_yaml, merged, read_options
+from torchcaps_lab.run_folder import RunFolder, is_first_process
 
 if TYPE_CHECKING:
-    from torchcaps_lab.training import RunFolder, TrainingOptions
+    from torchcaps_lab.training.command_line import TrainingOptions
 
 DATA = "torchcaps_lab.data", "torchcaps_lab.kinds"
 """The rooms that have data sets."""
@@ -57,7 +57,7 @@ def command(arguments: list[str]) -> None:
                 f"--resume continues in {resume} itself and takes no --run, got "
                 f"{options['run']}"
             )
-        folder = training.RunFolder(Path(resume)).existing()
+        folder = RunFolder(Path(resume)).existing()
         files, options["run"] = [folder.config, *files], str(folder.path)
     options_so_far = merged(_of_files(files, imports), options)
     guessed = list[str]()
@@ -68,7 +68,9 @@ def command(arguments: list[str]) -> None:
         options_so_far, guessed = over(guess(place, options_so_far), options_so_far)
     try:
         with importing():
-            chosen = training.training_options(options_so_far, tuple(imports))
+            from torchcaps_lab.training.command_line import training_options
+
+            chosen = training_options(options_so_far, tuple(imports))
     except ValueError as error:
         parser.error(
             f"{error}\n  read from {', '.join(map(str, files))}"
@@ -84,10 +86,10 @@ def command(arguments: list[str]) -> None:
             "one"
         )
     if resume is None:
-        folder = training.RunFolder(Path(chosen.run))
-        if training.is_first_process():
+        folder = RunFolder(Path(chosen.run))
+        if is_first_process():
             folder.unused()
-    for line in guessed if training.is_first_process() else ():
+    for line in guessed if is_first_process() else ():
         say(line)
     _train(
         folder,
@@ -153,7 +155,7 @@ def _check_data(parser: OptionParser, data: Any) -> None:
 
 
 def _train(
-    folder: "RunFolder",
+    folder: RunFolder,
     chosen: "TrainingOptions",
     typed: str,
     resumed: bool,
@@ -161,15 +163,17 @@ def _train(
 ) -> None:
     """Trains, and prints what came of it; or after an interruption how to go on."""
     with importing():
+        from torchcaps_lab.training.fitting import quiet_lightning
         from torchcaps_lab.training.progress import can_rewrite
+        from torchcaps_lab.training.run import train_with
 
-        training.quiet_lightning()
+        quiet_lightning()
     how: dict[str, Any] = {
         "progress_bar": can_rewrite(),
         "allow_changes": allow_changes,
     }
     try:
-        summary = training.train_with(
+        summary = train_with(
             folder, chosen, command=typed, show=say, header=True, **how
         )
     except (SystemExit, KeyboardInterrupt):

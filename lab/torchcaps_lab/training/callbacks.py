@@ -33,7 +33,7 @@ class History(Callback):
 
     Example:
         >>> from pathlib import Path
-        >>> from torchcaps_lab.training import History
+        >>> from torchcaps_lab.training.callbacks import History
         >>> history = History(
         ...     Path("metrics.csv"), show=print
         ... )  # a callback of the trainer
@@ -173,7 +173,7 @@ class StopAt(Callback):
 
     Example:
         >>> from pathlib import Path
-        >>> from torchcaps_lab.training import History, StopAt
+        >>> from torchcaps_lab.training.callbacks import History, StopAt
         >>> stop = StopAt(
         ...     0.99, History(Path("metrics.csv"))
         ... )  # a callback of the trainer
@@ -362,7 +362,7 @@ class RoutingHealth(Callback):
 
     Example:
         >>> from torchcaps_lab.data import Digits
-        >>> from torchcaps_lab.training import RoutingHealth
+        >>> from torchcaps_lab.training.callbacks import RoutingHealth
         >>> health = RoutingHealth(
         ...     Digits().validation, count=16
         ... )  # a callback of the trainer

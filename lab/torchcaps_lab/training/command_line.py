@@ -7,6 +7,7 @@ from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, cast
 
 from torchcaps.spec import Argument, Spec, UnknownOption, complete, declared, meant
+from torchcaps_lab.options.reading import merged
 from torchcaps_lab.training.options import (
     OURS,
     Optimisation,
@@ -15,7 +16,6 @@ from torchcaps_lab.training.options import (
     Subject,
     trainer_arguments,
 )
-from torchcaps_lab.training.reading import merged
 
 GROUPS = (Subject, Optimisation, Schedule, Running)
 """The groups of options of a training, which are on one level on the command line and
@@ -36,7 +36,7 @@ class TrainingOptions:
         imported: modules that the user named for import.
 
     Example:
-        >>> from torchcaps_lab.training import training_options
+        >>> from torchcaps_lab.training.command_line import training_options
         >>> options = training_options(
         ...     {"data": "Digits", "routing": {"name": "em", "steps": 2}}
         ... )

@@ -16,7 +16,7 @@ class TrainingDiverged(FloatingPointError):
     that.
 
     Example:
-        >>> from torchcaps_lab.training import TrainingDiverged
+        >>> from torchcaps_lab.training.diverged import TrainingDiverged
         >>> issubclass(TrainingDiverged, FloatingPointError)
         True
     """

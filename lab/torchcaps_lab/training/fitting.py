@@ -20,6 +20,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torchcaps.numerics import Advance
 from torchcaps.whole import owned
 from torchcaps_lab.data import Examples
+from torchcaps_lab.run_folder import is_first_process
 from torchcaps_lab.tasks import Criteria
 from torchcaps_lab.training.callbacks import (
     ONE_AN_EPOCH,
@@ -39,7 +40,6 @@ from torchcaps_lab.training.checkpoints import (
     read_checkpoint,
 )
 from torchcaps_lab.training.fingerprint import Fingerprint
-from torchcaps_lab.training.folder import is_first_process
 from torchcaps_lab.training.graphs import Graphs
 from torchcaps_lab.training.head import check_backbone, train_head
 from torchcaps_lab.training.learner import Learner, with_gradients

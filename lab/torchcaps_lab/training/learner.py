@@ -108,7 +108,8 @@ class Learner(L.LightningModule):
         speed: how the steps are made faster.
 
     Example:
-        >>> from torchcaps_lab.training import Learner, Optimisation
+        >>> from torchcaps_lab.training.learner import Learner
+        >>> from torchcaps_lab.training.options import Optimisation
         >>> learner = Learner(
         ...     tc.create_model("capsnet_digits"),
         ...     Optimisation(optimizer=torch.optim.Adam),

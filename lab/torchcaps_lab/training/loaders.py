@@ -129,7 +129,8 @@ class Loaders(L.LightningDataModule):
 
     Example:
         >>> from torchcaps_lab.data import Digits
-        >>> from torchcaps_lab.training import Loaders, Schedule
+        >>> from torchcaps_lab.training.loaders import Loaders
+        >>> from torchcaps_lab.training.options import Schedule
         >>> digits = Digits()
         >>> loaders = Loaders(digits.train, digits.validation, Schedule(batch_size=64))
         >>> loaders.schedule.batch_size  # trainer.fit(learner, loaders)

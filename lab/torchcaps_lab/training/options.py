@@ -139,7 +139,7 @@ class Subject:
 
     Example:
         >>> from torchcaps_lab.data import Digits
-        >>> from torchcaps_lab.training import Subject
+        >>> from torchcaps_lab.training.options import Subject
         >>> subject = Subject(data=Digits(), model="capsnet_digits")
         >>> subject.network(seed=0)(torch.rand(2, 1, 8, 8)).activation.shape
         torch.Size([2, 10])
@@ -274,7 +274,7 @@ class Optimisation:
             above 0.
 
     Example:
-        >>> from torchcaps_lab.training import Optimisation
+        >>> from torchcaps_lab.training.options import Optimisation
         >>> type(Optimisation(optimizer=torch.optim.Adam).loss).__name__
         'MarginLoss'
     """
@@ -431,7 +431,7 @@ class Schedule:
             ``frozen_epochs`` negative, or ``seed`` not in -2^63..2^64 - 1.
 
     Example:
-        >>> from torchcaps_lab.training import Schedule
+        >>> from torchcaps_lab.training.options import Schedule
         >>> Schedule(epochs=20, batch_size=64).seed
         0
     """
@@ -490,7 +490,7 @@ class TrainerOptions:
             not take, or that torchcaps sets itself, or accumulates no batch.
 
     Example:
-        >>> from torchcaps_lab.training import TrainerOptions
+        >>> from torchcaps_lab.training.options import TrainerOptions
         >>> TrainerOptions(accelerator="cpu", precision="bf16-mixed").arguments()[
         ...     "precision"
         ... ]
@@ -584,7 +584,7 @@ class Running:
         report: whether to write the report at the end.
 
     Example:
-        >>> from torchcaps_lab.training import Running
+        >>> from torchcaps_lab.training.options import Running
         >>> Running(report=False).trainer.accelerator
         'auto'
     """
@@ -612,7 +612,7 @@ class Caller:
         callbacks: the callbacks of Lightning, besides those of the training.
 
     Example:
-        >>> from torchcaps_lab.training import Caller
+        >>> from torchcaps_lab.training.options import Caller
         >>> Caller(show=print).progress_bar
         False
     """

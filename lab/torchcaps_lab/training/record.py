@@ -6,7 +6,7 @@ import torch
 
 from torchcaps_lab.data import DataSet, Examples, Manifest
 from torchcaps_lab.data.manifest import PARTS
-from torchcaps_lab.training.folder import RunFolder
+from torchcaps_lab.run_folder import RunFolder
 
 
 def follow_record(folder: RunFolder, data: DataSet) -> tuple[str, ...]:

@@ -17,14 +17,15 @@ from torchcaps_lab.card import Card
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.manifest import readable
 from torchcaps_lab.look import counted
+from torchcaps_lab.options.reading import as_yaml, read_options
 from torchcaps_lab.report.verdict import judge
+from torchcaps_lab.run_folder import RunFolder, is_first_process
 from torchcaps_lab.tasks import Examination, Task
 from torchcaps_lab.tasks.doubt import DOUBTS, Doubt
 from torchcaps_lab.training.checkpoints import newest_checkpoint
 from torchcaps_lab.training.command_line import TrainingOptions
 from torchcaps_lab.training.fingerprint import network_changes
 from torchcaps_lab.training.fitting import Fitting, rehearse
-from torchcaps_lab.training.folder import RunFolder, is_first_process
 from torchcaps_lab.training.learner import Learner
 from torchcaps_lab.training.memory import check_device, check_memory
 from torchcaps_lab.training.options import (
@@ -35,7 +36,6 @@ from torchcaps_lab.training.options import (
     Subject,
 )
 from torchcaps_lab.training.rate import find_rate
-from torchcaps_lab.training.reading import as_yaml, read_options
 from torchcaps_lab.training.record import follow_record, write_record
 
 MOST_NAMED = 8
@@ -87,7 +87,7 @@ def train(
             "there are no test images: nothing is tested, and no report is written"
         ]
     resumed = folder.config.exists()
-    trained = resumed and newest_checkpoint(folder.path / "checkpoints") is not None
+    trained = resumed and newest_checkpoint(folder.checkpoints) is not None
     need = check_memory(subject, optimisation.optimizer, schedule, running)
     network = subject.network(schedule.seed, trained)
     learner = Learner(
@@ -339,7 +339,7 @@ def machine(device: torch.device, processes: int = 1) -> dict[str, Any]:
         processes: the number of processes that train together.
 
     Example:
-        >>> from torchcaps_lab.training import machine
+        >>> from torchcaps_lab.training.run import machine
         >>> sorted(machine(torch.device("cpu"))["versions"])
         ['python', 'torch', 'torchcaps']
     """

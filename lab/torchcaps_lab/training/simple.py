@@ -12,12 +12,12 @@ from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data.base import DATASETS, DataSet
 from torchcaps_lab.data.pairs import is_two_arrays
 from torchcaps_lab.look import Guess, counted
+from torchcaps_lab.options.guess import guess, of_task, over
+from torchcaps_lab.options.reading import meant_option, merged, read_options
+from torchcaps_lab.run_folder import RunFolder
 from torchcaps_lab.training.command_line import option_arguments, training_options
 from torchcaps_lab.training.fitting import quiet_lightning
-from torchcaps_lab.training.folder import RunFolder
-from torchcaps_lab.training.guess import guess, of_task, over
 from torchcaps_lab.training.progress import can_rewrite
-from torchcaps_lab.training.reading import meant_option, merged, read_options
 from torchcaps_lab.training.run import train_with
 
 _PAIRS = "MapStyle"

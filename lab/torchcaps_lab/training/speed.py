@@ -52,7 +52,7 @@ class Speed:
         ValueError: if an option is of another type, or ``resident`` is negative.
 
     Example:
-        >>> from torchcaps_lab.training import Speed
+        >>> from torchcaps_lab.training.speed import Speed
         >>> Speed(channels_last=True).compile is None
         True
     """

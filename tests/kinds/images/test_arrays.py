@@ -10,7 +10,7 @@ import torch
 
 import torchcaps as tc
 from torchcaps_lab.data import MapStyle
-from torchcaps_lab.training import read_options
+from torchcaps_lab.options.reading import read_options
 from torchcaps_lab.training.options import weights_of
 
 DRAW = np.random.default_rng(0)

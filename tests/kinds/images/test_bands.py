@@ -16,8 +16,8 @@ import torchcaps as tc
 from tests.runs import status
 from torchcaps_lab.data import ImageFolder, load_image
 from torchcaps_lab.kinds.images.check import check_folder
+from torchcaps_lab.options.guess import guess
 from torchcaps_lab.report.exhibit import png
-from torchcaps_lab.training.guess import guess
 
 DRAW = np.random.default_rng(0)
 

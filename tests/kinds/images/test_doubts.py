@@ -15,8 +15,8 @@ from tests.runs import status
 from torchcaps_lab.card import Card
 from torchcaps_lab.data import ImageFolder, Masks, Preprocess
 from torchcaps_lab.kinds.images.check import check_folder
+from torchcaps_lab.options.guess import guess
 from torchcaps_lab.tasks import Classification
-from torchcaps_lab.training.guess import guess
 
 
 def disc(size: int, value: int, place: int, scale: int = 1) -> Image.Image:

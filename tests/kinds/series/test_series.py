@@ -13,8 +13,8 @@ from torchcaps_lab.data import MadeSeries, Scale, Series, SeriesSet
 from torchcaps_lab.kinds.series.files import read_sound
 from torchcaps_lab.kinds.series.sound import Sound
 from torchcaps_lab.look import Place
+from torchcaps_lab.options.guess import seen
 from torchcaps_lab.testing import check_dataset
-from torchcaps_lab.training.guess import seen
 
 soundfile = pytest.importorskip("soundfile", reason="it is in the extra series")
 

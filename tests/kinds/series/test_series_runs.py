@@ -118,7 +118,7 @@ def test_evaluate_and_the_network_alone(
 
 
 def test_a_folder_of_sounds_is_guessed(run: Path) -> None:
-    from torchcaps_lab.training.guess import guess
+    from torchcaps_lab.options.guess import guess
 
     assert guess(run.parent / "tones").options["data"]["name"] == "Series"
 

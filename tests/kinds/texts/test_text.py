@@ -11,7 +11,7 @@ from torchcaps.models import create_model
 from torchcaps_lab.data import Manifest, Text, TextSet
 from torchcaps_lab.kinds.texts.files import named_texts
 from torchcaps_lab.kinds.texts.words import RESERVED
-from torchcaps_lab.training.guess import guess
+from torchcaps_lab.options.guess import guess
 
 
 def write(root: Path, files: dict[str, str], encoding: str = "utf-8") -> Path:

@@ -14,7 +14,7 @@ from torchcaps_lab.data.schema import checked
 from torchcaps_lab.kinds.images.sets.files import image_files
 from torchcaps_lab.kinds.scenes.noted import Annotations, Noted, check_names
 from torchcaps_lab.look import number_in
-from torchcaps_lab.training.reading import LARGEST_FILE, parsed
+from torchcaps_lab.options.reading import LARGEST_FILE, parsed
 
 YAML = (".yaml", ".yml")
 

@@ -11,7 +11,7 @@ import torchcaps_lab
 from torchcaps.spec import meant
 from torchcaps.whole import LARGEST_NOTE, read_json, resolved, seen_from
 from torchcaps_lab.look import Guess, Place
-from torchcaps_lab.training.reading import merged
+from torchcaps_lab.options.reading import merged
 
 if TYPE_CHECKING:
     from torchcaps_lab.data.reader import Reader

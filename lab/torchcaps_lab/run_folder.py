@@ -47,7 +47,7 @@ class RunFolder:
 
     Example:
         >>> from pathlib import Path
-        >>> from torchcaps_lab.training import RunFolder
+        >>> from torchcaps_lab.run_folder import RunFolder
         >>> RunFolder(Path("runs/digits")).summary.name
         'summary.json'
     """
@@ -78,13 +78,9 @@ class RunFolder:
         return self.path / "model"
 
     @property
-    def checkpoint(self) -> Path | None:
-        """The newest checkpoint that is undamaged, from which the run would resume;
-        None if there is none.
-        """
-        from torchcaps_lab.training.checkpoints import newest_checkpoint
-
-        return newest_checkpoint(self.path / "checkpoints")
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.path / "checkpoints"
 
     @property
     def record(self) -> Path:
