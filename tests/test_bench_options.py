@@ -4,8 +4,9 @@ import ast
 
 import pytest
 
-from benchmarks.options import Names, UsesInCode, uses_in_options
+from benchmarks.options import Names, UsesInCode, uses_in_options, without_users
 from torchcaps.routing import DynamicRouting, InnerProductKMeansRouting
+from torchcaps_lab import kinds
 
 NAMES = Names([DynamicRouting, InnerProductKMeansRouting])
 
@@ -34,6 +35,18 @@ def test_code_that_sets_another_option(code: str) -> None:
     uses = UsesInCode(NAMES)
     uses.visit(ast.parse(code))
     assert not uses.uses
+
+
+def test_an_attribute_may_be_of_any_class() -> None:
+    uses = UsesInCode(NAMES)
+    uses.visit(ast.parse("network.steps, self.bias = 2, True"))
+    assert uses.uses == {(cls, "steps") for cls in NAMES.classes}
+
+
+@pytest.mark.thorough
+def test_every_option_has_a_user() -> None:
+    kinds.load()
+    assert not without_users()
 
 
 def test_files_that_set_an_option() -> None:

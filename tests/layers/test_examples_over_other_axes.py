@@ -1,4 +1,6 @@
-"""The examples over volumes and sequences, and that of a sketch, run, and learn."""
+"""The examples over volumes and sequences, of a sketch, and of settings of routings,
+run, and learn.
+"""
 
 import runpy
 from pathlib import Path
@@ -68,3 +70,9 @@ def test_the_sketch_routes_by_distance_and_is_learned(example: dict[str, Any]) -
     distance = (routed.votes.dense() - earlier.pose[:, None]).norm(dim=-1)
     torch.testing.assert_close(routed.assignment, (-distance).softmax(-1))
     assert example["main"](epochs=3) > 0.6
+
+
+@pytest.mark.parametrize("example", ["routing_variants"], indirect=True)
+def test_variants_of_routings_are_learned(example: dict[str, Any]) -> None:
+    """By chance, a tenth is right."""
+    assert min(example["main"](epochs=1).values()) > 0.3

@@ -71,12 +71,6 @@ def test_written_out(capsules_from: str) -> None:
     torch.testing.assert_close(capsules.pose, pose, rtol=1e-9, atol=1e-12)
 
 
-def test_equal_branches_learn_no_weights() -> None:
-    model = create_model("byerly", image_shape=(1, 8, 8), merge="equal", **SMALL)
-    assert "branch_weight" not in dict(model.named_parameters())
-    assert model.branch_weight.tolist() == [1.0, 1.0]
-
-
 def test_any_routing() -> None:
     model = create_model(
         "byerly",

@@ -131,7 +131,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
         for rounds in (1, 2)
     ),
     ("byerly", {"image_shape": (2, 9, 10), "classes": 3}),
-    ("byerly_maps", {"merge": "random", "classes": 3}),
+    ("byerly_maps", {"classes": 3}),
     ("capsnet", {"decoder_hidden": None}),
     ("deepcaps", {"image_shape": (2, 13, 16), **DEEP}),
     ("deepcaps", {"image_shape": (1, 12, 12), **DEEP, "decoder_channels": None}),
@@ -188,7 +188,6 @@ def test_number_of_parameters(name: str) -> None:
         ("byerly", {"stages": ()}, "stages must be one or more"),
         ("byerly", {"momentum": -1.0}, r"momentum must be a share in \[0, 1\], got -1"),
         ("byerly", {"capsules_from": "channels"}, "capsules_from must be"),
-        ("byerly", {"merge": "sum"}, "merge must be"),
         (
             "capsnet",
             {"image_shape": (1, 8, 8)},

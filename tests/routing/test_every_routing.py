@@ -35,7 +35,7 @@ from torchcaps.routing import (
 from torchcaps.routing.base import ROUTINGS
 from torchcaps.squashing import length
 
-OPTIONAL = ("attention", "self_attention", "spectral", "homogeneous")
+OPTIONAL = ("attention", "spectral", "homogeneous")
 """Routings whose parameters need not be there."""
 Function = Callable[..., Routed]
 J = 4
@@ -488,7 +488,6 @@ OF_ANY = LayerShape(None, J, (M, P), (M, D))
         ("prototypes", {}, SHAPE, {"prototypes": (J, M * D)}),
         ("self_attention", {}, SHAPE, {"offset": (5, J)}),
         ("self_attention", {}, OF_ANY, {"offset": (1, J)}),
-        ("self_attention", {"prior": False}, SHAPE, {}),
         ("self_routing", {}, SHAPE, {"weight": (5, J, M * P), "bias": (5, J)}),
         ("self_routing", {}, OF_ANY, {"weight": (1, J, M * P), "bias": (1, J)}),
     ],

@@ -21,7 +21,6 @@ from torchcaps.spec import settings
 from torchcaps.squashing import length
 
 CapsulesFrom = Literal["positions", "maps"]
-Merge = Literal["equal", "ones", "random"]
 
 _EPSILON = 1e-3
 
@@ -61,8 +60,6 @@ class ByerlyCapsNet(CapsuleClassifier):
         stages: convolutions in front of each branch, behind the branch before.
         capsules_from: ``"positions"``, a capsule of the channels at each position, or
             ``"maps"``, one of all positions of each channel.
-        merge: ``"equal"`` branches, or weights that are learned and start at ``"ones"``
-            or at ``"random"``.
         momentum: share of a batch in the running means and variances of all
             normalisations. The authors' is 0.0003, for 150,000 steps; after few steps
             these would still be near their initial values.
@@ -93,7 +90,6 @@ class ByerlyCapsNet(CapsuleClassifier):
     growth: Size = 16
     stages: Sizes = (3, 3, 3)
     capsules_from: CapsulesFrom = "positions"
-    merge: Merge = "ones"
     momentum: float = 0.1
     routing: InitVar[Routing | None] = None
 
@@ -126,14 +122,7 @@ class ByerlyCapsNet(CapsuleClassifier):
         for number, branch in enumerate(branches[:-1], 1):
             self.add_module(f"branch{number}", branch)
         self.class_caps: CapsLinear = branches[-1]
-        if self.merge == "random":
-            start = torch.randn(len(branches)) * 0.05
-        else:
-            start = torch.ones(len(branches))
-        if self.merge == "equal":
-            self.register_buffer("branch_weight", start)
-        else:
-            self.branch_weight = nn.Parameter(start)
+        self.branch_weight = nn.Parameter(torch.ones(len(branches)))
         self.merge_norm = BatchStandard(
             len(branches), epsilon=_EPSILON, momentum=self.momentum
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import Finite, positive, resolution
+from torchcaps.numerics import positive, resolution
 from torchcaps.ops import Competition, Votes
 from torchcaps.routing.base import Routed, Routing, Steps, register_routing
 from torchcaps.routing.dynamic import dynamic_routing
@@ -17,28 +17,20 @@ from torchcaps.squashing import SquashKind
 
 @dataclass(frozen=True)
 class MaxMin(Competition):
-    r"""Each child's logits, scaled linearly to the range between a lower and an upper
-    bound.
+    r"""Each child's logits, scaled linearly to the range from 0 to 1.
 
-    .. math:: R_{ij} = l + \frac{b_{ij} - \min_j b_{ij}}{\max_j b_{ij} - \min_j b_{ij}} (u - l)
+    .. math:: R_{ij} = \frac{b_{ij} - \min_j b_{ij}}{\max_j b_{ij} - \min_j b_{ij}}
 
-    and :math:`R_{ij} = u` for all parents where the logits are all equal, which is to
+    and :math:`R_{ij} = 1` for all parents where the logits are all equal, which is to
     say: where they differ by less than :func:`~torchcaps.numerics.resolution` of the
     largest logit of the children at hand. From there to twice that difference the
     assignments go over to the equation evenly. Parents do not compete: the shares of a
     child need not add up to 1.
 
-    Args:
-        lower: l, of the least similar parent.
-        upper: u, of the most similar one.
-
     Example:
         >>> tc.routing.MaxMin().shares(torch.tensor([[[3.0, 1.0, -1.0]]]))
         tensor([[[1.0000, 0.5000, 0.0000]]])
     """
-
-    lower: float = 0.0
-    upper: float = 1.0
 
     def shares(self, logits: Tensor, log_partition: Tensor | None = None) -> Tensor:
         """The assignments (B, I, J) of logits (B, I, J)."""
@@ -50,19 +42,16 @@ class MaxMin(Competition):
         # From 0 at the resolution to 1 at twice that, so that nothing jumps.
         weight = (spread / positive(least_spread) - 1).clamp(0, 1)
         depth = weight * (most - logits) / torch.where(weight == 0, 1.0, spread)
-        height = 1 - depth
-        return self.lower + height * (self.upper - self.lower)
+        return 1 - depth
 
 
 @register_routing("max_min")
 @settings
 class MaxMinRouting(Routing):
-    """Dynamic routing under :class:`MaxMin`; the first assignment is ``upper`` for all.
+    """Dynamic routing under :class:`MaxMin`; the first assignment is 1 for all.
 
     Args:
         steps: how many times the assignment is made, the first one included.
-        lower: assignment of the least similar parent.
-        upper: assignment of the most similar parent.
         squash: a row of the table in :func:`~torchcaps.squash`.
 
     Source: Zhao, Kleinhans, Sandhu, Patel & Unnikrishnan 2019, "Capsule Networks with
@@ -78,13 +67,11 @@ class MaxMinRouting(Routing):
     uses_activation = False
 
     steps: Steps = 3
-    lower: Finite = 0.0
-    upper: Finite = 1.0
     squash: SquashKind = "sabour"
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Route the votes; the child activations are the lengths of their poses
         already, and are not used again.
         """
-        votes = votes.under(MaxMin(self.lower, self.upper))
+        votes = votes.under(MaxMin())
         return dynamic_routing(votes, steps=self.steps, squash_kind=self.squash)

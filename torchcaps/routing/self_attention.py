@@ -41,7 +41,6 @@ class SelfAttentionRouting(Routing):
     rounding.
 
     Args:
-        prior: whether to learn the prior b of each pair, which starts at 0.
         squash: a row of the table in :func:`~torchcaps.squash`.
 
     Source: Mazzia, Salvetti & Chiaberge 2021, "Efficient-CapsNet: Capsule Network with
@@ -57,26 +56,22 @@ class SelfAttentionRouting(Routing):
 
     uses_activation = False
 
-    prior: bool = True
     squash: SquashKind = "exponential"
 
     def __post_init__(self) -> None:
         self.register_parameter("offset", None)
 
     def make_parameters(self, shape: LayerShape) -> None:
-        """Create the prior, if there is one: (I, J), or (1, J)."""
-        if self.prior:
-            self.offset = nn.Parameter(torch.zeros(shape.children or 1, shape.parents))
+        """Create the prior, which starts at 0: (I, J), or (1, J)."""
+        self.offset = nn.Parameter(torch.zeros(shape.children or 1, shape.parents))
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Route the votes; the child activations are the lengths of their poses
         already, and are not used again.
         """
         _, I, J, H = votes.shape
+        check_parents(self, self.offset, votes, axis=1)
         similarity = InnerProduct(votes.total() / math.sqrt(H))
-        total = votes.moments(similarity).sum
-        if self.offset is not None:
-            check_parents(self, self.offset, votes, axis=1)
-            total = total + votes.total(self.offset.expand(I, J))
+        total = votes.moments(similarity).sum + votes.total(self.offset.expand(I, J))
         pose = squash(total, self.squash)
         return Routed(pose, length(pose), votes, similarity)
