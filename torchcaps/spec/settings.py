@@ -3,6 +3,7 @@ and kept.
 """
 
 import inspect
+from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
 from functools import wraps
 from typing import Any
@@ -47,18 +48,16 @@ def argument(
 
 @dataclass_transform(eq_default=False, field_specifiers=(field, argument))
 def settings(cls: Decorated) -> Decorated:
-    """Class decorator: annotated names are the arguments of the constructor, which
-    checks and keeps them.
+    """Class decorator: a dataclass whose constructor checks its arguments.
 
-    A dataclass, but for these things: each argument is checked against its type hint,
-    as by :func:`check`, before anything else happens, and a list is kept as a tuple;
-    the constructor of the nearest base that has one of its own runs before they are
-    kept, so that a module can be one, and gets and checks those that it takes itself
-    (what it takes and this class does not is an attribute of the class); an
-    ``InitVar``, which ``__post_init__`` gets as it comes, hides nothing that a base has
-    under its name; an attribute may have another name than its argument, see
-    :func:`argument`; and ``==`` and ``repr`` stay those of the base. What depends on
-    several arguments is checked in ``__post_init__``.
+    It differs from a dataclass in five things. An argument is checked against its type
+    hint, as by :func:`check`, and a list is kept as a tuple. The constructor of the
+    nearest base that is no dataclass, such as that of ``nn.Module``, runs first, with
+    the arguments that it takes and checks. An ``InitVar`` is handed on unchecked, and hides no
+    attribute of a base. An attribute may have another name than its argument, see
+    :func:`argument`. ``==`` and ``repr`` stay those of the base.
+
+    Several arguments that depend on each other are checked in ``__post_init__``.
 
     Example:
         >>> @settings
@@ -71,30 +70,12 @@ def settings(cls: Decorated) -> Decorated:
         Traceback (most recent call last):
         ValueError: steps must be at least 1, got 0
     """
-    # The nearest base with a constructor that somebody wrote, such as nn.Module's: the
-    # constructors that this decorator made only keep fields, which are inherited.
-    bases = cls.__mro__[1:]
-    base: Any = next(
-        item
-        for item in bases
-        if "__init__" in vars(item) and "__dataclass_fields__" not in vars(item)
-    )
+    base = _written_constructor(cls)
     decorated: Any = dataclass(eq=False, repr=False)(cls)
     keep = decorated.__init__
     names = argument_names(decorated)
-    attributes = {name: attribute for attribute, name in names.items()}
-    # A field that is keyword-only comes after those of derived classes, but may still
-    # be given by place.
-    by_place = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    taken = inspect.signature(keep).parameters.values()
-    signature = inspect.Signature(
-        [
-            item.replace(name=names.get(item.name, item.name), kind=by_place)
-            for item in taken
-        ]
-    )
-    # What __post_init__ gets as it comes is no attribute, so nothing is known about it.
-    handed = {
+    signature = _signature(keep, names)
+    handed_on = {
         name
         for name, item in decorated.__dataclass_fields__.items()
         if isinstance(item.type, InitVar)
@@ -102,38 +83,31 @@ def settings(cls: Decorated) -> Decorated:
 
     @wraps(keep)
     def __init__(self: Any, *values: Any, **named: Any) -> None:
-        hints = declared(cls).arguments
-        of_base = declared(base).arguments
         try:
             bound = signature.bind(self, *values, **named)
         except TypeError as error:
             why = refused(cls.__name__, cls, list(named))
             raise TypeError(why or f"{cls.__name__}: {error}") from None
-        # Before the defaults, which need no check. The base checks what it takes itself.
+        hints = declared(cls).arguments
+        of_base = declared(base).arguments
         for name, value in bound.arguments.items():
-            if name in hints and name not in (*handed, *of_base):
+            if name in hints and name not in (*handed_on, *of_base):
                 check(hints[name].hint, value, name)
-            bound.arguments[name] = tuple(value) if isinstance(value, list) else value
         bound.apply_defaults()
-        # First, since a module keeps no parameters or modules before nn.Module's
-        # constructor ran.
-        base.__init__(
-            self,
-            **{
-                name: bound.arguments.get(name, getattr(cls, name, None))
-                for name in of_base
-            },
-        )
-        keep(
-            **{
-                attributes.get(name, name): value
-                for name, value in bound.arguments.items()
-            }
-        )
+        arguments = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in bound.arguments.items()
+        }
+        # A module keeps no parameters before nn.Module's constructor ran.
+        base.__init__(self, **{name: arguments[name] for name in of_base})
+        # The dataclass knows its fields by the names of their attributes.
+        for attribute, name in names.items():
+            arguments[attribute] = arguments.pop(name)
+        keep(**arguments)
 
-    # The dataclass left the default of an InitVar as an attribute of the class, which
-    # would hide what a base has under that name.
-    for name in handed & vars(decorated).keys():
+    # A dataclass leaves the default of an InitVar as an attribute of the class, which
+    # would hide a property of a base. A default that is itself a property stays.
+    for name in handed_on & vars(decorated).keys():
         if not isinstance(vars(decorated)[name], property):
             delattr(decorated, name)
     __init__.__annotations__ = {
@@ -145,8 +119,34 @@ def settings(cls: Decorated) -> Decorated:
     return cls
 
 
+def _written_constructor(cls: type) -> Any:
+    """The nearest base whose constructor was written, not made by a dataclass."""
+    return next(
+        base
+        for base in cls.__mro__[1:]
+        if "__init__" in vars(base) and "__dataclass_fields__" not in vars(base)
+    )
+
+
+def _signature(keep: Callable[..., None], names: dict[str, str]) -> inspect.Signature:
+    """The signature of a dataclass's constructor, with the names of the arguments.
+
+    A keyword-only field comes after the fields of derived classes, and may still be
+    given by place.
+    """
+    by_place = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Signature(
+        [
+            parameter.replace(
+                name=names.get(parameter.name, parameter.name), kind=by_place
+            )
+            for parameter in inspect.signature(keep).parameters.values()
+        ]
+    )
+
+
 def check_fields(thing: Any) -> None:
-    """Checks the fields of a dataclass against their type hints: for its
+    """Check the fields of a dataclass against their type hints, in its
     ``__post_init__``.
 
     Raises:
