@@ -7,6 +7,7 @@ import pytest
 import torch
 from mixture_data import Array, data
 
+from tests.routing.by_the_book import dynamic_routing, inner_product_kmeans_routing
 from torchcaps.mixture import GaussianMixture, KMeans, SoftKMeans, point_votes
 from torchcaps.mixture.kmeans import METRICS
 from torchcaps.ops import Competition, Gaussian, Moments, Similarity, Votes
@@ -14,8 +15,6 @@ from torchcaps.routing import (
     EMRouting,
     EuclideanKMeansRouting,
     HardKMeansRouting,
-    dynamic_routing,
-    inner_product_kmeans_routing,
 )
 from torchcaps.squashing import squash
 
@@ -97,10 +96,10 @@ def test_euclidean(name: str, steps: int, sharpness: float) -> None:
 @DATA
 @pytest.mark.parametrize("sharpness", [0.2, 3.0])
 def test_inner_product(name: str, steps: int, sharpness: float) -> None:
-    points, centres, start, weights = problem(name, centred=True)
+    points, centres, start, _ = problem(name, centred=True)
     votes = started(points, len(centres), METRICS["inner"].similarity(start, sharpness))
     routed = inner_product_kmeans_routing(
-        votes, weights[None], steps=steps, sharpness=sharpness, squash_kind="none"
+        votes, steps=steps, sharpness=sharpness, squash="none"
     )
     model = SoftKMeans(
         len(centres),
@@ -110,9 +109,7 @@ def test_inner_product(name: str, steps: int, sharpness: float) -> None:
         max_iter=steps,
         tol=0,
     )
-    np.testing.assert_allclose(
-        routed.pose[0], estimated(model, points, weights), **EXACT
-    )
+    np.testing.assert_allclose(routed.pose[0], estimated(model, points, None), **EXACT)
 
 
 @STEPS
@@ -140,13 +137,13 @@ def test_dynamic(name: str, steps: int, accumulate: bool) -> None:
     """Su's variant keeps to the estimator for ever; the paper's leaves it once two
     poses are added up.
     """
-    points, centres, start, weights = problem(name, centred=True)
+    points, centres, start, _ = problem(name, centred=True)
     votes = started(points, len(centres), METRICS["squashed"].similarity(start, 1.0))
-    routed = dynamic_routing(votes, weights[None], steps=steps, accumulate=accumulate)
+    routed = dynamic_routing(votes, steps=steps, accumulate=accumulate)
     model = SoftKMeans(
         len(centres), metric="squashed", init=centres, max_iter=steps, tol=0
     )
-    pose = squash(torch.tensor(estimated(model, points, weights)))
+    pose = squash(torch.tensor(estimated(model, points, None)))
     same = torch.allclose(routed.pose[0], pose, **EXACT)
     assert same == (steps <= 2 or not accumulate)
 

@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tests.routing.by_the_book import dynamic_routing, inner_product_kmeans_routing
 from torchcaps import CapsConv2d, Capsules, ClassCaps, create_routing
 from torchcaps.ops import Similarity, Votes, axes
 from torchcaps.ops.chunked import ChunkedVotes
@@ -22,8 +23,6 @@ from torchcaps.routing import (
     LayerShape,
     MaxMin,
     Routed,
-    dynamic_routing,
-    inner_product_kmeans_routing,
 )
 
 B = 25

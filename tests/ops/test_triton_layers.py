@@ -18,6 +18,7 @@ pytest.importorskip("triton")
 
 from ops_cases import close
 
+from tests.routing.by_the_book import dynamic_routing
 from torchcaps import CapsConv2d, CapsLinear, Capsules, Votes, use_backend
 from torchcaps.ops import PARENTS, GridWide, InnerProduct, Windows
 from torchcaps.ops.fused import Call, triton_layers
@@ -25,7 +26,6 @@ from torchcaps.ops.fused.call import EMOptions
 from torchcaps.routing import (
     DynamicRouting,
     EMRouting,
-    dynamic_routing,
 )
 
 THOROUGH = pytest.mark.thorough

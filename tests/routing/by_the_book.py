@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from torchcaps.ops import Votes
-from torchcaps.routing import EMRouting, Routed, Routing
+from torchcaps.routing import (
+    DynamicRouting,
+    EMRouting,
+    InnerProductKMeansRouting,
+    Routed,
+    Routing,
+)
 
 B = 3
 I = 5
@@ -67,6 +73,56 @@ def em_routing(
     return routed_with(
         routing, votes, activation, unit_cost=beta_u, activation_cost=beta_a
     )
+
+
+def step_by_step(
+    routing: Any,
+    votes: Votes,
+    activation: Tensor | None = None,
+    initial: Routed | None = None,
+    **named: Any,
+) -> Routed:
+    """The parents by the steps of a routing, and not by a function that makes all steps
+    at once.
+
+    Args:
+        routing: the routing, with its settings.
+        votes: the votes of I children for J parents.
+        activation: the child activations.
+        initial: parents to go on from.
+        named: parameters of the routing.
+    """
+    for name, parameter in named.items():
+        delattr(routing, name)
+        setattr(routing, name, parameter)
+    routed: Routed = routing.route(votes, activation, initial)
+    return routed
+
+
+def dynamic_routing(
+    votes: Votes,
+    activation: Tensor | None = None,
+    *,
+    bias: Tensor | None = None,
+    initial: Routed | None = None,
+    **settings: Any,
+) -> Routed:
+    """The parents by dynamic routing with these settings, and a bias (J, H)."""
+    routing = DynamicRouting(**settings)
+    named = {} if bias is None else {"offset": bias}
+    return step_by_step(routing, votes, activation, initial, **named)
+
+
+def inner_product_kmeans_routing(
+    votes: Votes,
+    activation: Tensor | None = None,
+    *,
+    initial: Routed | None = None,
+    **settings: Any,
+) -> Routed:
+    """The parents by K-Means with inner products, with these settings."""
+    routing = InnerProductKMeansRouting(**settings)
+    return step_by_step(routing, votes, activation, initial)
 
 
 def check_equations(

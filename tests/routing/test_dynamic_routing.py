@@ -4,11 +4,11 @@ from functools import partial
 
 import pytest
 import torch
-from by_the_book import H, J, check_equations, normal, problem
+from by_the_book import H, J, check_equations, dynamic_routing, normal, problem
 from torch import Tensor
 
 from torchcaps.ops import Votes
-from torchcaps.routing import DynamicRouting, Routed, dynamic_routing
+from torchcaps.routing import DynamicRouting, Routed
 from torchcaps.squashing import squash
 
 BIAS = normal(J, H, seed=3) / 1.5
@@ -18,10 +18,9 @@ def route(
     votes: Votes,
     a: Tensor,
     bias: Tensor | None = None,
-    weighted: bool = False,
     **settings: object,
 ) -> Routed:
-    return dynamic_routing(votes, a if weighted else None, bias=bias, **settings)
+    return dynamic_routing(votes, bias=bias, **settings)
 
 
 def book(
@@ -45,16 +44,10 @@ def book(
         agreement = (V * v[:, None]).sum(-1) if v.ndim else b
         b = b + agreement if accumulate else agreement
         c = b.exp() / (b.exp().sum(2, keepdim=True) + orphan)
-        s = (a[..., None, None] * c[..., None] * V).sum(1) + bias
+        s = (c[..., None] * V).sum(1) + bias
         n = s.norm(dim=-1, keepdim=True)
         v = n**2 / (1 + n**2) * s / n
     return v, v.norm(dim=-1), c
-
-
-def unweighted(
-    V: Tensor, a: Tensor, *bias: Tensor, **settings: object
-) -> tuple[Tensor, Tensor, Tensor]:
-    return book(V, torch.ones_like(a), *bias, **settings)
 
 
 @pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
@@ -78,18 +71,7 @@ def test_equations(
         "gradient": gradient,
     }
     check_equations(
-        partial(route, **settings), partial(unweighted, **settings), parameters, backend
-    )
-
-
-@pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
-def test_weights_scale_the_votes_that_are_summed(backend: str) -> None:
-    settings = {"steps": 2, "accumulate": True, "orphan": False, "gradient": "all"}
-    check_equations(
-        partial(route, weighted=True, **settings),
-        partial(book, **settings),
-        (),
-        backend,
+        partial(route, **settings), partial(book, **settings), parameters, backend
     )
 
 
@@ -109,7 +91,7 @@ def test_last_gradient_is_another_one() -> None:
 def test_squash_kind() -> None:
     votes = Votes(*problem()[:2])
     expected = squash(votes.dense().sum(1) / J, "tanh")
-    pose = dynamic_routing(votes, steps=1, squash_kind="tanh").pose
+    pose = dynamic_routing(votes, steps=1, squash="tanh").pose
     torch.testing.assert_close(pose, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -117,30 +99,3 @@ def test_bias_starts_at_a_tenth_for_each_number_of_each_parent() -> None:
     assert torch.equal(
         DynamicRouting(bias=True).bind(3, 4).offset, torch.full((3, 4), 0.1)
     )
-
-
-def test_settings_reach_the_function() -> None:
-    children, transforms, activation = problem()
-    votes = Votes(children, transforms)
-    module = DynamicRouting(
-        4, bias=True, accumulate=False, orphan=True, squash="half"
-    ).bind(J, H)
-    module.offset.data = BIAS
-    arguments = {
-        "steps": 4,
-        "bias": BIAS,
-        "accumulate": False,
-        "orphan": True,
-        "squash_kind": "half",
-    }
-    expected = dynamic_routing(votes, **arguments)
-    assert torch.equal(module(votes, activation).pose, expected.pose)
-    for change in (
-        {"steps": 2},
-        {"accumulate": True},
-        {"orphan": False},
-        {"squash_kind": "tanh"},
-    ):
-        assert not torch.allclose(
-            dynamic_routing(votes, **(arguments | change)).pose, expected.pose
-        )

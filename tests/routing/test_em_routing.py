@@ -702,3 +702,8 @@ class TestSharpness:
     def test_wrong(self, sharpness: Any) -> None:
         with pytest.raises(ValueError, match=r"^sharpness must be"):
             EMRouting(sharpness=sharpness)
+
+
+def test_a_sequence_has_a_sharpness_for_each_e_step() -> None:
+    with pytest.raises(ValueError, match=r"sharpness must be one number or 2, .*got 1"):
+        EMRouting(3, sharpness=[0.5])

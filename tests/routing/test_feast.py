@@ -7,12 +7,23 @@ from functools import partial
 
 import pytest
 import torch
-from by_the_book import B, H, I, J, check_equations, normal, problem
+from by_the_book import (
+    B,
+    H,
+    I,
+    J,
+    check_equations,
+    dynamic_routing,
+    inner_product_kmeans_routing,
+    normal,
+    problem,
+    routed_with,
+)
 from torch import Tensor
 
-from torchcaps import CapsConv2d, LearnedSquash, create_routing
+from torchcaps import CapsConv2d, create_routing
 from torchcaps.ops import Votes
-from torchcaps.routing import Routed, dynamic_routing, inner_product_kmeans_routing
+from torchcaps.routing import Routed
 from torchcaps.squashing import squash
 from torchcaps.testing import check_routing
 
@@ -57,7 +68,7 @@ def test_a_softmax_over_the_children(route: Callable, steps: int, backend: str) 
     page = partial(book, axis=1, shorten=partial(squash, kind="half"), **settings)
 
     def called(votes: Votes, a: Tensor) -> Routed:
-        return route(votes, steps=steps, softmax="children", squash_kind="half")
+        return route(votes, steps=steps, softmax="children", squash="half")
 
     check_equations(called, page, (), backend)
 
@@ -75,7 +86,7 @@ def test_the_shares_of_a_parent_add_up_to_one_whichever_children_are_there(
         Votes(children, transforms, mask=mask),
         steps=steps,
         softmax="children",
-        squash_kind="none",
+        squash="none",
     )
     torch.testing.assert_close(
         routed.assignment.sum(1), torch.ones(B, J, dtype=torch.float64), **EXACT
@@ -85,7 +96,7 @@ def test_the_shares_of_a_parent_add_up_to_one_whichever_children_are_there(
         Votes(children[:1, :2], transforms[:2]),
         steps=steps,
         softmax="children",
-        squash_kind="none",
+        squash="none",
     )
     torch.testing.assert_close(routed.pose[:1], alone.pose, **EXACT)
 
@@ -93,10 +104,10 @@ def test_the_shares_of_a_parent_add_up_to_one_whichever_children_are_there(
 @ROUTES
 def test_a_parent_is_no_longer_than_its_longest_vote(route: Callable) -> None:
     votes = Votes(*problem()[:2])
-    pose = route(votes, softmax="children", squash_kind="none").pose
+    pose = route(votes, softmax="children", squash="none").pose
     assert (pose.norm(dim=-1) <= votes.dense().norm(dim=-1).amax(1)).all()
     assert not (
-        route(votes, squash_kind="none").pose.norm(dim=-1)
+        route(votes, squash="none").pose.norm(dim=-1)
         <= votes.dense().norm(dim=-1).amax(1)
     ).all()
 
@@ -140,11 +151,10 @@ def test_a_learned_constant(route: Callable, steps: int, backend: str) -> None:
         )
 
     def called(votes: Votes, a: Tensor, log_constant: Tensor) -> Routed:
-        return route(
-            votes,
-            steps=steps,
-            squash_kind=lambda s: squash(s * (-log_constant / 2).exp()),
-        )
+        name = "kmeans" if route is inner_product_kmeans_routing else "dynamic"
+        routing = create_routing(name, steps=steps, squash="learned").bind(J, H)
+        constant = {"learned_squash.log_constant": log_constant}
+        return routed_with(routing, votes, **constant)
 
     check_equations(called, page, [normal(seed=3)], backend)
 
@@ -184,7 +194,6 @@ def test_a_learned_squash_belongs_to_a_layer(name: str) -> None:
 
 
 def test_what_only_makes_sense_where_parents_compete() -> None:
-    votes = Votes(*problem()[:2])
     for name, other in (
         ("dynamic", {"orphan": True}),
         ("kmeans", {"assignment": "straight_through"}),
@@ -194,10 +203,6 @@ def test_what_only_makes_sense_where_parents_compete() -> None:
             match=r"softmax must be over 'parents' with (orphan|straight_through)",
         ):
             create_routing(name, softmax="children", **other)
-    with pytest.raises(ValueError, match="softmax must be over 'parents' with orphan"):
-        dynamic_routing(votes, softmax="children", orphan=True)
-    with pytest.raises(ValueError, match=r"softmax must be one of .*'pairs'"):
-        inner_product_kmeans_routing(votes, softmax="pairs")
     with pytest.raises(ValueError, match="competition must be 'window'"):
         CapsConv2d(
             2,
@@ -208,14 +213,3 @@ def test_what_only_makes_sense_where_parents_compete() -> None:
             routing=create_routing("kmeans", softmax="children"),
             competition="image",
         )
-
-
-def test_the_module_is_the_function() -> None:
-    votes = Votes(*problem()[:2])
-    routing = create_routing("dynamic", squash="learned").bind(J, H)
-    with torch.no_grad():
-        routing.learned_squash.log_constant.fill_(0.7)
-    expected = dynamic_routing(
-        votes, squash_kind=LearnedSquash(float(torch.tensor(0.7).exp()))
-    )
-    torch.testing.assert_close(routing(votes).pose, expected.pose, rtol=1e-6, atol=0)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from by_the_book import inner_product_kmeans_routing
 from slot_attention import SlotAttention
 from torch import Tensor
 
@@ -15,7 +16,6 @@ from torchcaps.routing import (
     LayerShape,
     Routed,
     SlotAttentionRouting,
-    inner_product_kmeans_routing,
 )
 from torchcaps.squashing import length
 

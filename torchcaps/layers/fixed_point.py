@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.numerics import Finite, at_hand
-from torchcaps.routing.base import MOST_STEPS, check_steps
-from torchcaps.spec import SuggestsNames, Within, settings
+from torchcaps.routing.base import MOST_STEPS
+from torchcaps.spec import SuggestsNames, Within, check, settings
 
 StepsOrNone = Annotated[int, Within(0, MOST_STEPS)]
 
@@ -38,7 +38,7 @@ def implicit_activation(
 
     Source: Su 2018, "A feast of capsules" (kexue.fm/archives/4819), the first warm-up.
     """
-    check_steps(steps, 0)
+    check(StepsOrNone, steps, "steps")
     y = x
     for _ in range(steps):
         y = x - function(y)
@@ -104,7 +104,7 @@ def self_weighted_pooling(
     the same step as the retrieval of Ramsauer et al. 2021, "Hopfield Networks is All
     You Need".
     """
-    check_steps(steps, 0)
+    check(StepsOrNone, steps, "steps")
     if sequence.ndim != 3 or not sequence.shape[1] or not sequence.is_floating_point():
         raise ValueError(
             f"sequence must be (B, n > 0, D) of floats, got {sequence.dtype} "

@@ -10,7 +10,6 @@ from torchcaps.layers.linear import CapsLinear
 from torchcaps.numerics import check_finite, check_size
 from torchcaps.ops import InnerProduct, Votes
 from torchcaps.routing import DynamicRouting, Routed
-from torchcaps.routing.base import check_steps
 from torchcaps.spec import SuggestsNames
 from torchcaps.squashing import SquashKind, length, squash
 
@@ -174,7 +173,7 @@ class SlotCaps(SuggestsNames, nn.Module):
             the similarity.
 
         Raises:
-            ValueError: if there are no steps, or ``toward`` has another shape.
+            ValueError: if ``toward`` has another shape.
 
         Source: Zhang et al. 2019, Algorithm 1 and equation 8.
         """
@@ -182,7 +181,7 @@ class SlotCaps(SuggestsNames, nn.Module):
         if toward is not None and toward.shape != (B, H):
             raise ValueError(f"toward must be {(B, H)}, got {tuple(toward.shape)}")
         alpha = votes.children.new_zeros(B, J, H, dtype=votes.dtype)
-        for step in range(check_steps(self.steps)):
+        for step in range(self.steps):
             similarity = InnerProduct(alpha) if step else None
             pose = squash(votes.moments(similarity).sum, self.squash)
             alpha = alpha + pose

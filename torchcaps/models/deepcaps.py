@@ -18,7 +18,7 @@ from torchcaps.numerics import AnySizes, NotNegative, Size, Sizes, ThreeSizes
 from torchcaps.ops import Competition, InnerProduct, Votes, VoteSource
 from torchcaps.ops.similarity import Similarity
 from torchcaps.routing import DynamicRouting, Routing
-from torchcaps.routing.base import Steps, check_steps
+from torchcaps.routing.base import Steps
 from torchcaps.spec import SuggestsNames, settings
 from torchcaps.squashing import length, squash
 
@@ -245,7 +245,7 @@ class CapsConvShared(nn.Module):
         self.out_types = out_types
         self.out_dim = out_dim
         self.kernel_size = kernel_size
-        self.steps = check_steps(steps)
+        self.steps = steps
         size = in_dim * kernel_size**2
         self.weight = nn.Parameter(
             torch.empty(size, out_types, out_dim)

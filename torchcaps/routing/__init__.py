@@ -18,7 +18,7 @@ from torchcaps.routing.base import (
 from torchcaps.routing.degree_centrality import (
     DegreeCentralityRouting,
 )
-from torchcaps.routing.dynamic import DynamicRouting, dynamic_routing
+from torchcaps.routing.dynamic import DynamicRouting
 from torchcaps.routing.em import EM_PRESETS, EMRouting
 from torchcaps.routing.evidence import AgreementRouting, Evidence
 from torchcaps.routing.heinsen_2019 import Heinsen2019Routing
@@ -40,7 +40,6 @@ from torchcaps.routing.kmeans import (
     EuclideanKMeansRouting,
     HardKMeansRouting,
     InnerProductKMeansRouting,
-    inner_product_kmeans_routing,
 )
 from torchcaps.routing.max_min import MaxMin, MaxMinRouting
 from torchcaps.routing.mean import MeanRouting
@@ -68,8 +67,6 @@ __all__ = [
     "Routed",
     "Routing",
     "create_routing",
-    "dynamic_routing",
-    "inner_product_kmeans_routing",
     "interests_of",
     "label_aware",
     "list_routings",

@@ -15,7 +15,6 @@ from torchcaps.routing.base import (
     Routed,
     Routing,
     Steps,
-    check_steps,
     register_routing,
 )
 from torchcaps.spec import settings
@@ -99,7 +98,7 @@ class AttentionRouting(Routing):
         size = votes.shape[-1]
         parents = None if initial is None else initial.pose
         similarity: InnerProduct | None = None
-        for _ in range(check_steps(self.steps)):
+        for _ in range(self.steps):
             if parents is not None:
                 similarity = InnerProduct(parents / math.sqrt(size))
             parents = self._normalised(votes.moments(similarity).sum)

@@ -25,6 +25,7 @@ from torchcaps.spec import (
     Registry,
     SuggestsNames,
     Within,
+    check_field,
     declared,
     kept,
     refused,
@@ -35,7 +36,7 @@ Gradient = Literal["all", "last"]
 GRADIENTS = get_args(Gradient)
 
 MOST_STEPS = 10_000
-"""More steps are taken for a typing error: gradients flow through a few, and hundreds
+"""Larger numbers are refused as a likely typo. Training uses a few steps, and hundreds
 converge.
 """
 
@@ -168,8 +169,7 @@ class Routing(SuggestsNames, nn.Module, ABC):
 
     The routings here declare their settings as fields
     (:func:`~torchcaps.spec.settings`): a ``ValueError`` names one that is out of its
-    range. The number of steps may be set anew at any time, and is checked when it
-    routes.
+    range. A declared setting may be set anew at any time, within the same range.
 
     Example:
         >>> class Mean(tc.routing.Routing):
@@ -228,6 +228,11 @@ class Routing(SuggestsNames, nn.Module, ABC):
         if "route" in vars(cls) and "uses_activation" not in vars(cls):
             cls.uses_activation = True
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; a declared setting is checked first."""
+        check_field(type(self), name, value)
+        super().__setattr__(name, value)
+
     def bind(self, shape: LayerShape | int, size: int | None = None) -> "Routing":
         """Return a copy of this routing with fresh parameters.
 
@@ -285,8 +290,8 @@ class Routing(SuggestsNames, nn.Module, ABC):
                 uniform assignment. With the same votes, m steps and then n more give
                 what m + n steps give; with votes of children that have changed since,
                 this is concurrent routing.
-            pairs: bool (B, I, J), False where a child has nothing to do with a parent;
-                None if each has with all.
+            pairs: bool (B, I, J), False where a child must not vote for a parent. None
+                allows all pairs.
 
         Raises:
             ValueError: if this routing is not ``resumable``, or ``initial`` has parents
@@ -458,19 +463,6 @@ def routing_of(shape: LayerShape, routing: Any, default: Routing) -> Routing:
             f"routing must be a Routing, such as {example}, got {routing!r}"
         )
     return (routing or default).bind(shape)
-
-
-def check_steps(steps: int, least: int = 1) -> int:
-    """The number of steps, checked.
-
-    Raises:
-        ValueError: if it is no whole number, less than ``least``, or more than
-            :data:`MOST_STEPS`.
-    """
-    check_size(least, steps=steps)
-    if steps > MOST_STEPS:
-        raise ValueError(f"steps must be at most {MOST_STEPS}, got {steps}")
-    return steps
 
 
 def gradient_context(

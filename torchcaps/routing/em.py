@@ -26,7 +26,6 @@ from torchcaps.routing.base import (
     Routed,
     Steps,
     check_parents,
-    check_steps,
     gradient_context,
     register_routing,
 )
@@ -212,7 +211,7 @@ class EMRouting(AgreementRouting):
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Route the votes; children are weighted by their activations."""
         check_parents(self, self.unit_cost, votes)
-        steps = check_steps(self.steps)
+        steps = self.steps
         lambdas = self.inverse_temperatures()
         sharpness = self.sharpnesses()
         costs = Costs.of(self.unit_cost, self.activation_cost, votes.shape[3], self)

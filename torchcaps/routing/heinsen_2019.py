@@ -16,7 +16,6 @@ from torchcaps.routing.base import (
     Routed,
     Routing,
     Steps,
-    check_steps,
     register_routing,
     unbound,
 )
@@ -111,7 +110,7 @@ class Heinsen2019Routing(Routing):
             weights = weights.to(compute_dtype(weights)).sigmoid()
         gaussian = self.model == "gaussian"
         similarity: Gaussian | None = None
-        steps = check_steps(self.steps)
+        steps = self.steps
         for step in range(steps):
             moments = votes.moments(similarity, weights, scatter=gaussian)
             score = _score(votes, similarity, weights, moments.mass, benefit, cost)

@@ -16,7 +16,6 @@ from torchcaps.routing.base import (
     Routed,
     Routing,
     Steps,
-    check_steps,
     register_routing,
     unbound,
 )
@@ -215,7 +214,7 @@ class Heinsen2022Routing(Routing):
             cost = cost * pairs.mT
         logits = children.new_zeros(J, I)
         parents = children.new_zeros(B, J, D)
-        for step in range(check_steps(self.steps)):
+        for step in range(self.steps):
             if step > 0:
                 logits = _fit(children, parents, weights)
             if apart is not None:

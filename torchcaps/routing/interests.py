@@ -15,7 +15,6 @@ from torchcaps.routing.base import (
     Routing,
     Steps,
     check_parents,
-    check_steps,
     register_routing,
 )
 from torchcaps.spec import settings
@@ -109,7 +108,7 @@ class InterestRouting(Routing):
         logits = logits.expand(votes.shape[:3])
         if self.form == "released":
             return self._released(votes, activation, logits, pairs)
-        steps = check_steps(self.steps)
+        steps = self.steps
         for step in range(steps):
             logits = _paired(logits, pairs)
             pose = squash(votes.moments(Given(logits), activation).sum)
@@ -137,7 +136,7 @@ class InterestRouting(Routing):
         # A vote of length 1 is the vote with the inverse of its length as weight.
         shrink = 1 / positive(length(votes.dense()[:, :, 0]))  # [B, I]
         weights = shrink if activation is None else activation * shrink
-        steps = check_steps(self.steps)
+        steps = self.steps
         for step in range(steps):
             logits = _paired(logits, pairs)
             # The squash before this division would square the length: 1e-10 of float32

@@ -16,7 +16,6 @@ from torchcaps.routing.base import (
     Routed,
     Routing,
     Steps,
-    check_steps,
     register_routing,
 )
 from torchcaps.routing.maps import Direct
@@ -115,7 +114,7 @@ class KernelDensityRouting(Routing):
         """
         similarity: SquashedDistance | None = None
         before = 0.0
-        steps = check_steps(self.steps)
+        steps = self.steps
         for step in range(steps):
             moments = votes.moments(similarity)
             pose = squash(mean_of(moments), self.squash)
@@ -283,7 +282,7 @@ class FastKernelDensityRouting(Routing):
         votes = votes.under(Direct())
         shares: MeanShiftShares | KernelMixtureShares | None = None
         centres: list[Tensor] = []
-        steps = check_steps(self.steps)
+        steps = self.steps
         for step in range(steps):
             assigned = uniform if shares is None else votes
             moments = assigned.moments(shares, activation)

@@ -4,31 +4,27 @@ with hard assignments.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from torchcaps.numerics import Finite, as_constants, check_choice, negligible
+from torchcaps.numerics import Finite, as_constants, negligible
 from torchcaps.ops import Distance, Gaussian, InnerProduct, Moments, Similarity, Votes
 from torchcaps.ops.backend import mean_of
 from torchcaps.routing.base import (
-    GRADIENTS,
     Gradient,
     Routed,
     Routing,
     Steps,
-    check_steps,
     gradient_context,
     register_routing,
 )
-from torchcaps.routing.dynamic import Squashed
 from torchcaps.routing.evidence import AgreementRouting
 from torchcaps.routing.means import (
     Softmax,
     check_softmax,
-    under_softmax,
     weights_for_means,
 )
 from torchcaps.spec import settings
@@ -100,20 +96,10 @@ def _read(votes: Votes, similarity: Similarity | None, assignment: Assignment) -
     return votes.restricted(hard=True)
 
 
-def inner_product_kmeans_routing(
-    votes: Votes,
-    weights: Tensor | None = None,
-    *,
-    steps: int = 3,
-    sharpness: float = 1.0,
-    squash_kind: str | Squashed = "half",
-    initial: Routed | None = None,
-    assignment: Assignment = "soft",
-    softmax: Softmax = "parents",
-    gradient: Gradient = "all",
-) -> Routed:
-    r"""Route by soft K-Means with the similarity :math:`\langle V_{ij}, s_j / |s_j|
-    \rangle`.
+@register_routing("kmeans")
+@settings
+class InnerProductKMeansRouting(AgreementRouting):
+    r"""Soft K-Means with the similarity :math:`\langle V_{ij}, s_j / |s_j| \rangle`.
 
     .. math::
         R_{ij} = \operatorname{softmax}_j \Big( K \Big\langle \frac{s_j}{|s_j|}, V_{ij} \Big\rangle \Big), \quad
@@ -124,80 +110,26 @@ def inner_product_kmeans_routing(
     similarity, so nothing grows with the number of steps.
 
     Args:
-        votes: the votes of I children for J parents.
-        weights: child activations, (N, G), or None.
-        steps: how many times the assignment is made, the uniform first one included.
-        sharpness: K; at 1 the scale of the transforms learns it.
-        squash_kind: a row of the table in :func:`~torchcaps.squash`; or a function of
-            the poses (B, J, H), such as a :class:`~torchcaps.LearnedSquash`.
-        initial: parents of an earlier call, to go on from their directions.
-        assignment: ``"straight_through"`` gives the whole child to its most similar
-            parent, in all steps but the first one, with the gradients of the soft
-            centres. The poses are those of :class:`HardKMeansRouting`. Each of these
-            steps takes two passes over the votes.
-        softmax: over the ``"parents"`` of a child; or over the ``"children"`` of a
-            parent, whose centre is then a weighted mean of its votes, from 1 / I. Su
-            2018a tried both and found little difference.
-        gradient: through ``"all"`` steps; or only through the ``"last"``, which takes
-            the centres before it as a fixed point, so that memory does not grow with
-            the steps.
-
-    Raises:
-        ValueError: if there is no such assignment or softmax, ``"straight_through"``
-            beside a softmax over the children, or ``initial`` beside
-            ``"straight_through"``: a parent that no vote chose keeps its centre, which
-            a squashed pose does not tell.
-
-    Source: Su Jianlin 2018b, "Another new year's offering: from K-Means to Capsule"
-    (kexue.fm/archives/5112).
-    """
-    check_steps(steps)
-    check_choice("assignment", assignment, get_args(Assignment))
-    check_choice("gradient", gradient, GRADIENTS)
-    if softmax != "parents":
-        votes = under_softmax(votes, softmax, straight_through=assignment != "soft")
-    if initial is not None and assignment != "soft":
-        raise ValueError(f"initial must be None with assignment {assignment!r}")
-    if initial is None:
-        similarity = None
-    else:
-        similarity = InnerProduct(sharpness * normalize(initial.pose, dim=-1))
-    centre: Tensor | None = None
-    for step in range(steps):
-        with gradient_context(gradient, step, steps):
-            if centre is None or similarity is None or assignment == "soft":
-                centre = votes.moments(similarity, weights).sum
-            else:
-                moved = partial(_moved_sum, old=centre)
-                centre = _straight_through(votes, similarity, weights, moved)
-            if step < steps - 1:
-                similarity = InnerProduct(sharpness * normalize(centre, dim=-1))
-    assert centre is not None
-    if isinstance(squash_kind, str):
-        pose = squash(centre, squash_kind)
-    else:
-        pose = squash_kind(centre)
-    return Routed(pose, length(pose), _read(votes, similarity, assignment), similarity)
-
-
-@register_routing("kmeans")
-@settings
-class InnerProductKMeansRouting(AgreementRouting):
-    """Module form of :func:`inner_product_kmeans_routing`.
-
-    Args:
         steps: how many times the assignment is made, the uniform first one included.
         sharpness: K; at 1 the scale of the transforms learns it.
         squash: a row of the table in :func:`~torchcaps.squash`, or ``learned``: n² / (c
             + n²), whose constant c is learned inside the routing, from 0.5 on
             (:class:`~torchcaps.LearnedSquash`).
-        assignment: ``soft``, or ``straight_through``: hard in the forward pass, soft in
-            the backward pass.
-        softmax: over the ``parents`` of a child, or over the ``children`` of a parent.
-        gradient: through ``all`` steps, or only the ``last``, whose memory does not
-            grow with the steps.
+        assignment: ``soft``; or ``straight_through``, which gives the whole child to
+            its most similar parent, in all steps but the first one, with the gradients
+            of the soft centres. The poses are those of :class:`HardKMeansRouting`. Each
+            of these steps takes two passes over the votes.
+        softmax: over the ``parents`` of a child; or over the ``children`` of a parent,
+            whose centre is then a weighted mean of its votes, from 1 / I. Su 2018a
+            tried both and found little difference.
+        gradient: through ``all`` steps; or only through the ``last``, which takes the
+            centres before it as a fixed point, so that memory does not grow with the
+            steps.
         evidence: learn where each child belongs by itself, and start from that: see
             :class:`~torchcaps.routing.AgreementRouting`.
+
+    Source: Su Jianlin 2018b, "Another new year's offering: from K-Means to Capsule"
+    (kexue.fm/archives/5112).
 
     Example:
         >>> layer = tc.CapsLinear(
@@ -232,18 +164,31 @@ class InnerProductKMeansRouting(AgreementRouting):
         initial: Routed | None = None,
     ) -> Routed:
         """Route the votes; the child activations are the lengths of their poses, and
-        are not used again.
+        are not used again. With ``initial``, it goes on from the directions of those
+        parents.
         """
-        return inner_product_kmeans_routing(
-            votes,
-            steps=self.steps,
-            sharpness=self.sharpness,
-            squash_kind=self.squashed(self.squash),
-            initial=initial,
-            assignment=self.assignment,
-            softmax=self.softmax,
-            gradient=self.gradient,
-        )
+        if self.softmax == "children":
+            votes = votes.over_children()
+        centre: Tensor | None = None
+        similarity = None if initial is None else self._along(initial.pose)
+        for step in range(self.steps):
+            with gradient_context(self.gradient, step, self.steps):
+                if centre is None or similarity is None or self.assignment == "soft":
+                    centre = votes.moments(similarity).sum
+                else:
+                    moved = partial(_moved_sum, old=centre)
+                    centre = _straight_through(votes, similarity, None, moved)
+                if step < self.steps - 1:
+                    similarity = self._along(centre)
+        assert centre is not None
+        kind = self.squashed(self.squash)
+        pose = squash(centre, kind) if isinstance(kind, str) else kind(centre)
+        assigned = _read(votes, similarity, self.assignment)
+        return Routed(pose, length(pose), assigned, similarity)
+
+    def _along(self, centre: Tensor) -> InnerProduct:
+        """How far votes point in the directions of these centres."""
+        return InnerProduct(self.sharpness * normalize(centre, dim=-1))
 
 
 @register_routing("euclidean")
@@ -318,15 +263,14 @@ class EuclideanKMeansRouting(AgreementRouting):
         weights = weights_for_means(votes, activation)
         mean = None if initial is None else initial.pose
         similarity = None if mean is None else self._near(mean)
-        steps = check_steps(self.steps)
-        for step in range(steps):
-            with gradient_context(self.gradient, step, steps):
+        for step in range(self.steps):
+            with gradient_context(self.gradient, step, self.steps):
                 moved = partial(_moved_mean, old=mean)
                 if similarity is None or self.assignment == "soft":
                     mean = moved(votes.moments(similarity, weights))
                 else:
                     mean = _straight_through(votes, similarity, weights, moved)
-                if step < steps - 1:
+                if step < self.steps - 1:
                     similarity = self._near(mean)
         assert mean is not None
         assigned = _read(votes, similarity, self.assignment)
@@ -388,7 +332,6 @@ class HardKMeansRouting(Routing):
             return self._clustered(votes, activation)
 
     def _clustered(self, votes: Votes, activation: Tensor | None) -> Routed:
-        steps = check_steps(self.steps)
         weights = None
         centre_of = _sum
         if self.metric == "euclidean":
@@ -396,9 +339,9 @@ class HardKMeansRouting(Routing):
             centre_of = mean_of
         similarity: Similarity | None = None
         centre = centre_of(votes.moments(similarity, weights))
-        if steps > 1:
+        if self.steps > 1:
             votes = votes.restricted(hard=True)
-        for _ in range(steps - 1):
+        for _ in range(self.steps - 1):
             if self.metric == "euclidean":
                 similarity = Gaussian.spherical(centre, 1.0)
             else:

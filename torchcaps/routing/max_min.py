@@ -3,6 +3,7 @@ al. 2019).
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,9 +11,9 @@ from torch import Tensor
 from torchcaps.numerics import positive, resolution
 from torchcaps.ops import Competition, Votes
 from torchcaps.routing.base import Routed, Routing, Steps, register_routing
-from torchcaps.routing.dynamic import dynamic_routing
+from torchcaps.routing.dynamic import route_by_agreement
 from torchcaps.spec import settings
-from torchcaps.squashing import SquashKind
+from torchcaps.squashing import SquashKind, squash
 
 
 @dataclass(frozen=True)
@@ -74,4 +75,5 @@ class MaxMinRouting(Routing):
         already, and are not used again.
         """
         votes = votes.under(MaxMin())
-        return dynamic_routing(votes, steps=self.steps, squash_kind=self.squash)
+        squashed = partial(squash, kind=self.squash)
+        return route_by_agreement(votes, steps=self.steps, squashed=squashed)

@@ -3,12 +3,12 @@ activations.
 """
 
 import math
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import check_choice, quotient
+from torchcaps.numerics import quotient
 from torchcaps.ops import Moments, Similarity, Votes
 
 
@@ -38,30 +38,19 @@ def weights_for_means(votes: Votes, weights: Tensor | None) -> Tensor:
 
 Softmax = Literal["parents", "children"]
 """Over what the softmax of an assignment is: which of them compete."""
-SOFTMAXES = get_args(Softmax)
-
-
-def under_softmax(votes: Votes, softmax: Softmax, **settings: bool) -> Votes:
-    r"""The votes with a softmax over another axis than that of the parents: over the
-    children, :math:`\sum_i R_{ij} = 1`.
-
-    Args:
-        votes: the votes of I children for J parents.
-        softmax: over ``"children"``, see :class:`~torchcaps.ops.OverChildren`.
-        settings: those that only make sense where parents compete, and whether they
-            are chosen.
-
-    Raises:
-        ValueError: if there is no such softmax, or one of these settings is chosen
-            beside ``"children"``.
-    """
-    check_softmax(softmax, **settings)
-    return votes.over_children()
 
 
 def check_softmax(softmax: Softmax, **settings: bool) -> None:
-    """Checks what the softmax is over; raises as :func:`under_softmax`."""
-    check_choice("softmax", softmax, SOFTMAXES)
+    """Check what is chosen beside a softmax over the children of a parent.
+
+    Args:
+        softmax: over what it is.
+        settings: settings that only make sense where parents compete, and whether they
+            are chosen.
+
+    Raises:
+        ValueError: if one of them is chosen beside ``"children"``.
+    """
     chosen = [name for name, value in settings.items() if value]
     if softmax == "children" and chosen:
         raise ValueError(

@@ -17,7 +17,6 @@ from torchcaps.routing.base import (
     Routed,
     Routing,
     Steps,
-    check_steps,
     gradient_context,
     register_routing,
     unbound,
@@ -139,7 +138,7 @@ class SlotAttentionRouting(Routing):
                 self.first(B, J, keyed.dtype) if initial is None else initial.pose
             ).to(keyed.dtype)
             slots = first
-            steps = check_steps(self.steps)
+            steps = self.steps
             for step in range(steps):
                 if self.gradient == "last" and step == steps - 1:
                     slots = passed_on(first, slots)

@@ -16,7 +16,6 @@ from torchcaps.routing.base import (
     Routed,
     Routing,
     Steps,
-    check_steps,
     gradient_context,
     register_routing,
     unbound,
@@ -127,7 +126,7 @@ class SlotMixtureRouting(Routing):
             mean = first
             variance = torch.ones_like(first)
             log_share = None
-            steps = check_steps(self.steps)
+            steps = self.steps
             for step in range(steps):
                 if self.gradient == "last" and step == steps - 1:
                     mean = passed_on(first, mean)

@@ -16,7 +16,6 @@ from torchcaps.routing.base import (
     Routing,
     Steps,
     check_parents,
-    check_steps,
     register_routing,
 )
 from torchcaps.spec import settings
@@ -88,7 +87,7 @@ class VariationalBayesRouting(Routing):
         """Route the votes; children are weighted by their activations."""
         check_parents(self, self.unit_cost, votes)
         similarity: Gaussian | None = None
-        for _ in range(check_steps(self.steps)):
+        for _ in range(self.steps):
             # The first assignment is 1 / J, whatever competes afterwards.
             of_step = votes.under(PARENTS) if similarity is None else votes
             moments = of_step.moments(similarity, activation, scatter=True)

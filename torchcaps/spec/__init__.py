@@ -34,7 +34,7 @@ from torchcaps.spec.registry import (
     registry_of,
     same_class,
 )
-from torchcaps.spec.settings import argument, check_fields, settings
+from torchcaps.spec.settings import argument, check_field, check_fields, settings
 from torchcaps.spec.wire import (
     Given,
     Spec,

@@ -4,9 +4,9 @@ and kept.
 
 import inspect
 from collections.abc import Callable
-from dataclasses import InitVar, dataclass, field
-from functools import wraps
-from typing import Any
+from dataclasses import InitVar, dataclass, field, fields, is_dataclass
+from functools import cache, wraps
+from typing import Any, get_type_hints
 
 from typing_extensions import dataclass_transform
 
@@ -155,3 +155,23 @@ def check_fields(thing: Any) -> None:
     kind: Any = type(thing)
     for name, argument in declared(kind).arguments.items():
         check(argument.hint, getattr(thing, name), name)
+
+
+def check_field(cls: type, name: str, value: Any) -> None:
+    """Check a new value of an attribute, where a dataclass declares it as a field.
+
+    Raises:
+        ValueError: if it does not fit the type hint; names the field.
+    """
+    hint = _field_hints(cls).get(name)
+    if hint is not None:
+        check(hint, value, name)
+
+
+@cache
+def _field_hints(cls: type) -> dict[str, Any]:
+    """The type hints of a dataclass's fields; empty for other classes."""
+    if not is_dataclass(cls):
+        return {}
+    hints = get_type_hints(cls, include_extras=True)
+    return {item.name: hints[item.name] for item in fields(cls)}

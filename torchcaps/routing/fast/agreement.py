@@ -19,8 +19,8 @@ from torchcaps.ops.fused import Call, passes
 from torchcaps.ops.fused.call import Agreement, sizes_of
 from torchcaps.ops.fused.deferred import NativeVotes, recorded
 from torchcaps.ops.fused.operators import operator
-from torchcaps.routing.base import Routed, check_steps, fast
-from torchcaps.routing.dynamic import DynamicRouting, dynamic_routing
+from torchcaps.routing.base import Routed, fast
+from torchcaps.routing.dynamic import DynamicRouting, route_by_agreement
 from torchcaps.routing.fast import folded
 from torchcaps.routing.fast.triton import all_at_once, layers, like
 from torchcaps.squashing import kind_of, length, squash_by
@@ -46,7 +46,6 @@ class _Problem(NamedTuple):
     @classmethod
     def of(cls, routing: DynamicRouting, votes: Votes) -> "_Problem | None":
         """Make it; None where the kernels do not have these settings or votes."""
-        check_steps(routing.steps)
         competition = votes.competition
         plain = type(competition) is Competition and not competition.hard
         if routing.squash == "learned" or not plain:
@@ -98,12 +97,12 @@ def _reference(sites: Tensor | None, agreement: Agreement, *tensors: Any) -> Ten
     children, transforms, coordinates, bias = tensors
     steps, constant, accumulate, orphan = agreement
     competition = Competition(orphan=orphan)
-    routed = dynamic_routing(
+    routed = route_by_agreement(
         Votes(children, transforms, coordinates, competition, "naive", sites),
         steps=steps,
         bias=bias,
         accumulate=accumulate,
-        squash_kind=partial(squash_by, constant),
+        squashed=partial(squash_by, constant),
     )
     similarity: Any = routed.similarity
     return routed.pose, None if similarity is None else similarity.alpha

@@ -27,7 +27,7 @@ from torchcaps.ops.derivatives import Tensors, gradients
 from torchcaps.ops.fused.call import Call, EMOptions, EMSteps
 from torchcaps.ops.fused.operators import operator
 from torchcaps.ops.votes import check_field
-from torchcaps.routing.base import Routed, check_steps, fast
+from torchcaps.routing.base import Routed, fast
 from torchcaps.routing.em import EMRouting
 from torchcaps.routing.fast.triton import all_at_once, layers, like
 
@@ -43,7 +43,6 @@ def em_in_triton(
     routing: EMRouting, votes: Votes, activation: Tensor | None
 ) -> Routed | None:
     """All steps in few launches."""
-    check_steps(routing.steps)
     competition = votes.competition
     if votes.mask is not None or type(competition) not in (Competition, GridWide):
         return None

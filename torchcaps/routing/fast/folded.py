@@ -13,7 +13,7 @@ from torchcaps.ops.folded import FoldedSteps
 from torchcaps.ops.fused import folded
 from torchcaps.ops.fused.deferred import recorded
 from torchcaps.routing.attention import AttentionRouting
-from torchcaps.routing.base import Routed, check_steps, fast
+from torchcaps.routing.base import Routed, fast
 from torchcaps.routing.dynamic import DynamicRouting
 from torchcaps.routing.kmeans import InnerProductKMeansRouting
 from torchcaps.squashing import kind_of, length, squash
@@ -52,7 +52,6 @@ def routed(
 
 def agreement(routing: DynamicRouting, votes: Votes) -> Routed | None:
     """Dynamic routing; None where it cannot be."""
-    check_steps(routing.steps)
     if routing.squash == "learned":
         return None
     constant = kind_of(routing.squash).constant
@@ -76,7 +75,6 @@ def kmeans(
     routing: InnerProductKMeansRouting, votes: Votes, activation: Tensor | None
 ) -> Routed | None:
     """Inner-product K-Means."""
-    check_steps(routing.steps)
     kind: Any = routing.squashed(routing.squash)
     constant = kind_of(kind).constant if isinstance(kind, str) else None
     settings = FoldedSteps(
@@ -98,7 +96,6 @@ def attention(
     routing: AttentionRouting, votes: Votes, activation: Tensor | None
 ) -> Routed | None:
     """Inverted dot-product attention."""
-    check_steps(routing.steps)
     size = votes.shape[-1]
     if size == 1 or (routing.training and routing.dropout):
         return None
