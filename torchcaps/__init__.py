@@ -132,7 +132,8 @@ def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return import_module(f"{__name__}.{name}")
     if name not in __all__:
-        raise AttributeError(  # with both, Python suggests a name that is near
+        # With the name and the module, Python suggests a name that is near.
+        raise AttributeError(
             f"module {__name__!r} has no attribute {name!r}",
             name=name,
             obj=sys.modules[__name__],

@@ -178,9 +178,8 @@ def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
     precision.
     """
     kind = tensor.device.type
-    if kind == "meta" or not torch.is_autocast_enabled(
-        kind
-    ):  # only if on: torch.export cannot save the switch
+    # Only if autocast is on, because torch.export cannot save the switch.
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
         return _UNCHANGED
     return torch.autocast(device_type=kind, enabled=False)
 

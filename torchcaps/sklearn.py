@@ -31,7 +31,8 @@ with needing("estimators", "torchcaps[mixture]"):
         validate_data,
     )
 
-_INVERSE_TEMPERATURE = 10.0  # of the loss, and so of the probabilities
+# Of the loss, and so of the probabilities.
+_INVERSE_TEMPERATURE = 10.0
 
 
 @dataclass(eq=False, repr=False)
@@ -186,7 +187,8 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
         weights: Tensor,
     ) -> None:
         self.network_ = self._network().double()
-        self.network_(rows[:2])  # lazy layers learn their sizes
+        # Lazy layers learn their sizes.
+        self.network_(rows[:2])
         self.network_.to(self.device)
         loader = DataLoader(
             TensorDataset(rows, target, weights), int(self.batch_size), shuffle=True

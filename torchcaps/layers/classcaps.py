@@ -187,9 +187,8 @@ class ClassCaps(CapsuleLayer):
         self.axes = check_axes(axes)
         self.backend = known_backend(backend)
         if coordinates:
-            coordinate_addition(
-                *[1] * axes, math.prod(self.out_pose)
-            )  # raises if votes are too small for it
+            # Raises an error if votes are too small for it.
+            coordinate_addition(*[1] * axes, math.prod(self.out_pose))
         self.weight = nn.Parameter(
             torch.empty(
                 in_types,

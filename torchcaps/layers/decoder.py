@@ -45,9 +45,8 @@ def mask_capsules(capsules: Capsules, target: Tensor | None = None) -> Tensor:
     mask = chosen_classes(capsules, target)
     mask = mask.reshape(*mask.shape, *[1] * (capsules.pose.ndim - mask.ndim))
     dtype = real_dtype("pose", capsules.pose)
-    return (capsules.pose.masked_fill(mask == 0, 0.0) * mask).to(
-        dtype
-    )  # NaN times 0 is NaN
+    # Not a product with the mask: NaN times 0 is NaN.
+    return (capsules.pose.masked_fill(mask == 0, 0.0) * mask).to(dtype)
 
 
 def chosen_classes(capsules: Capsules, target: Tensor | None = None) -> Tensor:

@@ -70,9 +70,8 @@ class IdentityPath(SuggestsNames, nn.Module):
         self.mix = None
         if in_types != out_types:
             self.mix = nn.Parameter(torch.empty(groups, share, out_types // groups))
-            nn.init.normal_(
-                self.mix, std=1 / math.sqrt(share)
-            )  # keeps the deviation of a pose on average
+            # Keeps the deviation of a pose on average.
+            nn.init.normal_(self.mix, std=1 / math.sqrt(share))
 
     def forward(self, children: Capsules, windows: Windows) -> Tensor:
         """What is added to the parents' poses, (B, *grid', out_types, *pose), float32

@@ -88,11 +88,12 @@ def _differ(pose: Tensor) -> bool:
     return bool(spread.isfinite() and spread > resolution(pose.abs().max()))
 
 
+# m+, m- and lambda of the margin loss, by default.
 _PRESENT, _ABSENT, _DOWN_WEIGHT = (
     0.9,
     0.1,
     0.5,
-)  # m+, m- and lambda of the margin loss, by default
+)
 
 
 def balanced_length(parents: int) -> float:

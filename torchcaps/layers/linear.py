@@ -201,9 +201,8 @@ class CapsLinear(CapsuleLayer):
                 self.weight, std=init_std, a=-2 * init_std, b=2 * init_std
             )
         if self.child_weight is not None:
-            nn.init.normal_(
-                self.child_weight, std=1 / math.sqrt(P)
-            )  # keeps the length of a pose on average
+            # Keeps the length of a pose on average.
+            nn.init.normal_(self.child_weight, std=1 / math.sqrt(P))
         start_vote_bias(self.bias, init_std)
 
     def votes(self, children: Capsules | Tensor, mask: Tensor | None = None) -> Votes:

@@ -207,7 +207,8 @@ class PrimaryCapsNd(CapsuleLayer):
                 f"features must be (B, {self.conv.in_channels}, {AXES[self.axes]}), "
                 f"got shape {tuple(features.shape)}"
             )
-        self.sites(*features.shape[2:])  # raises if there are none
+        # Raises an error if there is no site.
+        self.sites(*features.shape[2:])
         pose = (
             self.norm(self.conv(features))
             .movedim(1, -1)

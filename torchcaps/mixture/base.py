@@ -402,7 +402,8 @@ def check_number(
             f"{name} must be {'an integer' if integral else 'a number'}, got {value!r}"
         )
     number = float(value)
-    if not (number > low if open_low else number >= low):  # NaN included
+    # Written so that NaN is refused, too.
+    if not (number > low if open_low else number >= low):
         raise ValueError(
             f"{name} must be {'more than' if open_low else 'at least'} {low}, got "
             f"{value!r}"

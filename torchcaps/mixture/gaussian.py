@@ -152,9 +152,8 @@ class Full:
         whiten = torch.linalg.solve_triangular(
             factors, identity, upper=False
         ).mT  # [J, D, D]
-        middle = points.mean(
-            0
-        )  # products with far points would lose the digits that count
+        # Products with far points would lose the digits that count.
+        middle = points.mean(0)
         means = torch.einsum("jd,jde->je", state.means - middle, whiten)
         log_determinant = 2 * factors.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         votes = Votes((points - middle)[None], whiten[None])

@@ -114,9 +114,9 @@ class AttentionCapsNet(CapsuleClassifier):
             places * types, self.classes, *shape, routing=routing
         )
         self.score = nn.Linear(size, 1)
-        self.score.bias.requires_grad_(
-            False
-        )  # no matter to the softmax: its gradient would be rounding
+        # The softmax does not change with it, so its gradient would be
+        # rounding.
+        self.score.bias.requires_grad_(False)
         self.decoder = None
         for caps, parents, children in (
             (self.conv_caps1, types, 9 * types),

@@ -197,9 +197,8 @@ class CapsMap(nn.Module):
         self.types = types
         self.stride = stride
         self.conv = nn.Conv2d(in_channels, types * dim, 3, stride, bias=False)
-        bound = math.sqrt(
-            3 / math.sqrt(self.conv.weight.numel())
-        )  # Keras: six axes, fans of the root of all numbers
+        # Keras: six axes, fans of the root of all numbers.
+        bound = math.sqrt(3 / math.sqrt(self.conv.weight.numel()))
         nn.init.uniform_(self.conv.weight, -bound, bound)
 
     def forward(self, features: Tensor) -> Tensor:

@@ -220,9 +220,8 @@ class EfficientCapsNet(CapsuleClassifier):
                 cut_normal(module.weight, he_deviation(module.weight[0].numel()))
                 zero_bias(module)
         kernel = self.primary_caps.conv
-        bound = math.sqrt(
-            6 / (kernel.weight[0].numel() * (1 + self.channels[-1]))
-        )  # fans k k and k k channels
+        # Fans k k and k k channels.
+        bound = math.sqrt(6 / (kernel.weight[0].numel() * (1 + self.channels[-1])))
         nn.init.uniform_(kernel.weight, -bound, bound)
         zero_bias(kernel)
         if self.decoder is not None and self.decoder_hidden is not None:
@@ -307,9 +306,9 @@ class UpsamplingDecoder(SuggestsNames, nn.Module):
     channels: AnySizes = (64, 128, 128)
 
     def __post_init__(self) -> None:
-        scale = 2 ** len(
-            self.channels
-        )  # all doublings; the convolutions make scale n - 2 scale pixels of scale n
+        # All doublings: the convolutions make scale n - 2 scale pixels of
+        # scale n.
+        scale = 2 ** len(self.channels)
         self.first = tuple(
             math.ceil((extent + 2 * scale) / scale) for extent in self.image_shape[1:]
         )

@@ -370,9 +370,8 @@ def _locate(source: str | Path) -> Path:
     near = "" if is_path else meant(folder.as_posix(), list_pretrained())
     near = near or ("" if is_path else seen_from(folder))
     pretrained = f"{', '.join(list_pretrained())}{near}"
-    if (
-        is_path or len(folder.parts) != 2 or folder.is_absolute()
-    ):  # a Hub repository reads owner/name
+    # A Hub repository reads owner/name.
+    if is_path or len(folder.parts) != 2 or folder.is_absolute():
         raise FileNotFoundError(
             f"{str(source)[:4000]} is not a folder with a saved network, nor in the "
             f"package, which has {pretrained}"
@@ -555,9 +554,10 @@ def _write_weights(state: Mapping[str, torch.Tensor], part: Path) -> None:
     """
     header = {}
     end = 0
+    # The header ends on a multiple of 8 bytes, so that all tensors are aligned.
     largest_first = sorted(
         state.items(), key=lambda entry: (-entry[1].element_size(), entry[0])
-    )  # so that all are aligned
+    )
     for name, tensor in largest_first:
         start = end
         end = end + tensor.nbytes

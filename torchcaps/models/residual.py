@@ -32,10 +32,11 @@ class Residual(nn.Module):
         projected: bool = False,
     ) -> None:
         super().__init__()
+        # A padded shortcut adds channels of zeros.
         self.added, self.stride = (
             channels - in_channels,
             stride,
-        )  # channels of zeros in a padded shortcut
+        )
         self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
         self.norm1 = nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)

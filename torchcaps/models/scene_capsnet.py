@@ -160,9 +160,8 @@ def _agreeing(weights: Tensor, votes: Tensor, overlap: float) -> Tensor:
             (mass @ alike.to(mass.dtype)).where(mass > 0, -1.0).argmax(-1)
         )  # [B, E]
         mine = (mass > 0) & alike.take_along_dim(leader[..., None], 1)
-        mine.scatter_(
-            2, leader[..., None], mass.gather(2, leader[..., None]) > 0
-        )  # an empty box is unlike itself
+        # An empty box is unlike itself.
+        mine.scatter_(2, leader[..., None], mass.gather(2, leader[..., None]) > 0)
         group = torch.where(mine, (first + leader)[..., None], group)
         mass = mass.where(~mine, 0.0)
     return group.view(weights.shape)
@@ -219,9 +218,8 @@ class _SceneNetwork(ImageClassifier):
         (B, E).
         """
         lobes = _lobes(self._cut(self.maps_of(images)))
-        return (lobes == _indices(lobes)).sum(
-            (2, 3)
-        )  # each is numbered by one of its cells
+        # Each thing is numbered by one of its cells.
+        return (lobes == _indices(lobes)).sum((2, 3))
 
     @abstractmethod
     def maps_of(self, images: Tensor) -> Tensor:

@@ -307,9 +307,8 @@ class PooledSet(SetClassifier):
         """Return the activations of the classes."""
         features, there = self.features(elements, there, edges)
         if self.pool == "max":
-            pooled = features.amax(
-                2
-            )  # after ReLU: the 0 of padding is never above what is there
+            # After ReLU, the 0 of padding is never above what is there.
+            pooled = features.amax(2)
         else:
             pooled = features.sum(2) / (
                 there.sum(1, keepdim=True) if self.pool == "mean" else 1

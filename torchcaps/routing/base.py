@@ -302,7 +302,8 @@ class Routing(SuggestsNames, nn.Module, ABC):
         Dot-Product Attention Routing".
         """
         B, I, J, H = votes.shape
-        more: dict[str, Any] = {}  # of what a routing may take
+        # The arguments of ``route`` that only some routings take.
+        more: dict[str, Any] = {}
         if initial is not None:
             if not self.resumable:
                 raise ValueError(
@@ -531,9 +532,8 @@ def as_capsules(routed: Routed, pose_shape: tuple[int, ...], dtype: Any) -> Caps
             f"{tuple(pose.shape)} and {tuple(activation.shape)}"
         )
     pose = pose.unflatten(-1, pose_shape) if len(pose_shape) > 1 else pose
-    if (
-        pose.dtype != dtype or activation.dtype != dtype
-    ):  # even where there is nothing to do ``to`` takes its time
+    # ``to`` takes its time even where there is nothing to do.
+    if pose.dtype != dtype or activation.dtype != dtype:
         pose = pose.to(dtype)
         activation = activation.to(dtype)
     return Capsules(pose, activation)
@@ -575,9 +575,9 @@ class BatchStandard(nn.BatchNorm1d):
         """The same shape, standardised."""
         batch = batch.movedim(self.axis, 1)
         many = self.training
-        if (
-            batch.numel() <= self.num_features
-        ):  # in a statement: where a compiler leaves sizes open it decides here
+        # A statement, and not an expression: where a compiler leaves sizes
+        # open it decides here.
+        if batch.numel() <= self.num_features:
             many = False
         mean = self.running_mean.to(batch)
         variance = self.running_var.to(batch)
@@ -589,9 +589,8 @@ class BatchStandard(nn.BatchNorm1d):
             momentum=self.momentum or 0.0,
             eps=self.eps,
         )
-        if (
-            many and mean.dtype != self.running_mean.dtype
-        ):  # only the copies were updated
+        # Only the copies were updated.
+        if many and mean.dtype != self.running_mean.dtype:
             self.running_mean.copy_(mean)
             self.running_var.copy_(variance)
         return normalised.movedim(1, self.axis)

@@ -105,7 +105,8 @@ class Heinsen2019Routing(Routing):
         cost = self.cost.expand(-1, votes.parents)
         weights = activation
         if self.logits and activation is not None:
-            weights = votes.present(activation)  # what is not there may be NaN
+            # A child that is not there may be NaN.
+            weights = votes.present(activation)
             assert weights is not None
             weights = weights.to(compute_dtype(weights)).sigmoid()
         gaussian = self.model == "gaussian"

@@ -200,7 +200,8 @@ class Heinsen2022Routing(Routing):
         count = children.new_full((), I)
         if present is not None:
             count = present.sum(1, keepdim=True).clamp(min=1).to(children.dtype)
-        scale = count.rsqrt()  # of the children; they get it when they are added up
+        # The children get this factor when they are added up.
+        scale = count.rsqrt()
         evidence = torch.einsum("bid,id->bi", children, weights.presence.expand(I, -1))
         presence = (evidence * scale + weights.presence_bias).sigmoid()
         if present is not None:

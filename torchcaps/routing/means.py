@@ -27,9 +27,8 @@ def weights_for_means(votes: Votes, weights: Tensor | None) -> Tensor:
         weights: child activations, (N, G), or None for ones.
     """
     dtype = votes.dtype
-    large = 2.0 ** (
-        -math.log2(torch.finfo(dtype).tiny) // 4
-    )  # a power of two, 2^31 in float32: no digit changes
+    # A power of two, 2^31 in float32, so that no digit changes.
+    large = 2.0 ** (-math.log2(torch.finfo(dtype).tiny) // 4)
     weights = votes.present(weights)
     if weights is None:
         return votes.children.new_full(votes.children.shape[:2], large, dtype=dtype)

@@ -46,9 +46,8 @@ class Entmax(Competition):
         excess = (1 - deviation) / count
         some = excess > 0
         threshold = mean - torch.where(some, torch.where(some, excess, 1.0).sqrt(), 0.0)
-        last = ((threshold <= largest) & some).sum(-1, keepdim=True).clamp(
-            min=1
-        ) - 1  # 0 only for NaN, which stays NaN
+        # It is 0 for NaN only, which stays NaN.
+        last = ((threshold <= largest) & some).sum(-1, keepdim=True).clamp(min=1) - 1
         return (half - threshold.gather(-1, last)).relu().square()
 
 

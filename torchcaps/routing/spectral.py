@@ -138,9 +138,10 @@ def _eigenpair(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     vectors = torch.where(finite, vectors, torch.nan)
     gap = values[..., -1:] - values[..., :-1]
     limits = torch.finfo(values.dtype)
+    # So that 1 / gap is finite.
     apart = gap > (values[..., -1:] * limits.eps * values.shape[-1]).clamp(
         min=4 * limits.tiny
-    )  # 1 / gap is finite
+    )
     value = values[..., -1].contiguous()
     return (
         value,
@@ -165,9 +166,8 @@ def _turn(
     sideways = torch.where(
         simple[..., None], push - (push * top).sum(-1, keepdim=True) * top, 0.0
     )
-    factors, pivots, _ = torch.linalg.lu_factor_ex(
-        system
-    )  # linalg.solve is wrong in forward mode inside forward mode
+    # linalg.solve is wrong in forward mode inside forward mode.
+    factors, pivots, _ = torch.linalg.lu_factor_ex(system)
     return torch.linalg.lu_solve(factors, pivots, sideways[..., None]).squeeze(-1)
 
 

@@ -120,9 +120,8 @@ class Registry(dict[str, Any]):
         if not matching:
             raise NotKnown(self.unknown(name, place or self.kind))
         package = package_of(self.base.__module__)
-        from_here = [
-            cls for cls in matching if package_of(cls.__module__) == package
-        ]  # one of the user's goes by its path
+        # A class of the user's goes by its path.
+        from_here = [cls for cls in matching if package_of(cls.__module__) == package]
         self.check_arguments((from_here or matching)[0])
         return (from_here or matching)[0]
 

@@ -281,7 +281,8 @@ def _check_edges(
         ):
             continue
         if competing.competition.hard and not problem.parents:
-            continue  # there is none to take all of the child
+            # No parent takes all of the child.
+            continue
         try:
             if problem is hurt:
                 _expect_nan(backend, tensors, compared, competing)

@@ -61,7 +61,9 @@ def assert_same_on_backends(results: Callable[[str], Mapping[str, Tensor]]) -> N
         if backend not in ("chunked", FUSED["cpu"]) or (
             backend == FUSED["cpu"] and why_not(backend)
         ):
-            continue  # the reference, for another device, or not available here
+            # The reference itself, a backend for another device, or one
+            # not available here.
+            continue
         try:
             result = results(backend)
         except ValueError as error:

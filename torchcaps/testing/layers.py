@@ -234,9 +234,8 @@ def _examples_of_a_batch(subject: Subject) -> None:
 
 def _dtypes(subject: Subject) -> None:
     rounded = subject.as_dtype(torch.float32)
-    layer = (
-        subject.apart().float()
-    )  # of a batch as small as this, statistics leave few digits
+    # Statistics of a batch as small as this leave few digits.
+    layer = subject.apart().float()
     result = _results(layer, rounded, gradients=subject.learns)
     expected = _results(
         copy.deepcopy(layer).double(),

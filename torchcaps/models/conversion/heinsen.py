@@ -56,7 +56,8 @@ def read(file: Path) -> Converted:
     )
     weights = {}
     for name, tensor in state.items():
-        if not name.endswith("CONST_one"):  # a buffer that holds a 1
+        # That buffer holds a 1.
+        if not name.endswith("CONST_one"):
             new_name = _renamed(name)
             stored = Stored(
                 name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
@@ -76,14 +77,16 @@ def _declared(file: Path) -> dict[str, Tensor]:
     """A state dict without memory for its numbers; a ``ValueError`` if the file is too
     short to hold them.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode  # takes a second to import
+    # Takes a second to import.
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
     size = stated = file.stat().st_size
+    # What is not an archive is left to torch, which names it.
     with (
         suppress(BadZipFile),
         opened(file) as content,
         ZipFile(content) as archive,
-    ):  # of what is no archive, torch says what it is
+    ):
         stated = sum(part.file_size for part in archive.infolist())
     if stated > size:
         raise ValueError(f"{file} states {stated:,} bytes, and has {size:,}")
