@@ -126,8 +126,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what is asked for, when it is: importing torch takes seconds, and reading
-    options does not need it.
+    """Import public names on first use, because importing torch takes seconds and
+    reading options does not need it.
     """
     if name in _ROOMS:
         return import_module(f"{__name__}.{name}")

@@ -131,7 +131,7 @@ class _Tied(torch.autograd.Function):
     def setup_context(
         ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]
     ) -> None:
-        """Keeps nothing."""
+        """Save nothing for the backward pass."""
 
     @staticmethod
     def backward(

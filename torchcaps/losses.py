@@ -84,7 +84,7 @@ def margin_loss(
             its classes; default: all 1.
 
     Raises:
-        TypeError: if the activation or the target is no tensor.
+        TypeError: if the activation or the target is not a tensor.
         ValueError: if shapes do not fit, a label or the mask is out of range, or there
             is no such weighting. The numbers of a mask are checked on a CPU only.
 
@@ -381,7 +381,7 @@ def spread_loss(
             B times this one.
 
     Raises:
-        ValueError: if shapes do not fit, the target is no labels, a label is out of
+        ValueError: if shapes do not fit, the target is not labels, a label is out of
             range, or there is no such reduction.
 
     Source: Hinton, Sabour & Frosst 2018, equation 3.

@@ -230,16 +230,17 @@ _is_batched = torch._C._functorch.is_batchedtensor
 _is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
-def several(upstream: Sequence[Tensor | None]) -> bool:
-    """Whether several gradients flow at once, as one tensor that no kernel can read:
-    then formulas must do.
+def any_batched(upstream: Sequence[Tensor | None]) -> bool:
+    """Whether an upstream gradient is batched. The kernels cannot read a batched
+    tensor, so plain operations are used.
 
-    So it is under ``is_grads_batched`` of ``torch.autograd.grad``, ``vectorize`` of
+    This happens with ``is_grads_batched`` of ``torch.autograd.grad``, ``vectorize`` of
     ``torch.autograd.functional``, and a ``vmap`` of a backward pass alone.
     """
     if torch.compiler.is_compiling():
         return False
-    for gradient in upstream:  # a generator takes longer
+    # A loop, because a generator takes longer.
+    for gradient in upstream:
         if gradient is not None and (
             _is_legacy_batched(gradient) or _is_batched(gradient)
         ):
@@ -255,7 +256,7 @@ def at_hand(tensor: Tensor) -> bool:
     """
     return (
         tensor.device.type == "cpu"
-        and not only_formulas()
+        and not needs_plain_ops()
         and not torch._C._len_torch_dispatch_stack()
     )
 
@@ -271,9 +272,9 @@ def can_be_kept() -> bool:
     )
 
 
-def only_formulas() -> bool:
-    """Whether derivatives must come from formulas: in forward mode, in ``torch.func``,
-    and where a graph is traced.
+def needs_plain_ops() -> bool:
+    """Whether derivatives must come from plain operations: in forward mode, in
+    ``torch.func``, and where a graph is traced.
 
     Elsewhere an operation may have a backward pass of its own, which is faster.
     """
@@ -400,7 +401,7 @@ def class_mask(activation: Tensor, target: Tensor) -> Tensor:
     (B, E).
 
     Raises:
-        TypeError: if one is no tensor.
+        TypeError: if one is not a tensor.
         ValueError: if shapes do not fit, a label is none of 0..E - 1 (on a GPU, CUDA's
             own assertion fails instead), or a mask has numbers outside of [0, 1] (which
             is checked on a CPU only).

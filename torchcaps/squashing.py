@@ -9,7 +9,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcaps.numerics import Positive, cast, compute_dtype, only_formulas, real_dtype
+from torchcaps.numerics import (
+    Positive,
+    cast,
+    compute_dtype,
+    needs_plain_ops,
+    real_dtype,
+)
 from torchcaps.spec import SuggestsNames, settings
 
 Dims = int | tuple[int, ...]
@@ -66,7 +72,7 @@ def length(pose: Tensor, dim: Dims = -1) -> Tensor:
             as in ``torch.sum``.
 
     Raises:
-        TypeError: if the pose is no tensor.
+        TypeError: if the pose is not a tensor.
         ValueError: if it is complex.
     """
     dtype = real_dtype("pose", pose)
@@ -74,7 +80,7 @@ def length(pose: Tensor, dim: Dims = -1) -> Tensor:
     # No axes are all of them in sums and norms, and none in squeeze.
     if not isinstance(dim, int) and not dim:
         dim = tuple(range(wide.ndim))
-    if only_formulas():
+    if needs_plain_ops():
         return cast(_length(wide, dim).squeeze(dim), dtype)
     if _needs_gradient(wide):
         return cast(_Length.apply(wide, dim).squeeze(dim), dtype)
@@ -241,7 +247,7 @@ def squash(pose: Tensor, kind: str = "sabour", dim: Dims = -1) -> Tensor:
         dim: the axis, or axes for matrix capsules, that one pose spans.
 
     Raises:
-        TypeError: if the pose is no tensor.
+        TypeError: if the pose is not a tensor.
         ValueError: if ``kind`` is not in the table, or the pose is complex.
     """
     settings = kind_of(kind, "kind")
@@ -249,7 +255,7 @@ def squash(pose: Tensor, kind: str = "sabour", dim: Dims = -1) -> Tensor:
     if kind == "none":
         return cast(pose, dtype)
     wide = cast(pose, compute_dtype(pose))
-    if only_formulas():
+    if needs_plain_ops():
         squashed = _squash(wide, settings, dim)
     else:
         if _needs_gradient(wide):

@@ -260,7 +260,7 @@ def parsed_json(text: str | bytes, kind: type = dict) -> Any:
     """Return the content of JSON, a ``kind``.
 
     Raises:
-        ValueError: it is no JSON, nested too deep, or another kind; or an object has
+        ValueError: it is not JSON, nested too deep, or another kind; or an object has
             one name twice, so that a value would be lost.
     """
     if isinstance(text, bytes):
@@ -372,7 +372,7 @@ def named_below(
         what: the name of such a file, likewise.
 
     Raises:
-        ValueError: the name is no text, is absolute or leads out of the folder; or it
+        ValueError: the name is not text, is absolute or leads out of the folder; or it
             is that of a folder, a device or a pipe; names the source.
         FileNotFoundError: there is no such file.
     """

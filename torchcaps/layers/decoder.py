@@ -36,7 +36,7 @@ def mask_capsules(capsules: Capsules, target: Tensor | None = None) -> Tensor:
             capsule with the largest activation.
 
     Raises:
-        TypeError: if the target is no tensor.
+        TypeError: if the target is not a tensor.
         ValueError: if it is neither labels nor a mask, or a label is out of range.
 
     Source: Sabour, Frosst & Hinton 2017, section 4.1.

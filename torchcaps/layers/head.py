@@ -41,7 +41,7 @@ class CapsHead(CapsuleLayer):
 
     Raises:
         TypeError: if the features are no tensor.
-        ValueError: if an argument is no size, or the features have another number of
+        ValueError: if an argument is not a size, or the features have another number of
             axes or of channels.
 
     Source: Sabour, Frosst & Hinton 2017, section 4; transforms that positions share:

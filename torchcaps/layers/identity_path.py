@@ -34,7 +34,7 @@ class IdentityPath(SuggestsNames, nn.Module):
         groups: as in the convolution.
 
     Raises:
-        ValueError: if an argument is no size, or ``groups`` does not divide both
+        ValueError: if an argument is not a size, or ``groups`` does not divide both
             numbers of types.
 
     Source: Liu et al. 2025, "Capsule networks with residual pose routing" (ResCaps), by

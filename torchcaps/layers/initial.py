@@ -171,7 +171,7 @@ def start_length(
         The factor by which the transforms were multiplied.
 
     Raises:
-        ValueError: if the target is no number above 0.
+        ValueError: if the target is not a number above 0.
 
     Source: after Mishkin & Matas 2016, "All you need is a good init", who scale to
     variance 1, layer by layer.
@@ -219,7 +219,7 @@ class _Probe:
         self.parents = 0
 
     def mean(self, factor: float) -> float:
-        """The mean activation; infinite where it is no number."""
+        """The mean activation. It is infinite if it overflows or is NaN."""
         for parameter, start in zip(_of_votes(self.layer), self.start, strict=True):
             parameter.copy_(start * factor)
         routed = self.layer.route(self.children)
@@ -229,8 +229,8 @@ class _Probe:
         return mean if math.isfinite(mean) else math.inf
 
     def factor(self, target: float | None) -> float:
-        """The smallest at which the mean crosses the target, or half of the largest
-        mean; 1 where no scale matters.
+        """The smallest factor at which the mean activation crosses the target, or half
+        of the largest mean if that is less. 1 if the scale has no effect.
         """
         now = self.mean(1.0)
         normalised = now > 1 and abs(self.mean(1 / 4) - now) < 0.1 * now

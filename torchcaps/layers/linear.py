@@ -291,7 +291,7 @@ class CapsLinear(CapsuleLayer):
             mask: bool (B, *sites), False for children that are not there, whose numbers
                 are then ignored; None if all are there. For a routing that masks pairs,
                 such as :class:`~torchcaps.routing.Heinsen2022Routing`, also bool (B,
-                *sites, J), False where a child has nothing to do with a parent; a child
+                *sites, J), False where a child must not vote for a parent; a child
                 without parents is not there.
             initial: the parents of an earlier call, as in :meth:`route`.
         """

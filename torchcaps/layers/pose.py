@@ -235,7 +235,7 @@ def present(children: Capsules, mask: Tensor | None) -> Capsules:
     False, even if they are NaN.
 
     Raises:
-        TypeError: if the mask is no tensor.
+        TypeError: if the mask is not a tensor.
         ValueError: if it is not bool, or of another shape.
     """
     if mask is None:

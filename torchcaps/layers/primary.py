@@ -196,7 +196,7 @@ class PrimaryCapsNd(CapsuleLayer):
         """Convolves, cuts into capsules, squashes.
 
         Raises:
-            TypeError: if ``features`` is no tensor.
+            TypeError: if ``features`` is not a tensor.
             ValueError: if it has the wrong number of axes or channels, or is smaller
                 than the kernel.
         """

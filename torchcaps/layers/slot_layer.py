@@ -96,7 +96,7 @@ class Slots(CapsuleLayer):
 
     Raises:
         TypeError: if the features are neither a tensor nor :class:`Capsules`.
-        ValueError: if an argument is no size, or the features have another number of
+        ValueError: if an argument is not a size, or the features have another number of
             axes or of channels.
 
     Source: Locatello et al. 2020, "Object-Centric Learning with Slot Attention".

@@ -41,7 +41,7 @@ class SlotAnswer(NamedTuple):
 
 
 class _Slots(CapsLinear):
-    """The slots, whose routing another layer has a say in."""
+    """A slot layer whose routing also depends on another layer."""
 
     def forward(  # type: ignore[override]
         self,

@@ -394,7 +394,7 @@ def check_number(
     """Checks that a setting is a number in its range.
 
     Raises:
-        TypeError: if it is no number, or no integer where one is asked for.
+        TypeError: if it is not a number, or not an integer where one is asked for.
         ValueError: if it is too small.
     """
     if not isinstance(value, Integral if integral else Real) or isinstance(value, bool):

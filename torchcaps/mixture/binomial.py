@@ -44,9 +44,7 @@ def _shares(counts: Tensor) -> Tensor:
 
 
 def _log(probabilities: Tensor) -> Tensor:
-    """Finite even at 0: times a count of 0, a side that never came up then gives 0 and
-    not NaN.
-    """
+    """The logarithm, clamped to be finite at 0, so that 0 * log 0 is 0 and not NaN."""
     return probabilities.clamp(min=torch.finfo(probabilities.dtype).tiny).log()
 
 

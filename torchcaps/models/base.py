@@ -85,7 +85,7 @@ class ClassifierNetwork(Network):
         kept for the old classes, as their names, leaves ``extra``.
 
         Raises:
-            ValueError: if it is no number of classes.
+            ValueError: if it is not a number of classes.
         """
         arguments = {**self.config(), **dict.fromkeys(self.outside)}
         before = outlined(lambda: type(self).from_config(arguments))
@@ -259,7 +259,7 @@ def check_batch(
         numbers: what its numbers must be, in words.
 
     Raises:
-        TypeError: if it is no tensor.
+        TypeError: if it is not a tensor.
         ValueError: if its shape or dtype is wrong, or it holds NaN or infinite values.
     """
     if not isinstance(batch, Tensor):
@@ -332,7 +332,7 @@ def same_padded(features: Tensor, kernel_size: int, stride: int) -> Tensor:
     return F.pad(features, pads)
 
 
-def routing_of(layer: str, doc: str) -> Any:
+def layer_routing(layer: str, doc: str) -> Any:
     """The default of an ``InitVar`` that is a routing, None; the attribute of that name
     is the routing of a layer.
     """

@@ -17,7 +17,7 @@ from torchcaps.models.base import (
     ImageClassifier,
     Prediction,
     check_extent,
-    routing_of,
+    layer_routing,
     same_padded,
 )
 from torchcaps.models.registry import register_model
@@ -123,10 +123,10 @@ class MatrixCapsNet(CapsuleClassifier):
     channels: Size = 32
     types: ThreeSizes = (32, 32, 32)
     pose: TwoSizes = (4, 4)
-    routing: InitVar[Routing | None] = routing_of(
+    routing: InitVar[Routing | None] = layer_routing(
         "conv_caps1", "The routing of the convolutional layers."
     )
-    class_routing: InitVar[Routing | None] = routing_of(
+    class_routing: InitVar[Routing | None] = layer_routing(
         "class_caps", "The routing of the class capsules."
     )
     competition: Competition = "image"

@@ -395,8 +395,8 @@ def _locate(source: str | Path) -> Path:
         RepositoryNotFoundError,
     ) as error:
         raise FileNotFoundError(
-            f"{source} is no folder and no repository that can be reached, nor in the "
-            f"package, which has {pretrained}"
+            f"{source} is not a folder, not a repository that can be reached, and not in "
+            f"the package, which has {pretrained}"
         ) from error
 
 
@@ -649,7 +649,7 @@ def load_pretrained(source: str | Path) -> Any:
         FileNotFoundError: if a file is missing, or the run has not ended.
         ModuleNotFoundError: if the network comes with torchcaps-lab, which is not
             installed.
-        TypeError: if the source is no path.
+        TypeError: if the source is not a path.
         ValueError: if the files are damaged or do not belong together, hold numbers
             that are not finite or weights of another type; or if the module that
             defines the network, or its routing, was not imported: then it says which.

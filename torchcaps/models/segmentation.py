@@ -15,7 +15,7 @@ from torchcaps.capsules import Capsules, Prediction, from_pair
 from torchcaps.layers import LocalCaps, PrimaryCaps, PrimaryCaps3d
 from torchcaps.layers.local import Resolution
 from torchcaps.layers.pose import AXES
-from torchcaps.models.base import IN_RANGE, ImageClassifier, check_batch, routing_of
+from torchcaps.models.base import IN_RANGE, ImageClassifier, check_batch, layer_routing
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import AnySizes, Size, Sizes, check_series
 from torchcaps.routing import DynamicRouting, Routing
@@ -163,7 +163,7 @@ class SegCaps(Segmenter):
     class_kernel_size: Size = 1
     decoder: AnySizes = ()
     recompute: bool = False
-    routing: InitVar[Routing | None] = routing_of(
+    routing: InitVar[Routing | None] = layer_routing(
         "class_caps", "That of the class capsules."
     )
 

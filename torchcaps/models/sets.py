@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.layers import ClassCaps, PrimaryCaps1d
-from torchcaps.models.base import all_finite, routing_of
+from torchcaps.models.base import all_finite, layer_routing
 from torchcaps.models.network import Network
 from torchcaps.numerics import ProperShare, Size, Sizes, at_hand
 from torchcaps.routing import EuclideanKMeansRouting, Routed, Routing
@@ -204,7 +204,7 @@ class SetCapsNet(SetClassifier):
     types: Size = 4
     dim: Size = 8
     pose_dim: Size = 16
-    routing: InitVar[Routing | None] = routing_of(
+    routing: InitVar[Routing | None] = layer_routing(
         "class_caps", "The routing of the class capsules."
     )
 

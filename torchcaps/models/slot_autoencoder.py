@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 from torchcaps.capsules import Capsules, Prediction, exportable
 from torchcaps.layers import CapsLinear, PositionCode, Slots
-from torchcaps.models.base import ImageClassifier, routing_of
+from torchcaps.models.base import ImageClassifier, layer_routing
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import Size
 from torchcaps.routing import Routed, Routing, SlotAttentionRouting
@@ -260,7 +260,7 @@ class SlotAutoencoder(SlotNetwork):
     classes: Size = 6
     channels: Size = 32
     dim: Size = 48
-    routing: InitVar[Routing | None] = routing_of(
+    routing: InitVar[Routing | None] = layer_routing(
         "slots", "The routing of the features to the slots."
     )
 

@@ -148,7 +148,7 @@ class VoteSource(ABC):
     @property
     def empty(self) -> bool:
         """Return whether there are no children, parents or numbers in a pose, so that
-        all sums are 0; no examples are some.
+        all sums are 0. An empty batch does not count as empty.
         """
         sites = () if self.sites is None else self.sites.shape
         return 0 in (*self.children.shape[1:], *self.transforms.shape, *sites)

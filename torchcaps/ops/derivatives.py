@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from torchcaps.numerics import several
+from torchcaps.numerics import any_batched
 
 Tensors = Sequence[Tensor | None]
 Work = Callable[[Tensors, Tensors], Tensors]
@@ -47,7 +47,7 @@ def about_mean(
     that is rounded.
 
     The mean of the votes is ``mean + rest``. About that, weighted deviations add up to
-    0; about the rounded mean they do not, which is no small thing beside the steep
+    0; about the rounded mean they do not, which matters beside the steep
     gradients of the scatter that tight Gaussians have. So ``grad_scatter ((V - mean -
     rest)^2 - (V - mean)^2)``, which is linear in V but for the square of the rest, is
     put into the other two.
@@ -73,7 +73,7 @@ def gradients(
         upstream: the gradients of the outputs; None where none flows.
     """
     again = torch.is_grad_enabled()
-    if several(upstream):
+    if any_batched(upstream):
         with torch.enable_grad():
             wanted = [
                 None

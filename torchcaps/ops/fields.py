@@ -84,8 +84,8 @@ class Fields:
             yield declared.name, getattr(self, declared.name)
 
     def _may_be(self, name: str, value: Any) -> bool:
-        """Whether a field may be this, which is no tensor: None, a number where it has
-        no axes, anything undeclared.
+        """Whether a field may hold a value that is not a tensor: None, a number where
+        it has no axes, anything undeclared.
         """
         layouts = self._layouts.get(name)
         return (

@@ -87,7 +87,7 @@ class Votes:
         dtype: the dtype that is computed in, float32 at least.
 
     Raises:
-        TypeError: if something is no tensor, or the competition no
+        TypeError: if something is not a tensor, or the competition is not a
             :class:`~torchcaps.ops.Competition`.
         ValueError: if a shape, dtype or device does not fit, a tensor is complex, or a
             site lies outside the children.
@@ -711,7 +711,7 @@ def check_votes(
     """The children as (N, G, M, P), and the shape (B, I, J, H) of their votes, checked.
 
     Raises:
-        TypeError: if something is no tensor.
+        TypeError: if something is not a tensor.
         ValueError: if a shape, a dtype or a device does not fit, or a site lies outside
             the children.
     """
@@ -794,7 +794,7 @@ def check_field(
     """Checks that a field has a number for each child, (N, G).
 
     Raises:
-        TypeError: if it is no tensor.
+        TypeError: if it is not a tensor.
         ValueError: if its shape, dtype or device does not fit.
     """
     if not isinstance(field, Tensor):

@@ -52,7 +52,7 @@ class Routed(NamedTuple):
         votes: the votes with the competition that the algorithm used.
         similarity: what the last assignment was made with; None where it was uniform.
         logit: what the activation is the sigmoid of, (B, J), for activations that round
-            to 0 or 1; None where the activation is no sigmoid.
+            to 0 or 1; None where the activation is not a sigmoid.
 
     Example:
         >>> votes = tc.Votes(torch.randn(4, 32, 8), torch.randn(32, 10, 8, 16))
@@ -94,8 +94,8 @@ class LayerShape:
             any number of children.
 
     Raises:
-        ValueError: if an argument is no size, or the children are no multiple of the
-            types; names it.
+        ValueError: if an argument is not a size, or the children are not a multiple of
+            the types; names it.
 
     Example:
         >>> shape = tc.routing.LayerShape(
@@ -453,7 +453,7 @@ def routing_of(shape: LayerShape, routing: Any, default: Routing) -> Routing:
     or as an object, or the default for None.
 
     Raises:
-        TypeError: if what was given is no routing.
+        TypeError: if what was given is not a routing.
         ValueError: if there is no routing of that name.
     """
     if isinstance(routing, str):
@@ -553,7 +553,8 @@ class BatchStandard(nn.BatchNorm1d):
         momentum: share of a batch in the new running values.
 
     Raises:
-        ValueError: if the momentum is no share, or epsilon no floor that float32 holds.
+        ValueError: if the momentum is not a share, or epsilon not a floor that float32
+            holds.
     """
 
     running_mean: Tensor

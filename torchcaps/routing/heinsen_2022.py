@@ -167,7 +167,7 @@ class Heinsen2022Routing(Routing):
         """Route the children of the votes; their transforms, coordinates and
         activations are not used.
 
-        Where a pair has nothing to do with each other by ``pairs``, (B, I, J), f is 0,
+        Where a child must not vote for a parent by ``pairs``, (B, I, J), f is 0,
         and the assignment, the first one too, leaves it out. A child without parents
         adds nothing, and counts in I.
         """

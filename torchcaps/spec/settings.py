@@ -52,10 +52,10 @@ def settings(cls: Decorated) -> Decorated:
 
     It differs from a dataclass in five things. An argument is checked against its type
     hint, as by :func:`check`, and a list is kept as a tuple. The constructor of the
-    nearest base that is no dataclass, such as that of ``nn.Module``, runs first, with
-    the arguments that it takes and checks. An ``InitVar`` is handed on unchecked, and hides no
-    attribute of a base. An attribute may have another name than its argument, see
-    :func:`argument`. ``==`` and ``repr`` stay those of the base.
+    nearest base that is not a dataclass, such as that of ``nn.Module``, runs first,
+    with the arguments that it takes and checks. An ``InitVar`` is handed on unchecked,
+    and hides no attribute of a base. An attribute may have another name than its
+    argument, see :func:`argument`. ``==`` and ``repr`` stay those of the base.
 
     Several arguments that depend on each other are checked in ``__post_init__``.
 

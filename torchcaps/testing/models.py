@@ -70,8 +70,8 @@ def check_model(
 
     Raises:
         AssertionError: with the name of the check that failed, and what is off.
-        ValueError: if the network is no classifier and ``inputs`` is missing, or a name
-            in ``skip`` is not that of a check.
+        ValueError: if the network is not a classifier and ``inputs`` is missing, or a
+            name in ``skip`` is not that of a check.
     """
     checks = by_name(CHECKS, skip)
     with torch.random.fork_rng(devices=[]):

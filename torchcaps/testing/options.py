@@ -180,7 +180,7 @@ def options_of(
     that has several.
 
     Args:
-        make: the class, or the partial; what it is given is no option.
+        make: the class, or the partial; what it is given is not an option.
         kept: the value of each option, to try beside others.
         least: as in :func:`values_of`.
     """

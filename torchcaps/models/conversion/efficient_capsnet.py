@@ -109,7 +109,7 @@ def _form(file: Path, first: Stored, primary: Stored) -> str:
     kernels = first.shape[0], primary.shape[0]
     if kernels not in _FORMS:
         raise ValueError(
-            f"{file} is no published form of Efficient-CapsNet: expected kernels of "
+            f"{file} is not a published form of Efficient-CapsNet: expected kernels of "
             "the first convolution and the "
             f"primary capsules among {list(_FORMS)}, got {kernels}"
         )
@@ -227,7 +227,7 @@ def _stored(opened: "h5py.File", name: str) -> Stored:
 
     stored = _at(opened, name)
     if not isinstance(stored, h5py.Dataset) or stored.is_virtual or stored.external:
-        raise TypeError(f"{name} is no array of numbers in the file itself")
+        raise TypeError(f"{name} is not an array of numbers in the file itself")
     if stored.dtype.kind != "f" or stored.shape is None:
         raise TypeError(f"{name} holds {stored.dtype} {stored.shape}, no weights")
     # Of what was not written, or compressed, there can be more than any memory holds.

@@ -44,7 +44,7 @@ def find_compiler() -> list[str] | None:
     that is there.
 
     Raises:
-        RuntimeError: if ``CXX`` is no command.
+        RuntimeError: if ``CXX`` is not a command.
     """
     named = os.environ.get("CXX", "").strip()
     if not named:

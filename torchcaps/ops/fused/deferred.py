@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import positive, several, transformed
+from torchcaps.numerics import any_batched, positive, transformed
 from torchcaps.ops.backend import Moments
 from torchcaps.ops.fused import passes
 from torchcaps.ops.fused.call import Call, FusedVotes, listed, sizes_of
@@ -48,8 +48,8 @@ def recorded(tensors: Sequence[Tensor | None]) -> bool | None:
     """Whether autograd records what becomes of these tensors; None where they must go
     through an operator.
 
-    So they must if they are no ordinary tensors on a CPU, or a compiler, tracer, mode or
-    transform of ``torch.func`` has to see it.
+    An operator is needed for tensor subclasses, for other devices, and under a
+    compiler, a tracer, a dispatch mode or ``torch.func``.
     """
     if (
         torch.compiler.is_compiling()
@@ -87,7 +87,7 @@ class _Entry:
 
 
 class _Scored(NamedTuple):
-    """Scores, and what a step with the same logits needs of them.
+    """The logits of one scores pass, for the step with the same similarity.
 
     Args:
         name: the name of these scores, like no other.
@@ -336,7 +336,7 @@ class _Moments(torch.autograd.Function):
         upstream = upstream if scatter else (*upstream[:2], None)
         # What may be differentiated again must not write into the ledger, and no kernel
         # can read several gradients at once.
-        if torch.is_grad_enabled() or several(upstream):
+        if torch.is_grad_enabled() or any_batched(upstream):
             results = mass, total, rest
             return *_BESIDE, *moments_gradients(
                 tensors, sites, results, upstream, "native", *step.options
@@ -405,7 +405,7 @@ class _Scores(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> Any:
         step = ctx.step
         saved = ctx.saved_tensors
-        if torch.is_grad_enabled() or several((grad,)):
+        if torch.is_grad_enabled() or any_batched((grad,)):
             slopes = scores_gradients(
                 saved[3:], saved[2], saved[:1], (grad,), "native", *step.options
             )

@@ -606,7 +606,7 @@ def _upstream(mean, rest, grad_mass, grad_sum, grad_scatter, B, J, T: tl.constex
     of sum and scatter, and the mean, [d, m, b, j].
 
     The mean of the votes is ``mean + rest``. About that, weighted deviations add up to
-    0; about the rounded mean they do not, which is no small thing beside the steep
+    0; about the rounded mean they do not, which matters beside the steep
     gradients of the scatter that tight Gaussians have
     (:func:`~torchcaps.ops.derivatives.about_mean`).
     """

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from torchcaps.capsules import CapsuleLayer, Capsules, Prediction
 from torchcaps.layers import CapsConv1d, CapsLinear, PrimaryCaps1d
-from torchcaps.models.base import routing_of
+from torchcaps.models.base import layer_routing
 from torchcaps.models.initial import zero_bias
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import ProperShare, Size, Sizes
@@ -169,7 +169,7 @@ class TextCapsNet(TextClassifier):
     stride: Size = 1
     dropout: ProperShare = 0.2
     hidden_words: ProperShare = 0.05
-    routing: InitVar[Routing | None] = routing_of(
+    routing: InitVar[Routing | None] = layer_routing(
         "branches.0.class_caps", "The routing of the class capsules."
     )
 
