@@ -24,6 +24,7 @@ from torchcaps.spec import MISSING, alternatives, declared, plain
 from torchcaps_lab import kinds
 from torchcaps_lab.data import Preprocess
 from torchcaps_lab.data.base import DATASETS
+from torchcaps_lab.options import declarations
 from torchcaps_lab.tasks.base import TASKS
 from torchcaps_lab.training import options as training
 from torchcaps_lab.training.speed import Speed
@@ -33,9 +34,9 @@ USERS = ("torchcaps", "lab", "recipes", "benchmarks", "examples")
 TRAINING: tuple[type, ...] = (
     training.Subject,
     training.Optimisation,
-    training.Schedule,
+    declarations.Schedule,
     training.Running,
-    training.TrainerOptions,
+    declarations.TrainerOptions,
     Preprocess,
     Speed,
 )

@@ -13,8 +13,9 @@ from torchcaps import create_model
 from torchcaps.losses import MarginLoss
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import Digits
+from torchcaps_lab.options.declarations import TrainerOptions
 from torchcaps_lab.training.learner import Learner
-from torchcaps_lab.training.options import Optimisation, TrainerOptions
+from torchcaps_lab.training.options import Optimisation
 
 CPU = TrainerOptions(accelerator="cpu")
 FEW = Digits().train.subset(torch.arange(64))

@@ -25,6 +25,7 @@ from torchcaps.spec import Typed, Within, alternatives, declared, fit
 from torchcaps.spec.registry import argument_names
 from torchcaps_lab.data import Preprocess
 from torchcaps_lab.data.base import DATASETS
+from torchcaps_lab.options import declarations
 from torchcaps_lab.tasks.base import TASKS
 from torchcaps_lab.training import options as training
 from torchcaps_lab.training.speed import Speed
@@ -128,9 +129,9 @@ def _attribute(cls: type, name: str) -> str:
 OPTIONS = (
     training.Subject,
     training.Optimisation,
-    training.Schedule,
+    declarations.Schedule,
     training.Running,
-    training.TrainerOptions,
+    declarations.TrainerOptions,
     Preprocess,
     Speed,
 )

@@ -15,11 +15,12 @@ from torchcaps.losses import MarginLoss
 from torchcaps.models import create_model
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import Preprocess
+from torchcaps_lab.options.declarations import Schedule, TrainerOptions
 from torchcaps_lab.training.diverged import TrainingDiverged
 from torchcaps_lab.training.fitting import fit
 from torchcaps_lab.training.learner import Learner
 from torchcaps_lab.training.loaders import train_loader
-from torchcaps_lab.training.options import Optimisation, Schedule, TrainerOptions
+from torchcaps_lab.training.options import Optimisation
 
 SETTINGS = """
 data:

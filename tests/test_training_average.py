@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from tests.options import typed
 from torchcaps_lab.cli import main
-from torchcaps_lab.training.options import TrainerOptions
+from torchcaps_lab.options.declarations import TrainerOptions
 
 TRAIN = [
     "train",

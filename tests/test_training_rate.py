@@ -17,8 +17,9 @@ from torch.optim.lr_scheduler import (
 from tests.runs import FEW, learner, rows
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import Digits
+from torchcaps_lab.options.declarations import Schedule, TrainerOptions
 from torchcaps_lab.training.fitting import Fitting, fit
-from torchcaps_lab.training.options import Optimisation, Schedule, TrainerOptions
+from torchcaps_lab.training.options import Optimisation
 
 EPOCHS, STEPS = 3, 10
 TRAIN = [

@@ -15,14 +15,10 @@ from tests.options import made, typed
 from torchcaps import create_model
 from torchcaps.models import load_pretrained
 from torchcaps_lab.data import Digits, Examples, Preprocess
+from torchcaps_lab.options.declarations import Schedule, TrainerOptions
 from torchcaps_lab.training.fitting import fit
 from torchcaps_lab.training.learner import Learner
-from torchcaps_lab.training.options import (
-    Optimisation,
-    OptimizerFactory,
-    Schedule,
-    TrainerOptions,
-)
+from torchcaps_lab.training.options import Optimisation, OptimizerFactory
 from torchcaps_lab.training.speed import Speed
 
 CPU = TrainerOptions(accelerator="cpu")

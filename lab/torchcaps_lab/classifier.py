@@ -21,9 +21,9 @@ from torchcaps.numerics import check_size
 from torchcaps.whole import LARGEST_NOTE, network_folder, owned, read_json, write_whole
 from torchcaps_lab.card import Card
 from torchcaps_lab.data import Examples, Preprocess
-from torchcaps_lab.data.base import Fit
 from torchcaps_lab.data.reader import Read
 from torchcaps_lab.kinds import load
+from torchcaps_lab.look import Fit
 from torchcaps_lab.report.cards import facts_card
 from torchcaps_lab.tasks import Answer, Examination, Task, as_task
 from torchcaps_lab.tasks.doubt import doubts_in, saved_doubts

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torchcaps.whole import encoding_of, opened, parsed_json
 
@@ -56,6 +56,18 @@ there.
 
 _SHOWN = 40
 """Letters of a cell that an error shows."""
+
+
+Resize = Literal["pad", "crop", "stretch", "handwriting"]
+"""How images get to another size: keep the aspect ratio and pad with black, keep it and
+crop, or stretch; or cut out what was written by hand, see
+:func:`~torchcaps_lab.kinds.images.decoding.handwriting.read_handwriting`.
+"""
+
+Fit = Literal["pad", "crop", "stretch", "handwriting", "keep"]
+"""The same for images that a trained network classifies; ``keep``, for networks of any
+size, leaves their size.
+"""
 
 
 class Guess(NamedTuple):

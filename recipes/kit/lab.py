@@ -119,7 +119,7 @@ class Lab:
         runs: the folder for the runs of all recipes; a network that two of them need is
             trained once.
         trainer: options of the trainer, over those of the recipe: see
-            :class:`torchcaps_lab.training.TrainerOptions`.
+            :class:`torchcaps_lab.options.declarations.TrainerOptions`.
         command: the command line, for the summaries.
         show: the function that shows a line of text.
         trained: the networks trained so far.

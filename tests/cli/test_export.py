@@ -19,7 +19,13 @@ from tests.ops.test_compiled_and_exported import SMALLER
 from torchcaps.models import ImageClassifier, Prediction, create_model, list_models
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli import main
-from torchcaps_lab.cli.export import CLOSE, NOTES, _digamma, _without_own_noise, export
+from torchcaps_lab.cli.exporting import (
+    CLOSE,
+    NOTES,
+    _digamma,
+    _without_own_noise,
+    export,
+)
 from torchcaps_lab.data import Preprocess, Scale, Words
 
 ROOT = Path(__file__).parents[2]
@@ -270,7 +276,7 @@ def test_writes_over_a_file_only_when_told_to(
         path.write_text(form)
         return 0.0
 
-    monkeypatch.setattr("torchcaps_lab.cli.export.export", writes)
+    monkeypatch.setattr("torchcaps_lab.cli.exporting.export", writes)
     monkeypatch.chdir(tmp_path)
     command = ["export", "mnist/efficient_capsnet", "--format"]
     assert main([*command, "torch-export"]) == 0
@@ -291,7 +297,7 @@ def test_the_name_of_a_file_says_its_format(
 ) -> None:
     """An ONNX file had the name of an exported program."""
     monkeypatch.setattr(
-        "torchcaps_lab.cli.export.export",
+        "torchcaps_lab.cli.exporting.export",
         lambda classifier, path, form: float(path.write_text(form)),
     )
     command = ["export", "mnist/efficient_capsnet", "--to"]
@@ -354,7 +360,7 @@ def test_an_export_says_at_once_that_it_takes_long(
     def broken(*_: object) -> float:
         raise ValueError("stopped")
 
-    monkeypatch.setattr("torchcaps_lab.cli.export.export", broken)
+    monkeypatch.setattr("torchcaps_lab.cli.exporting.export", broken)
     out = tmp_path / "digits.onnx"
     assert main(["export", "digits/capsnet_digits", "--to", str(out)]) == 1
     told = capsys.readouterr().err

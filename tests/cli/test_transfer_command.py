@@ -10,7 +10,7 @@ from PIL import Image
 from torchcaps import create_model
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli import main
-from torchcaps_lab.cli.transfer import _transfer
+from torchcaps_lab.cli.transferring import transferred
 from torchcaps_lab.data import Digits
 
 
@@ -91,7 +91,7 @@ def test_the_way_begins_and_ends_where_it_shall(folder: Path) -> None:
     pictures = torch.stack(
         [classifier.pixels(folder / f"{name}.png") for name in ("content", "style")]
     )
-    drawn, labels = _transfer(classifier, pictures, "d", 3)
+    drawn, labels = transferred(classifier, pictures, "d", 3)
     assert drawn.shape == (4, 1, 8, 8)
     assert labels[0] == 3
     network = classifier.network
@@ -101,7 +101,7 @@ def test_the_way_begins_and_ends_where_it_shall(folder: Path) -> None:
             capsules._replace(pose=capsules.pose.clone()), torch.tensor(labels)
         )
     torch.testing.assert_close(drawn[0], expected[0])
-    back, _ = _transfer(classifier, pictures[[0, 0]], None, 2)
+    back, _ = transferred(classifier, pictures[[0, 0]], None, 2)
     torch.testing.assert_close(back[1], back[0])
     torch.testing.assert_close(back[2], back[0])
 

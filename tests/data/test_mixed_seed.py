@@ -11,9 +11,10 @@ import torch
 
 from torchcaps.models import create_model
 from torchcaps_lab.data import Digits, mixed_seed
+from torchcaps_lab.options.declarations import Schedule, TrainerOptions
 from torchcaps_lab.training.fitting import fit
 from torchcaps_lab.training.learner import Learner
-from torchcaps_lab.training.options import Optimisation, Schedule, TrainerOptions
+from torchcaps_lab.training.options import Optimisation
 
 ROOT = Path(__file__).parents[2]
 

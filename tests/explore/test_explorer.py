@@ -775,7 +775,7 @@ class TestServe:
     ) -> None:
         small().network.save_pretrained(tmp_path)
         monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: None)
-        monkeypatch.setattr("torchcaps_lab.cli.explore._has_screen", lambda: False)
+        monkeypatch.setattr("torchcaps_lab.cli.exploring.has_screen", lambda: False)
         assert main(["explore", str(tmp_path), "--port", "0"]) == 0
         assert "torchcaps explore: http://127.0.0.1:" in capsys.readouterr().out
         assert main(["explore", str(tmp_path / "none")]) == 1

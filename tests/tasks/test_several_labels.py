@@ -18,6 +18,7 @@ from torchcaps.models import Prediction, create_model
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import Digits, Examples
+from torchcaps_lab.options.declarations import Schedule
 from torchcaps_lab.tasks import (
     Classification,
     Criteria,
@@ -28,7 +29,6 @@ from torchcaps_lab.tasks import (
     list_tasks,
 )
 from torchcaps_lab.training.loaders import Loaders
-from torchcaps_lab.training.options import Schedule
 from torchcaps_lab.training.speed import Speed
 
 MODULE = str(Path(__file__).with_name("several_digits.py"))

@@ -12,10 +12,11 @@ from tests.runs import FEW, rows, status, summary
 from torchcaps import create_model, load_pretrained
 from torchcaps.models.backbone import Backbone
 from torchcaps_lab.data import Preprocess
+from torchcaps_lab.options.declarations import Schedule
 from torchcaps_lab.training.head import VIEWS, Kept, train_head
 from torchcaps_lab.training.learner import Learner
 from torchcaps_lab.training.loaders import Loaders
-from torchcaps_lab.training.options import Optimisation, Schedule
+from torchcaps_lab.training.options import Optimisation
 from torchcaps_lab.training.speed import Speed
 
 TINY = {

@@ -14,16 +14,12 @@ from torch import nn
 
 from torchcaps import create_model
 from torchcaps_lab.data import Digits, Examples
+from torchcaps_lab.options.declarations import Schedule, TrainerOptions
 from torchcaps_lab.training import graphs
 from torchcaps_lab.training.fitting import fit
 from torchcaps_lab.training.graphs import COMPILING, GAIN, Prospect, graphs_pay
 from torchcaps_lab.training.learner import Learner
-from torchcaps_lab.training.options import (
-    Caller,
-    Optimisation,
-    Schedule,
-    TrainerOptions,
-)
+from torchcaps_lab.training.options import Caller, Optimisation
 from torchcaps_lab.training.speed import Speed
 
 LONG = Prospect("cuda", 1e6)

@@ -16,14 +16,9 @@ from tests.runs import status
 from torchcaps.models import ClassifierNetwork
 from torchcaps.routing import Routing
 from torchcaps_lab.data import Digits
+from torchcaps_lab.options.declarations import Schedule, TrainerOptions
 from torchcaps_lab.training import memory
-from torchcaps_lab.training.options import (
-    OptimizerFactory,
-    Running,
-    Schedule,
-    Subject,
-    TrainerOptions,
-)
+from torchcaps_lab.training.options import OptimizerFactory, Running, Subject
 
 ADAM: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3)
 CPU = Running(trainer=TrainerOptions(accelerator="cpu"))

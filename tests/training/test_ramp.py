@@ -16,9 +16,10 @@ from tests.runs import CPU, FEW, TRAIN
 from torchcaps import create_model, create_routing, load_pretrained
 from torchcaps.numerics import Advance, Ramp
 from torchcaps_lab.cli import main
+from torchcaps_lab.options.declarations import Schedule
 from torchcaps_lab.training.fitting import Fitting
 from torchcaps_lab.training.learner import Learner
-from torchcaps_lab.training.options import Caller, Optimisation, Schedule
+from torchcaps_lab.training.options import Caller, Optimisation
 from torchcaps_lab.training.ramp import Ramps
 from torchcaps_lab.training.speed import Speed
 

@@ -25,17 +25,11 @@ from torchcaps import SpreadLoss, create_model
 from torchcaps.losses import ActivationLoss, MarginLoss
 from torchcaps.spec import package_of
 from torchcaps_lab.data import Examples
+from torchcaps_lab.options.declarations import Schedule, TrainerOptions
 from torchcaps_lab.training.checkpoints import SealedCheckpoints, newest_checkpoint
 from torchcaps_lab.training.fitting import Fitting
 from torchcaps_lab.training.learner import Learner
-from torchcaps_lab.training.options import (
-    OPTIMIZERS,
-    SCHEDULERS,
-    Caller,
-    Optimisation,
-    Schedule,
-    TrainerOptions,
-)
+from torchcaps_lab.training.options import OPTIMIZERS, SCHEDULERS, Caller, Optimisation
 
 EPOCHS = 5
 TRAIN = FEW.subset(torch.arange(48))

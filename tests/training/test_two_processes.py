@@ -17,9 +17,10 @@ from test_several_machines import finish
 
 from torchcaps import create_model
 from torchcaps_lab.data import Digits
+from torchcaps_lab.options.declarations import Schedule, TrainerOptions
 from torchcaps_lab.training.fitting import fit
 from torchcaps_lab.training.learner import Learner
-from torchcaps_lab.training.options import Optimisation, Schedule, TrainerOptions
+from torchcaps_lab.training.options import Optimisation
 
 Rows = list[dict[str, float]]
 

@@ -12,6 +12,7 @@ import torch
 from tests.runs import CPU, FEW, learner
 from torchcaps.whole import UNFINISHED, write_whole, written_whole
 from torchcaps_lab.data import Changes, Examples, TextSet, Words
+from torchcaps_lab.options.declarations import Schedule
 from torchcaps_lab.run_folder import RunFolder
 from torchcaps_lab.training.checkpoints import (
     SealedCheckpoints,
@@ -23,7 +24,6 @@ from torchcaps_lab.training.checkpoints import (
 from torchcaps_lab.training.fingerprint import Fingerprint
 from torchcaps_lab.training.fitting import fit
 from torchcaps_lab.training.learner import Learner
-from torchcaps_lab.training.options import Schedule
 
 
 def trained(

@@ -16,7 +16,6 @@ from torchcaps_lab.cli.extras import advice
 from torchcaps_lab.cli.output import shortened, until_unread
 from torchcaps_lab.cli.parser import OptionParser, WrongUsage, parser_of
 from torchcaps_lab.cli.plugins import import_plugins, importing, named_imports
-from torchcaps_lab.cli.source import docstring
 
 __all__ = ["OptionParser"]
 
@@ -160,7 +159,8 @@ def _unknown(name: str) -> str:
 
 
 def _usage() -> str:
-    rows = [f"  {name:10}{docstring(f'{__name__}.{name}')}" for name in COMMANDS]
+    modules = {name: import_module(f"{__name__}.{name}") for name in COMMANDS}
+    rows = [f"  {name:10}{inspect.getdoc(module)}" for name, module in modules.items()]
     return "\n".join(
         [
             "usage: torchcaps COMMAND ...",

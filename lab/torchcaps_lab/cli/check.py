@@ -8,7 +8,6 @@ from json import dumps
 from typing import Any
 
 from torchcaps_lab.cli.places import Existing
-from torchcaps_lab.data.manifest import count_of
 from torchcaps_lab.look import Guess, Place
 from torchcaps_lab.options.guess import over, seen
 from torchcaps_lab.options.reading import merged
@@ -33,6 +32,8 @@ def command(
         ValueError: if files cannot be read, or images of the same content are in
             several parts or classes.
     """
+    from torchcaps_lab.data.manifest import count_of
+
     place = Place(folder)
     given = {"data": data} if data else {}
     reader, guess = seen(place, given)

@@ -2,7 +2,6 @@
 Heinsen's .pt.
 """
 
-from torchcaps.models import Network, convert
 from torchcaps_lab.cli.places import Existing
 
 
@@ -13,6 +12,8 @@ def command(file: Existing, *, to: str) -> None:
         file: Keras weights of Efficient-CapsNet (.h5), or Heinsen's state dict (.pt)
         to: folder of the saved network, new or empty
     """
+    from torchcaps.models import Network, convert
+
     network: Network = convert(file, to)
     parameters = sum(parameter.numel() for parameter in network.parameters())
     print(f"{type(network).__name__}, {parameters:,} parameters: {to}")

@@ -3,21 +3,20 @@ measures.
 """
 
 from json import dumps
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from torchcaps.spec import jsonable
-from torchcaps_lab.cli.places import Existing, Trained
-from torchcaps_lab.cli.runs import Split, open_run, other_data
-from torchcaps_lab.cli.strange import examine_strange, fit_again
-from torchcaps_lab.data import DataSet
-from torchcaps_lab.tasks.classification import two_class_text, with_positive
+from torchcaps_lab.cli.places import Existing, Split, Trained
+
+if TYPE_CHECKING:
+    from torchcaps_lab.data import DataSet
 
 
 def command(
     run: Trained,
     folder: Existing | None = None,
     *,
-    data: DataSet | None = None,
+    data: "DataSet | None" = None,
     split: Split | None = None,
     batch_size: int = 128,
     crops: Literal[1, 13] | None = None,
@@ -46,6 +45,10 @@ def command(
         false_alarms: share of the validation images to take for strangers, above 0 and
             below 1: fits the threshold again, and saves it with the network
     """
+    from torchcaps_lab.cli.runs import open_run, other_data
+    from torchcaps_lab.cli.strange import examine_strange, fit_again
+    from torchcaps_lab.tasks.classification import two_class_text, with_positive
+
     data, split = other_data(folder, data, split)
     classifier, images = open_run(run, data, split, imported)
     if false_alarms is None:

@@ -4,19 +4,21 @@ assignment maps.
 
 import csv
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torchcaps.whole import LARGEST_NOTE, owned, read_text
-from torchcaps_lab.cli.places import Existing, Trained
-from torchcaps_lab.cli.runs import Split, open_run, other_data
-from torchcaps_lab.data import DataSet
+from torchcaps_lab.cli.places import Existing, Split, Trained
 from torchcaps_lab.run_folder import RunFolder, read_summary
+
+if TYPE_CHECKING:
+    from torchcaps_lab.data import DataSet
 
 
 def command(
     run: Trained,
     folder: Existing | None = None,
     *,
-    data: DataSet | None = None,
+    data: "DataSet | None" = None,
     split: Split | None = None,
     out: str | None = None,
     imported: list[str],
@@ -33,6 +35,8 @@ def command(
         out: folder to write 'report/' into; default: the run, or 'explain-SPLIT' in it
             for other images
     """
+    from torchcaps_lab.cli.runs import open_run, other_data
+
     data, split = other_data(folder, data, split)
     of_run = RunFolder(Path(run))
     on_test_images = split == "test" and data is None

@@ -68,16 +68,22 @@ def described() -> dict[str, Any]:
     """
     from torchcaps.models import describe_models, list_models
     from torchcaps.routing.base import ROUTINGS
+    from torchcaps.spec import declared
     from torchcaps_lab.data.base import DATASETS
     from torchcaps_lab.tasks.base import TASKS
 
     sets = {name: DATASETS[name].__name__ for name in sorted(DATASETS)}
+    arguments: dict[str, str] = {}
+    for cls in sorted(DATASETS.classes(), key=lambda cls: cls.__name__):
+        for name in declared(cls).arguments:
+            arguments.setdefault(name, cls.__name__)
     by_class = {cls.__name__ for cls in DATASETS.classes()} - {*sets.values()}
     return {
         "networks": describe_models(list_models()),
         "routings": {name: ROUTINGS[name].__name__ for name in sorted(ROUTINGS)},
         "tasks": {name: TASKS[name].__name__ for name in sorted(TASKS)},
         "datasets": {**sets, **{name: name for name in sorted(by_class)}},
+        "data_arguments": arguments,
     }
 
 

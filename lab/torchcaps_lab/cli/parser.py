@@ -11,7 +11,7 @@ from argparse import (
     Namespace,
     RawDescriptionHelpFormatter,
 )
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
@@ -19,7 +19,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from torchcaps.spec import MISSING, alternatives, declared, fit, registry_of
 from torchcaps_lab.cli.output import shortened
 from torchcaps_lab.cli.plugins import HELP, import_named, named_imports
-from torchcaps_lab.cli.source import Sketch, docstring, documented, sketches
+from torchcaps_lab.cli.source import Sketch, documented, resolved, sketches
 from torchcaps_lab.options.reading import meant_option, put, typed
 
 OF_TRAINING = ("size", "channels", "range", "cut")
@@ -48,14 +48,14 @@ class OptionParser(ArgumentParser):
 
     Attributes:
         hints: the type hints of the options, by name; others are argparse's own.
-        homes: module and name of what declares an option, where its hint stands for one
-            that is not imported yet.
+        homes: what declares an option whose hint waits for torch, and the module that
+            has the names in the hint.
         takes_empty: whether an argument that is no value of an option may be empty.
     """
 
     def __init__(self, prog: str, description: str) -> None:
         self.hints: dict[str, Any] = {}
-        self.homes: dict[str, tuple[str, str]] = {}
+        self.homes: dict[str, tuple[Callable[..., Any], str]] = {}
         self.defaults: dict[str, Any] = {}
         self._named: dict[str, Action] = {}
         self.takes_empty = False
@@ -87,27 +87,26 @@ class OptionParser(ArgumentParser):
 
     def take(
         self,
-        module: str,
-        name: str,
+        owner: Callable[..., Any],
+        home: str,
         partly: bool = False,
     ) -> None:
-        """Adds the arguments of a function, or the fields of a dataclass, as the source
-        of its module declares them.
+        """Adds the arguments of a function, or the fields of a dataclass.
 
         What can only be given by its name is an option; a list takes several words,
         which may be empty.
 
         Args:
-            module: the module of the function or the dataclass.
-            name: the name of it.
+            owner: the function or the dataclass.
+            home: the module that has the names of hints in quotes.
             partly: whether arguments may come from elsewhere, too: none is needed, and
                 a flag can be true or false.
         """
-        for sketch in sketches(module, name):
+        for sketch in sketches(owner):
             if sketch.name == "imported":
                 continue
             if not sketch.exact:
-                self.homes[sketch.name] = module, name
+                self.homes[sketch.name] = owner, home
             self.takes_empty |= not sketch.by_name and get_origin(sketch.hint) is list
             if partly:
                 how = {
@@ -117,6 +116,8 @@ class OptionParser(ArgumentParser):
                 }
             else:
                 how = _how(sketch)
+            if isinstance(sketch.hint, str):
+                how["metavar"] = sketch.metavar
             self.add_argument(
                 f"--{sketch.name}" if sketch.by_name else sketch.name, **how
             )
@@ -266,8 +267,8 @@ class OptionParser(ArgumentParser):
         """
         if name not in self.homes:
             return self.hints[name]
-        module, owner = self.homes[name]
-        return declared(getattr(import_module(module), owner)).arguments[name].hint
+        owner, home = self.homes[name]
+        return resolved(owner, name, home)
 
     def _take_dots(self, words: Sequence[str]) -> None:
         """Adds options after dots as they come, and for the help all arguments of the
@@ -367,11 +368,10 @@ def parser_of(command: str) -> OptionParser:
     """The options of a command, which are the arguments of the function ``command`` in
     the file of its name.
     """
-    module = f"torchcaps_lab.cli.{command}"
-    parser = OptionParser(
-        f"torchcaps {command}", docstring(module, "command").partition("\n\n")[0]
-    )
-    parser.take(module, "command")
+    function = import_module(f"torchcaps_lab.cli.{command}").command
+    description = inspect.getdoc(function) or ""
+    parser = OptionParser(f"torchcaps {command}", description.partition("\n\n")[0])
+    parser.take(function, "torchcaps_lab.data")
     parser.take_imports()
     return parser
 
@@ -420,5 +420,6 @@ def _metavar(hint: Any) -> str:
         str: "",
         type(None): "",
     }
-    named = [words.get(part, part.__name__) for part in parts if inspect.isclass(part)]
+    kinds = [get_origin(part) or part for part in parts]
+    named = [words.get(kind, kind.__name__) for kind in kinds if inspect.isclass(kind)]
     return "|".join([*[*filter(None, named)][:1], *choices]) or "VALUE"

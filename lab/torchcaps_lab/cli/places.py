@@ -4,7 +4,7 @@ imported.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torchcaps
 from torchcaps.spec import Within
@@ -59,3 +59,4 @@ def _is_file(path: Path) -> bool:
 
 Existing = Annotated[str, There()]
 Trained = Annotated[str, There(network=True)]
+Split = Literal["test", "validation", "train", "all"]

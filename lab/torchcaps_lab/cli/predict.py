@@ -3,25 +3,11 @@ CSV or JSON.
 """
 
 import sys
-import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from csv import writer
-from json import dumps
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from torchcaps.whole import write_whole, written_whole
-from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli.places import Trained
-from torchcaps_lab.cli.runs import open_classifier
-from torchcaps_lab.data.base import Fit
-from torchcaps_lab.data.manifest import readable
-from torchcaps_lab.data.reader import beginning
-from torchcaps_lab.tasks import Answer
+from torchcaps_lab.look import Fit
 
 
 def command(
@@ -57,6 +43,10 @@ def command(
         masks: folder to write the class of each pixel into, as images with indexed
             colours, and laid over the pictures
     """
+    from torchcaps_lab.cli import answers
+    from torchcaps_lab.cli.runs import open_classifier
+    from torchcaps_lab.data.manifest import readable
+
     if csv and json:
         raise ValueError("--csv and --json exclude each other")
     for name, value in (("top", top), ("batch_size", batch_size)):
@@ -66,14 +56,14 @@ def command(
         raise ValueError("run must not be empty")
     for name, folder in (("boxes", boxes), ("masks", masks)):
         if folder is not None:
-            _check_folder(name, Path(folder))
+            answers.check_folder(name, Path(folder))
     classifier = open_classifier(run, device)
-    _check_resize(classifier, resize)
+    answers.check_resize(classifier, resize)
     if boxes is not None:
-        _check_boxes(classifier)
+        answers.check_boxes(classifier)
     if masks is not None:
-        _check_masks(classifier)
-    with said_plainly():
+        answers.check_masks(classifier)
+    with answers.said_plainly():
         files = list(classifier.reader.named(images))
     bad: list[str] = []
 
@@ -84,10 +74,16 @@ def command(
             file=sys.stderr,
         )
 
-    show = (_json if json else _csv if csv else _text)(classifier, top)
-    drawing = [] if boxes is None else [_pictures(classifier, Path(boxes), resize)]
-    drawing += [] if masks is None else [_masks(classifier, Path(masks), resize)]
-    with said_plainly():
+    show = (answers.as_json if json else answers.as_csv if csv else answers.as_text)(
+        classifier, top
+    )
+    drawing = (
+        [] if boxes is None else [answers.draw_boxes(classifier, Path(boxes), resize)]
+    )
+    drawing += (
+        [] if masks is None else [answers.draw_masks(classifier, Path(masks), resize)]
+    )
+    with answers.said_plainly():
         for file, answer in classifier.stream(files, resize, batch_size, skip):
             show(file if isinstance(file, str) else str(file), answer)
             for draw in drawing:
@@ -96,216 +92,3 @@ def command(
         raise ValueError(
             f"{len(bad)} of {len(files)} {classifier.reader.items} could not be read"
         )
-
-
-@contextmanager
-def said_plainly() -> Iterator[None]:
-    """Prints warnings as one line each."""
-
-    def show(message: Any, *where: Any, **more: Any) -> None:
-        print(f"torchcaps predict: warning: {message}", file=sys.stderr)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", UserWarning)
-        warnings.showwarning = show
-        yield
-
-
-def _check_folder(option: str, path: Path) -> None:
-    if path.exists() and (path.is_file() or any(path.iterdir())):
-        state = "exists already, and is a file"
-        if path.is_dir():
-            state = "exists already and is not empty"
-        raise ValueError(f"--{option} {path} {state}: choose another folder")
-
-
-def _check_resize(classifier: Classifier, resize: Fit | None) -> None:
-    try:
-        classifier.reader.check_fit(classifier.network, resize)
-    except ValueError as error:
-        raise ValueError(f"--{error}".replace("resize 'keep'", "resize keep")) from None
-
-
-def _check_boxes(classifier: Classifier) -> None:
-    """Raises a `ValueError` unless the network predicts boxes for a black image."""
-    if classifier.reader.pictures:
-        ((_, answer),) = classifier.stream([torch.zeros(*classifier.image_shape)])
-        if answer.things is not None:
-            return
-    raise ValueError(
-        f"--boxes: a {type(classifier.network).__name__} does not predict boxes"
-    )
-
-
-def _check_masks(classifier: Classifier) -> None:
-    """Raises a `ValueError` unless the network predicts a class for each pixel."""
-    if classifier.reader.pictures:
-        ((_, answer),) = classifier.stream([torch.zeros(*classifier.image_shape)])
-        if answer.mask is not None:
-            return
-    raise ValueError(
-        f"--masks: a {type(classifier.network).__name__} does not predict a class "
-        "for each pixel"
-    )
-
-
-Show = Callable[[str, Answer], None]
-"""Prints the answer about a file."""
-
-
-def _pictures(classifier: Classifier, folder: Path, resize: Any) -> Show:
-    """Draws boxes of answers: ``photo.png`` for ``photo.jpg``, ``photo-2.png`` for a
-    second file of that name.
-    """
-    from torchcaps_lab.report.boxes import Boxed, boxed_image
-
-    written: Counter[str] = Counter()
-
-    def draw(file: str, answer: Answer) -> None:
-        assert answer.things is not None
-        boxes = []
-        for name, things in answer.things.items():
-            boxes += [(name, thing.box.tolist()) for thing in things]
-        boxed = Boxed(classifier.pixels(file, resize), boxes)
-        figure = boxed_image(boxed, classifier.classes)
-        with written_whole(_file_in(folder, file, written)) as part:
-            figure.savefig(part, format="png")
-
-    return draw
-
-
-def _masks(classifier: Classifier, folder: Path, resize: Any) -> Show:
-    """Writes ``photo.png``, the number of the class of each pixel, and
-    ``photo.overlay.png`` for ``photo.jpg``.
-    """
-    written: Counter[str] = Counter()
-
-    def draw(file: str, answer: Answer) -> None:
-        path = _file_in(folder, file, written)
-        picture = classifier.pixels(file, resize)
-        drawings = classifier.task.drawings(answer, picture, classifier.classes)
-        for end, content in drawings.items():
-            write_whole(path.with_suffix(end), content)
-
-    return draw
-
-
-def _file_in(folder: Path, file: str, written: Counter[str]) -> Path:
-    """Where the picture for a file goes."""
-    name = Path(file).stem
-    written[name] += 1
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder / f"{name}{f'-{written[name]}' if written[name] > 1 else ''}.png"
-
-
-def _probability(classifier: Classifier) -> str:
-    """A description of the probabilities."""
-    if classifier.calibration is not None:
-        return f"probability of the class: calibrated, {classifier.calibration}"
-    return f"{classifier.task.probability}, not calibrated"
-
-
-def _probabilities(answer: Answer) -> Any:
-    return answer.probabilities if answer.calibrated is None else answer.calibrated
-
-
-def _said(answer: Answer, top: int | None) -> tuple[str, ...]:
-    return answer.classes if top is None else answer.top(top)
-
-
-def _place(name: str) -> str:
-    """Where a text was found; empty if it was on the command line."""
-    return getattr(name, "place", "").removesuffix(": ")
-
-
-def _short(name: str) -> str:
-    """The name of a file, or the beginning of a text after the place where it was
-    found.
-    """
-    return f"{name.place}{beginning(name, 80)}" if hasattr(name, "place") else name
-
-
-def _text(classifier: Classifier, top: int | None) -> Show:
-    print(f"# %: {_probability(classifier)}")
-    print(f"# length: {classifier.task.length}")
-    for doubt in classifier.doubts.values():
-        print(f"# {doubt.says}: {doubt}")
-
-    def show(file: str, answer: Answer) -> None:
-        shares = _probabilities(answer)
-        names = [
-            f"{answer.counted(name)} ({shares[name]:.1%}, length "
-            f"{answer.lengths[name]:.3f})"
-            for name in _said(answer, top)
-        ]
-        line = readable(
-            f"{_short(file)}: {answer.doubted(', '.join(names) or 'nothing')}"
-        )
-        strange = ""
-        if answer.known is False:
-            strange = f"stranger than {answer.strangeness:.1%} of the validation images"
-        notes = "; ".join(filter(None, [strange, answer.seen]))
-        print(line + (f"  # {notes}" if notes else ""))
-
-    return show
-
-
-def _csv(classifier: Classifier, top: int | None) -> Show:
-    probability = "calibrated_probability"
-    if classifier.calibration is None:
-        probability = "probability"
-    table = writer(sys.stdout, lineterminator="\n")
-    texts = classifier.reader.written
-    more = ["known", "strangeness"] if classifier.doubts else []
-    table.writerow(
-        [
-            "file",
-            "rank",
-            "class",
-            "said",
-            probability,
-            "length",
-            *(["place"] if texts else more),
-        ]
-    )
-
-    def show(file: str, answer: Answer) -> None:
-        shares = _probabilities(answer)
-        names = _said(answer, top)
-        if texts:
-            content = " ".join(file.split())
-            place = [_place(file)]
-        else:
-            content, place = (file, [])
-        if more and answer.known is not None:
-            place = [str(int(answer.known)), f"{answer.strangeness:.6g}"]
-        for rank, name in enumerate(names, 1):
-            predicted = int(name in answer.classes)
-            table.writerow(
-                [
-                    content,
-                    rank,
-                    name,
-                    predicted,
-                    f"{shares[name]:.6g}",
-                    f"{answer.lengths[name]:.6g}",
-                    *place,
-                ]
-            )
-        if not names:
-            table.writerow([content, "", "", 0, "", "", *place])
-
-    return show
-
-
-def _json(classifier: Classifier, top: int | None) -> Show:
-    method = None if classifier.calibration is None else str(classifier.calibration)
-
-    def show(file: str, answer: Answer) -> None:
-        place = {"place": _place(file)} if _place(file) else {}
-        row = {"file": file, **place, **answer.json()}
-        if top is not None:
-            row["top"] = list(answer.top(top))
-        print(dumps({**row, "calibration": method}))
-
-    return show

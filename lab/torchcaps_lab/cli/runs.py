@@ -3,19 +3,17 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from torchcaps.spec import Spec, fit
 from torchcaps.whole import seen_from
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli.parser import WrongUsage, data_at
-from torchcaps_lab.cli.places import packaged
+from torchcaps_lab.cli.places import Split, packaged
 from torchcaps_lab.data import DataSet, Examples
 from torchcaps_lab.options.reading import merged, read_options
 from torchcaps_lab.run_folder import RunFolder
 from torchcaps_lab.training.record import follow_record, images_apart
-
-Split = Literal["test", "validation", "train", "all"]
 
 
 def open_classifier(path: str, device: str = "cpu") -> Classifier:

@@ -13,17 +13,14 @@ from torchcaps.whole import seen_from
 from torchcaps_lab.cli.output import say
 from torchcaps_lab.cli.parser import OptionParser
 from torchcaps_lab.cli.plugins import importing, named_imports
-from torchcaps_lab.cli.source import arguments_of
 from torchcaps_lab.look import counted
+from torchcaps_lab.options.declarations import GROUPS
 from torchcaps_lab.options.guess import guess, listed, over
 from torchcaps_lab.options.reading import as_yaml, merged, read_options
 from torchcaps_lab.run_folder import RunFolder, is_first_process
 
 if TYPE_CHECKING:
     from torchcaps_lab.training.command_line import TrainingOptions
-
-DATA = "torchcaps_lab.data", "torchcaps_lab.kinds"
-"""The rooms that have data sets."""
 
 _OF_THE_COMMAND = "allow_changes", "print_config"
 
@@ -142,7 +139,7 @@ def _check_data(parser: OptionParser, data: Any) -> None:
     data = data.value if isinstance(data, Typed) else data
     if not isinstance(data, Mapping) or "torchcaps_lab.data" in sys.modules:
         return
-    arguments = {"name", *arguments_of(DATA, "DataSet")}
+    arguments = {"name", *listed("data_arguments")}
     for name in data:
         if name not in arguments:
             if name in parser.hints:
@@ -234,8 +231,8 @@ def train_parser() -> OptionParser:
         help="print all options, as a file for --config",
     )
     parser.take_imports()
-    for group in ("Subject", "Optimisation", "Schedule", "Running"):
-        parser.take("torchcaps_lab.training.options", group, partly=True)
+    for group in GROUPS:
+        parser.take(group, "torchcaps_lab.training.options", partly=True)
     return parser
 
 

@@ -1,25 +1,12 @@
 """Draw the class of one image with the pose of another, and the steps between."""
 
-import inspect
-import sys
 from json import dumps
 from pathlib import Path
 
-import torch
-from matplotlib.backend_bases import FigureCanvasBase
-from torch import Tensor
-
-from torchcaps.capsules import Capsules
-from torchcaps.models import CapsuleClassifier
 from torchcaps.spec import jsonable
 from torchcaps.whole import written_whole
-from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli.places import Trained
-from torchcaps_lab.cli.runs import open_classifier
-from torchcaps_lab.data.base import Resize
-from torchcaps_lab.report import transfer
-from torchcaps_lab.report.canvas import strip
-from torchcaps_lab.report.findings import evaluating
+from torchcaps_lab.look import Resize
 
 
 def command(
@@ -47,15 +34,21 @@ def command(
         device: where to compute: cpu, cuda, cuda:1, ...
         json: print JSON, with the attributes that were measured
     """
+    import torch
+
+    from torchcaps_lab.cli import transferring
+    from torchcaps_lab.cli.runs import open_classifier
+    from torchcaps_lab.report.canvas import strip
+
     if steps < 1:
         raise ValueError(f"--steps must be at least 1, got {steps}")
-    _check_out(out, content, style)
+    transferring.check_out(out, content, style)
     classifier = open_classifier(run, device)
-    _check(classifier)
+    transferring.check_decoder(classifier)
     pictures = torch.stack(
         [classifier.pixels(file, resize) for file in (content, style)]
     )
-    drawn, labels = _transfer(classifier, pictures, content_class, steps)
+    drawn, labels = transferring.transferred(classifier, pictures, content_class, steps)
     names = [classifier.classes[label] for label in labels]
     between = [""] * (steps - 1)
     titles = [
@@ -67,7 +60,7 @@ def command(
     ]
     with written_whole(Path(out)) as part:
         strip(torch.cat([pictures[:1], drawn, pictures[1:]]), titles).savefig(
-            part, format=_form(out)
+            part, format=transferring.form_of(out)
         )
     if json:
         shown = torch.cat([pictures[:1], drawn[:1], drawn[-1:], pictures[1:]])
@@ -75,117 +68,8 @@ def command(
             "content": names[0],
             "style": names[1],
             "picture": out,
-            "attributes": _measured(shown),
+            "attributes": transferring.measured(shown),
         }
         print(dumps(jsonable(summary)))
     else:
         print(f"{names[0]} of {content} with the pose of {names[1]} of {style}: {out}")
-
-
-def _check_out(out: str, *read: str) -> None:
-    """Raises a `ValueError` unless the picture can be written, over no file that is
-    read.
-    """
-    path = Path(out)
-    forms = FigureCanvasBase.get_supported_filetypes()
-    if _form(out) not in forms:
-        raise ValueError(
-            "--out must be the name of a picture, "
-            f"{', '.join(f'.{ending}' for ending in forms)}, got {out}"
-        )
-    if not path.parent.is_dir():
-        raise ValueError(f"--out: folder {path.parent} does not exist")
-    if any(
-        path.exists() and Path(file).exists() and path.samefile(file) for file in read
-    ):
-        raise ValueError(f"--out must not be one of the input files, got {path}")
-
-
-def _form(file: str) -> str:
-    """The format of a picture, by its suffix."""
-    return Path(file).suffix.lower().removeprefix(".")
-
-
-def _check(classifier: Classifier) -> None:
-    """Raises a `ValueError` unless the network can transfer poses; prints a note if
-    little is to be expected of it.
-    """
-    network = classifier.network
-    if not classifier.reader.pictures:
-        raise ValueError(
-            f"a {type(network).__name__} takes {network.takes} and draws no images"
-        )
-    reader_of_pose = network.told if isinstance(network, CapsuleClassifier) else None
-    if reader_of_pose is None:
-        takes = "decoder_hidden" in inspect.signature(type(network)).parameters
-        advice = ", and never has"
-        if takes:
-            advice = ": train one with --model_args.decoder_hidden"
-        raise ValueError(f"this {type(network).__name__} has no decoder{advice}")
-    if reader_of_pose == "pose":
-        raise ValueError(
-            "the decoder of this network gets only the pose, which also encodes the "
-            "class, so it would draw the style image again. Train one with "
-            "--model_args.decoder_input pose_and_class"
-        )
-    if reader_of_pose == "masked":
-        print(
-            "note: each class of this network has its own pose dimensions, so the "
-            "pose of another class means nothing to it; --model_args.decoder_input "
-            "pose_and_class trains one whose classes share them",
-            file=sys.stderr,
-        )
-
-
-def _transfer(
-    classifier: Classifier,
-    pictures: Tensor,
-    content_class: str | None,
-    steps: int,
-) -> tuple[Tensor, list[int]]:
-    """The reconstructed content and the steps of the transfer, (1 + steps, C, H, W);
-    the classes of both images.
-    """
-    network = classifier.network
-    assert isinstance(network, CapsuleClassifier)
-    with evaluating(network) as device:
-        capsules = network.encode(
-            classifier.preprocess.evaluate_crops(pictures.to(device))[:, 0]
-        )
-    labels = capsules.activation.argmax(1)
-    if content_class is not None:
-        if content_class not in classifier.classes:
-            raise ValueError(
-                f"--content_class must be one of {', '.join(classifier.classes)}, got "
-                f"{content_class!r}"
-            )
-        labels[0] = classifier.classes.index(content_class)
-    content, style = (
-        Capsules(capsules.pose[k : k + 1], capsules.activation[k : k + 1])
-        for k in (0, 1)
-    )
-    again = transfer(
-        network,
-        content,
-        content,
-        labels[:1],
-        labels[:1],
-    )[0]
-    drawn = transfer(
-        network,
-        content,
-        style,
-        labels[:1],
-        labels[1:],
-        steps,
-    )[0]
-    return torch.cat([again, drawn]).cpu(), labels.tolist()
-
-
-def _measured(images: Tensor) -> dict[str, dict[str, float]]:
-    """Attributes of content, reconstruction, transferred image and style."""
-    from torchcaps_lab.report.attributes import ATTRIBUTES, attributes
-
-    names = ("content", "again", "transferred", "style")
-    rows = zip(names, attributes(images).tolist(), strict=True)
-    return {name: dict(zip(ATTRIBUTES, row, strict=True)) for name, row in rows}

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,22 +19,11 @@ from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.manifest import Changes, Manifest
 from torchcaps_lab.data.view import Preprocess
 from torchcaps_lab.kinds import SharedRegistry
+from torchcaps_lab.look import Fit
 
 # Test sets that are drawn here (not given by a source) use this seed, never the user's:
 # runs with different seeds are then measured on the same images.
 TEST_SEED = 0
-
-Resize = Literal["pad", "crop", "stretch", "handwriting"]
-"""How images get to another size: keep the aspect ratio and pad with black, keep it and
-crop, or stretch; or cut out what was written by hand, see
-:func:`~torchcaps_lab.kinds.images.decoding.handwriting.read_handwriting`.
-"""
-
-Fit = Literal["pad", "crop", "stretch", "handwriting", "keep"]
-"""The same for images that a trained network classifies; ``keep``, for networks of any
-size, leaves their size.
-"""
-
 
 _LEAST_SIDE = 17
 """Least height and width that the usual network, ``capsnet``, takes."""

@@ -20,8 +20,7 @@ from torchcaps_lab.kinds import SharedRegistry
 
 if TYPE_CHECKING:
     from torchcaps.models import ClassifierNetwork
-    from torchcaps_lab.data.base import Fit
-    from torchcaps_lab.look import Guess, Place
+    from torchcaps_lab.look import Fit, Guess, Place
 
 
 class Read(NamedTuple):

@@ -168,7 +168,9 @@ def listed(kind: str) -> dict[str, str]:
     """Return the registered names of the two packages with their classes.
 
     Args:
-        kind: ``networks``, ``routings``, ``tasks`` or ``datasets``.
+        kind: ``networks``, ``routings``, ``tasks`` or ``datasets``;
+            ``data_arguments``, the arguments of all data sets, each with the class of
+            the first that takes it.
     """
     rows = read_json(LISTED, LARGEST_NOTE)[kind]
     if kind == "networks":

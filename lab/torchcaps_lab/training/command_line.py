@@ -7,15 +7,9 @@ from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, cast
 
 from torchcaps.spec import Argument, Spec, UnknownOption, complete, declared, meant
+from torchcaps_lab.options.declarations import OURS, Schedule, trainer_arguments
 from torchcaps_lab.options.reading import merged
-from torchcaps_lab.training.options import (
-    OURS,
-    Optimisation,
-    Running,
-    Schedule,
-    Subject,
-    trainer_arguments,
-)
+from torchcaps_lab.training.options import Optimisation, Running, Subject
 
 GROUPS = (Subject, Optimisation, Schedule, Running)
 """The groups of options of a training, which are on one level on the command line and

@@ -20,6 +20,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torchcaps.numerics import Advance
 from torchcaps.whole import owned
 from torchcaps_lab.data import Examples
+from torchcaps_lab.options.declarations import Schedule, TrainerOptions
 from torchcaps_lab.run_folder import is_first_process
 from torchcaps_lab.tasks import Criteria
 from torchcaps_lab.training.callbacks import (
@@ -44,7 +45,7 @@ from torchcaps_lab.training.graphs import Graphs
 from torchcaps_lab.training.head import check_backbone, train_head
 from torchcaps_lab.training.learner import Learner, with_gradients
 from torchcaps_lab.training.loaders import Loaders, train_loader
-from torchcaps_lab.training.options import Caller, Schedule, TrainerOptions
+from torchcaps_lab.training.options import Caller, averaging
 from torchcaps_lab.training.progress import Progress
 
 _LOGS = "tensorboard"
@@ -197,7 +198,7 @@ class Fitting:
             return L.Trainer(
                 **options.arguments(),
                 max_epochs=schedule.epochs,
-                callbacks=[Limits(), *options.callbacks(), *watching],
+                callbacks=[Limits(), *averaging(options), *watching],
                 logger=TensorBoardLogger(folder, name="", version=_LOGS),
                 plugins=[SealedCheckpoints(self.checkpoints)],
                 enable_progress_bar=False,

@@ -7,8 +7,9 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from torchcaps_lab.options.declarations import CompileMode
 from torchcaps_lab.training.learner import Learner
-from torchcaps_lab.training.speed import CompileMode, Speed, predict
+from torchcaps_lab.training.speed import Speed, predict
 
 COMPILING = 25.0
 """Seconds that compiling takes: CapsNet and a small MatrixCapsNet on an H100, PyTorch

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler
 
 from torchcaps_lab.data import Batch, Examples
-from torchcaps_lab.training.options import SamplerName, Schedule, one_class_each
+from torchcaps_lab.options.declarations import SamplerName, Schedule
+from torchcaps_lab.training.options import one_class_each
 from torchcaps_lab.training.speed import Speed
 
 
@@ -130,7 +131,7 @@ class Loaders(L.LightningDataModule):
     Example:
         >>> from torchcaps_lab.data import Digits
         >>> from torchcaps_lab.training.loaders import Loaders
-        >>> from torchcaps_lab.training.options import Schedule
+        >>> from torchcaps_lab.options.declarations import Schedule
         >>> digits = Digits()
         >>> loaders = Loaders(digits.train, digits.validation, Schedule(batch_size=64))
         >>> loaders.schedule.batch_size  # trainer.fit(learner, loaders)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from torchcaps.models import ClassifierNetwork
 from torchcaps.routing import Routing
-from torchcaps_lab.training.options import OptimizerFactory, Running, Schedule, Subject
+from torchcaps_lab.options.declarations import Schedule
+from torchcaps_lab.training.options import OptimizerFactory, Running, Subject
 
 SMALLER_SIDES = (128, 96, 64, 48, 32)
 """Heights and widths that are tried to find one that fits."""

@@ -3,59 +3,39 @@ long, and where.
 """
 
 import copy
-import inspect
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, SequentialLR
 
-from torchcaps.losses import ActivationLoss, MarginLoss
+# The names of ActivationLoss, Routing, DataSet and Preprocess give the hints of the
+# declared options their meaning: dataclass looks them up in this module.
+from torchcaps.losses import ActivationLoss  # noqa: F401
 from torchcaps.models import ClassifierNetwork, create_model, list_models
 from torchcaps.models.registry import MODELS
-from torchcaps.numerics import check_finite, check_size
-from torchcaps.routing import Routing
+from torchcaps.numerics import check_finite
+from torchcaps.routing import Routing  # noqa: F401
 from torchcaps.spec import Registry, Within
-from torchcaps_lab.data import DataSet, Examples, Preprocess
+from torchcaps_lab.data import DataSet, Examples, Preprocess  # noqa: F401
 from torchcaps_lab.data.classes import places_of
+from torchcaps_lab.options import declarations
+from torchcaps_lab.options.declarations import TrainerOptions
 from torchcaps_lab.tasks import Task, as_task
 from torchcaps_lab.training.speed import Speed
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
 
-OURS = {
-    "max_epochs": "epochs",
-    "limit_val_batches": "data.validation",
-    **dict.fromkeys(
-        (
-            "callbacks",
-            "logger",
-            "plugins",
-            "enable_progress_bar",
-            "enable_model_summary",
-            "inference_mode",
-            "num_sanity_val_steps",
-            "use_distributed_sampler",
-            "enable_checkpointing",
-        ),
-        "",
-    ),
-}
-"""Arguments of Lightning's Trainer that :func:`torchcaps_lab.training.fit` sets, and
-the options they come from.
-"""
-
 OPTIMIZERS = Registry("optimizer", torch.optim.Optimizer, factory=True)
 SCHEDULERS = Registry("scheduler", LRScheduler, factory=True)
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-SamplerName = Literal["shuffled", "balanced"]
 SchedulerFactory = Callable[
     [torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler
 ]
@@ -122,20 +102,8 @@ def weights_of(
 
 
 @dataclass(kw_only=True)
-class Subject:
-    """The network, its data and its task.
-
-    Attributes:
-        data: the data set: Digits, MNIST, FashionMNIST, ImageFolder, or any other
-            DataSet.
-        task: the task of the network: Classification, SeveralLabels, any other Task, or
-            its name; default: that of the data set.
-        model: the name of a network, listed by 'torchcaps models'; default: that of the
-            data set, and capsnet for images.
-        model_args: arguments of the network that replace its defaults.
-        routing: the routing of the class capsules; default: the network's own.
-        preprocess: the preparation of images, at random in training; it is saved with
-            the network.
+class Subject(declarations.Subject):
+    """The network, its data and its task, as objects.
 
     Example:
         >>> from torchcaps_lab.data import Digits
@@ -144,13 +112,6 @@ class Subject:
         >>> subject.network(seed=0)(torch.rand(2, 1, 8, 8)).activation.shape
         torch.Size([2, 10])
     """
-
-    data: DataSet
-    task: Task | str | None = None
-    model: str | None = None
-    model_args: dict[str, Any] | None = None
-    routing: Routing | None = None
-    preprocess: Preprocess = field(default_factory=Preprocess)
 
     def purpose(self) -> Task:
         """The chosen task, or that of the data set.
@@ -242,32 +203,8 @@ class Subject:
 
 
 @dataclass(kw_only=True)
-class Optimisation:
-    """The losses, the optimizer and the schedule of its learning rate.
-
-    Attributes:
-        loss: the loss of the activations of the class capsules.
-        reconstruction: weight of the reconstruction loss, the sum of squared errors.
-        optimizer: the class of the optimizer, such as Adam, and its arguments.
-        lr: the learning rate of the optimizer, and the start or peak of a scheduler;
-            "find" tries 100 steps on a network that is then discarded, takes a tenth of
-            the rate with the lowest loss, and records it as an option of the run;
-            default: that of the optimizer.
-        scheduler: the scheduler of the learning rate; one that takes ``total_steps``
-            and was not given any, such as OneCycleLR with only ``max_lr``, spans all
-            steps of the training.
-        scheduler_interval: whether the scheduler steps each epoch or each step;
-            ReduceLROnPlateau monitors the loss on the validation images after each
-            epoch, or on the training images if there are no validation images.
-        class_weights: 'balanced' weights each image in the loss by N / (E N_c), with N
-            training images, E classes and N_c images in its class; numbers weight the
-            classes in their order, or by name or number, {"cat": 2}, where all others
-            have 1; None weights all alike.
-        ramp: settings of the routing that change evenly over the epochs, each with its
-            first and its last value: {"sharpness": (0.5, 4.0)}; the network is saved
-            with the value of the epoch that is kept.
-        shard_optimizer: shard the optimizer's state over several processes; the steps
-            are the same (ZeRO, stage 1: Rajbhandari et al. 2020).
+class Optimisation(declarations.Optimisation):
+    """The losses, the optimizer and the schedule of its learning rate, as objects.
 
     Raises:
         ValueError: if ``reconstruction`` is negative or not finite, or ``lr`` is not
@@ -278,18 +215,6 @@ class Optimisation:
         >>> type(Optimisation(optimizer=torch.optim.Adam).loss).__name__
         'MarginLoss'
     """
-
-    loss: ActivationLoss = field(default_factory=MarginLoss)
-    reconstruction: float = 0.0005
-    optimizer: OptimizerFactory
-    lr: float | Literal["find"] | None = None
-    scheduler: SchedulerFactory | None = None
-    scheduler_interval: Literal["epoch", "step"] = "epoch"
-    class_weights: (
-        Literal["balanced"] | Mapping[str, float] | tuple[float, ...] | None
-    ) = None
-    ramp: Mapping[str, tuple[float, float]] | None = None
-    shard_optimizer: bool = False
 
     def __post_init__(self) -> None:
         check_finite(0, reconstruction=self.reconstruction)
@@ -400,155 +325,13 @@ def _last_step(scheduler: Any) -> int | None:
     )
 
 
-@dataclass(kw_only=True)
-class Schedule:
-    """How long a training is, how large its steps are, and its random numbers.
+def averaging(options: TrainerOptions) -> "list[Callback]":
+    """The callback that averages the weights, if the options want it."""
+    if options.average is None:
+        return []
+    from lightning.pytorch.callbacks import WeightAveraging
 
-    Attributes:
-        epochs: number of passes over the training images.
-        frozen_epochs: number of epochs before the others, in which only the layers on
-            top of a pretrained backbone are trained, on features of a few views of each
-            image that are computed once; they take seconds; the learning rate falls
-            from the optimizer's own to 0; 0 trains all layers from the start.
-        batch_size: number of images in a step, over all processes together.
-        seed: the seed of the initial weights, the order of the images and their random
-            changes.
-        sampler: 'shuffled' takes each training image once in an epoch; 'balanced' takes
-            images of each class equally often, and repeats those of rare classes with
-            the same random changes in one epoch.
-        stop_at: end after the first epoch in which the task's measure on the validation
-            images reaches this value, for a classification the accuracy from 0 to 1;
-            None trains all epochs.
-        stop: "early" ends the training when the task's measure on the validation images
-            has not improved for ``patience`` epochs; None trains all epochs.
-        patience: number of epochs without improvement before ``stop`` ends the
-            training.
-        keep: the epoch that is tested and saved: the "last", or the "best" by the
-            task's measure on the validation images, the first of equal ones.
-
-    Raises:
-        ValueError: if ``epochs``, ``batch_size`` or ``patience`` is less than 1,
-            ``frozen_epochs`` negative, or ``seed`` not in -2^63..2^64 - 1.
-
-    Example:
-        >>> from torchcaps_lab.training.options import Schedule
-        >>> Schedule(epochs=20, batch_size=64).seed
-        0
-    """
-
-    epochs: int = 20
-    frozen_epochs: int = 0
-    batch_size: int = 128
-    seed: int = 0
-    sampler: SamplerName = "shuffled"
-    stop_at: float | None = None
-    stop: Literal["early"] | None = None
-    patience: int = 10
-    keep: Literal["last", "best"] = "last"
-
-    def __post_init__(self) -> None:
-        check_size(
-            epochs=self.epochs, batch_size=self.batch_size, patience=self.patience
-        )
-        check_size(0, frozen_epochs=self.frozen_epochs)
-        check_size(-(2**63), seed=self.seed)
-        if self.seed >= 2**64:
-            raise ValueError(f"seed must be less than 2^64, got {self.seed}")
-
-
-def trainer_arguments() -> Collection[str]:
-    """What Lightning's Trainer takes. Lightning takes seconds to import, which help and
-    wrong options need not wait.
-    """
-    from lightning import Trainer
-
-    return inspect.signature(Trainer).parameters
-
-
-@dataclass
-class TrainerOptions:
-    """Where and how the training runs; see the documentation of Lightning's Trainer.
-
-    Attributes:
-        accelerator: "auto", "cpu", "gpu", ...
-        devices: how many devices; on a CPU, how many processes.
-        num_nodes: how many machines.
-        strategy: "auto", "ddp", ...
-        precision: "32-true", "bf16-mixed", "16-mixed", "64-true", ...
-        deterministic: use deterministic algorithms only.
-        gradient_clip_val: clip the gradients to this norm; None does not clip.
-        sync_batchnorm: batch normalisation over all processes.
-        average: keep an exponential moving average of the weights and of running
-            statistics, with this decay in each step, such as 0.999, and less in the
-            first ones, :func:`moving_average`; the average is validated, tested and
-            saved. None keeps none.
-        extra: other arguments of the Trainer.
-
-    Raises:
-        ValueError: if ``average`` is not between 0 and 1, ``gradient_clip_val`` is
-            negative or not finite, or ``extra`` has an argument that the Trainer does
-            not take, or that torchcaps sets itself, or accumulates no batch.
-
-    Example:
-        >>> from torchcaps_lab.training.options import TrainerOptions
-        >>> TrainerOptions(accelerator="cpu", precision="bf16-mixed").arguments()[
-        ...     "precision"
-        ... ]
-        'bf16-mixed'
-    """
-
-    accelerator: str = "auto"
-    devices: int | str | list[int] = "auto"
-    num_nodes: int = 1
-    strategy: str = "auto"
-    precision: str = "32-true"
-    deterministic: bool = False
-    gradient_clip_val: float | None = None
-    sync_batchnorm: bool = False
-    average: float | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.average is not None and not 0 < self.average < 1:
-            raise ValueError(
-                f"average must be a share between 0 and 1, got {self.average}"
-            )
-        if self.gradient_clip_val is not None:
-            check_finite(0, gradient_clip_val=self.gradient_clip_val)
-        accumulate = self.extra.get("accumulate_grad_batches")
-        if accumulate is not None:
-            check_size(accumulate_grad_batches=accumulate)
-        options = {**OURS, **{name: f"trainer.{name}" for name in vars(self)}}
-        for name in self.extra:
-            if name in options:
-                source = options[name] and f", from {options[name]}"
-                raise ValueError(
-                    f"extra takes other arguments of Lightning's Trainer: {name} is "
-                    f"set by torchcaps itself{source}"
-                )
-            if name not in trainer_arguments():
-                raise ValueError(
-                    f"extra takes arguments of Lightning's Trainer, which has no {name}"
-                )
-
-    def callbacks(self) -> "list[Callback]":
-        """Callbacks that the options need: the averaging of the weights."""
-        if self.average is None:
-            return []
-        from lightning.pytorch.callbacks import WeightAveraging
-
-        return [WeightAveraging(avg_fn=moving_average(self.average))]
-
-    def arguments(self) -> dict[str, Any]:
-        """Keyword arguments for the Trainer. On a CPU, the default is one device."""
-        named = {
-            name: value
-            for name, value in vars(self).items()
-            if name not in ("average", "extra")
-        }
-        if self.devices == "auto" and self.accelerator == "cpu":
-            named["devices"] = 1
-        return {**named, **self.extra}
+    return [WeightAveraging(avg_fn=moving_average(options.average))]
 
 
 def moving_average(decay: float) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
@@ -575,23 +358,10 @@ def moving_average(decay: float) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
 
 @dataclass(kw_only=True)
-class Running:
-    """Where and how a training runs.
+class Running(declarations.Running):
+    """Where and how a training runs, as objects."""
 
-    Attributes:
-        trainer: where and how the training runs.
-        speed: options that make the training faster.
-        report: whether to write the report at the end.
-
-    Example:
-        >>> from torchcaps_lab.training.options import Running
-        >>> Running(report=False).trainer.accelerator
-        'auto'
-    """
-
-    trainer: TrainerOptions = field(default_factory=TrainerOptions)
     speed: Speed = field(default_factory=Speed)
-    report: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

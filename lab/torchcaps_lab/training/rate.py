@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
+from torchcaps_lab.options.declarations import Schedule
 from torchcaps_lab.tasks import Criteria
 from torchcaps_lab.training.learner import Learner, with_gradients
 from torchcaps_lab.training.loaders import train_loader
 from torchcaps_lab.training.memory import check_memory
-from torchcaps_lab.training.options import Optimisation, Running, Schedule, Subject
+from torchcaps_lab.training.options import Optimisation, Running, Subject
 
 LEAST = 1e-6
 LARGEST = 1.0

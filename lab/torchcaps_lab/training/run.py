@@ -17,6 +17,7 @@ from torchcaps_lab.card import Card
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.manifest import readable
 from torchcaps_lab.look import counted
+from torchcaps_lab.options.declarations import Schedule
 from torchcaps_lab.options.reading import as_yaml, read_options
 from torchcaps_lab.report.verdict import judge
 from torchcaps_lab.run_folder import RunFolder, is_first_process
@@ -28,13 +29,7 @@ from torchcaps_lab.training.fingerprint import network_changes
 from torchcaps_lab.training.fitting import Fitting, rehearse
 from torchcaps_lab.training.learner import Learner
 from torchcaps_lab.training.memory import check_device, check_memory
-from torchcaps_lab.training.options import (
-    Caller,
-    Optimisation,
-    Running,
-    Schedule,
-    Subject,
-)
+from torchcaps_lab.training.options import Caller, Optimisation, Running, Subject
 from torchcaps_lab.training.rate import find_rate
 from torchcaps_lab.training.record import follow_record, write_record
 

@@ -3,19 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps.models import ClassifierNetwork, Prediction
-from torchcaps.spec import Within, check_fields
 from torchcaps_lab.data import Examples
-
-CompileMode = Literal[
-    "off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
-]
-
+from torchcaps_lab.options import declarations
 
 Step = Callable[[ClassifierNetwork, Tensor, Tensor], Prediction]
 
@@ -32,37 +26,14 @@ _UNFUSED = "capturable", "differentiable"
 
 
 @dataclass(frozen=True)
-class Speed:
-    """Options that make a training faster, besides the trainer's ``precision``.
-
-    On by default is ``resident``. Steps of Adam, AdamW and SGD run in one kernel, see
-    :meth:`fuse`.
-
-    Attributes:
-        channels_last: store images and the weights of convolutions with the channels
-            innermost. The results are the same up to rounding.
-        compile: compile the training step's network with ``torch.compile`` in this
-            mode; ``reduce-overhead`` replays CUDA graphs, ``off`` does not compile. The
-            same up to rounding. None replays CUDA graphs on a GPU, if the training is
-            long enough to pay for compiling.
-        resident: data sets of up to this many GiB are copied to the GPU once instead of
-            batch by batch. Nothing else changes.
-
-    Raises:
-        ValueError: if an option is of another type, or ``resident`` is negative.
+class Speed(declarations.Speed):
+    """Options that make a training faster, and what they do.
 
     Example:
         >>> from torchcaps_lab.training.speed import Speed
         >>> Speed(channels_last=True).compile is None
         True
     """
-
-    channels_last: bool = False
-    compile: CompileMode | None = None
-    resident: Annotated[float, Within(0)] = 4.0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def lay_out(self, model: nn.Module) -> None:
         """Stores the weights of the model's convolutions in the order of

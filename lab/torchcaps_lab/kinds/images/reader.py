@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchcaps.models import CapsuleClassifier, ClassifierNetwork
-from torchcaps_lab.data.base import Fit, Resize
 from torchcaps_lab.data.columns import UnclearColumns
 from torchcaps_lab.data.counts import DataReport
 from torchcaps_lab.data.examples import Examples
@@ -42,7 +41,16 @@ from torchcaps_lab.kinds.images.guess import guess_of_files
 from torchcaps_lab.kinds.images.samples import image_samples
 from torchcaps_lab.kinds.images.sets.files import ImageListing, image_files
 from torchcaps_lab.kinds.images.sets.table import TableForm, table_of_images
-from torchcaps_lab.look import Guess, Place, counted, trained_of, value_of, values_of
+from torchcaps_lab.look import (
+    Fit,
+    Guess,
+    Place,
+    Resize,
+    counted,
+    trained_of,
+    value_of,
+    values_of,
+)
 
 _LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in grey (ITU-R BT.601), as in Pillow."""

@@ -15,9 +15,7 @@ from torchcaps.whole import seen_from
 from torchcaps_lab.data.base import (
     TEST_SEED,
     DataSet,
-    Fit,
     HeldOut,
-    Resize,
     register_dataset,
     stratified_split,
 )
@@ -31,6 +29,7 @@ from torchcaps_lab.kinds.images.sets.arrays import Arrays
 from torchcaps_lab.kinds.images.sets.files import image_files
 from torchcaps_lab.kinds.objects.measures import UNKNOWN
 from torchcaps_lab.kinds.pixels.masks import MaskSet
+from torchcaps_lab.look import Fit, Resize
 
 Ground = Literal["plain", "textured"]
 AtLeastTwo = Annotated[int, Within(2)]

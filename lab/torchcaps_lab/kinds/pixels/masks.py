@@ -19,7 +19,7 @@ from torchcaps.numerics import Size
 from torchcaps.spec import Within, argument, settings
 from torchcaps.whole import LARGEST_NOTE, read_text, seen_from
 from torchcaps_lab.data.augment import random_integers
-from torchcaps_lab.data.base import DataSet, Fit, find_data_dir, register_dataset
+from torchcaps_lab.data.base import DataSet, find_data_dir, register_dataset
 from torchcaps_lab.data.boxes import INK
 from torchcaps_lab.data.examples import Batch, Composition, Examples
 from torchcaps_lab.data.manifest import (
@@ -59,6 +59,7 @@ from torchcaps_lab.kinds.scenes.coco import Coco, check_same_size
 from torchcaps_lab.kinds.scenes.made import DigitScenes, Scenery
 from torchcaps_lab.kinds.scenes.noted import check_names
 from torchcaps_lab.kinds.scenes.stated import frame_of
+from torchcaps_lab.look import Fit
 
 NO_CLASS = 255
 """The label of pixels that count for nothing, and of the margins of smaller pictures.

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from torchcaps.models import ClassifierNetwork
-from torchcaps_lab.data.base import Fit
 from torchcaps_lab.data.reader import Reader, register_reader
 from torchcaps_lab.kinds.images.guess import looked_at, range_line
 from torchcaps_lab.kinds.images.reader import ImageReader
 from torchcaps_lab.kinds.images.sets.files import image_files
-from torchcaps_lab.look import Guess, Place, epochs_for, trained_of, watched
+from torchcaps_lab.look import Fit, Guess, Place, epochs_for, trained_of, watched
 
 MASKS: dict[str, Any] = {
     "batch_size": 4,

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from torchcaps.numerics import check_choice
 from torchcaps.whole import LARGEST_TABLE, check_file, seen_from
-from torchcaps_lab.data.base import Resize
 from torchcaps_lab.data.listed import BrokenItem
 from torchcaps_lab.data.reader import Read
 from torchcaps_lab.kinds.images.decoding.bands import (
@@ -28,6 +27,7 @@ from torchcaps_lab.kinds.images.decoding.bands import (
     to_8_bit,
 )
 from torchcaps_lab.kinds.images.decoding.handwriting import read_handwriting, upright
+from torchcaps_lab.look import Resize
 
 if TYPE_CHECKING:
     from PIL.Image import Image

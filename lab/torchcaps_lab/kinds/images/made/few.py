@@ -1,9 +1,10 @@
 """Data sets of which few images are trained on."""
 
 from torchcaps.numerics import check_size
-from torchcaps_lab.data.base import TEST_SEED, DataSet, Fit, stratified_split
+from torchcaps_lab.data.base import TEST_SEED, DataSet, stratified_split
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.kinds.images.made.base import MadeOf, Part
+from torchcaps_lab.look import Fit
 
 
 class Few(MadeOf):

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from torchcaps.numerics import Size
 from torchcaps.spec import Within, argument, settings
-from torchcaps_lab.data.base import Resize
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.listed import (
     Decoded,
@@ -50,6 +49,7 @@ from torchcaps_lab.kinds.images.decoding.picture import (
 )
 from torchcaps_lab.kinds.images.decoding.store import GIB, ImageStore, threaded
 from torchcaps_lab.kinds.images.doubts import image_doubts
+from torchcaps_lab.look import Resize
 
 if TYPE_CHECKING:
     from PIL.Image import Image
