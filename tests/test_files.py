@@ -286,6 +286,7 @@ class TestTables:
         assert [row.cells[-1] for row in Table(path).rows()] == ["1", *["2"] * 100]
 
 
+@pytest.mark.thorough
 def test_texts_are_cut_before_they_are_read() -> None:
     words = Words(("a",), longest=4)
     short, long = words.read(["b a " * 3, "b a " * 10**6])

@@ -33,6 +33,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(run / "model" / "model.safetensors")
 
 
+@pytest.mark.thorough
 def test_the_average_is_saved_and_a_resumed_training_ends_with_the_same(
     tmp_path: Path,
 ) -> None:

@@ -247,6 +247,7 @@ def test_compiled_training_is_the_same(tmp_path: Path) -> None:
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.thorough
 def test_a_process_may_compile_any_number_of_networks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

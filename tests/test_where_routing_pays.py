@@ -27,6 +27,7 @@ def run(
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", page.pages(), ids=lambda path: path.name)
 def test_documents_have_the_figures_of_the_result(path: Path) -> None:
     text = path.read_text(encoding="utf-8")

@@ -154,6 +154,7 @@ def write_smallnorb(folder: Path) -> None:
     write(folder, files)
 
 
+@pytest.mark.thorough
 def test_all_of_the_registry(makers: dict[str, Callable[..., DataSet]]) -> None:
     shipped = {
         name

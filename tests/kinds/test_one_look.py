@@ -22,9 +22,7 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 ONE_OF_EACH_KIND = (
     "class folders",
-    "several labels",
     "masks",
-    "YOLO",
     "a file of series",
     "a table of texts",
 )

@@ -97,6 +97,7 @@ def test_an_ensemble_in_one_call(name: str) -> None:
         torch.testing.assert_close(answer, torch.stack(expected), rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name",
     [

@@ -114,6 +114,7 @@ def test_a_rehearsal_trains_nothing_that_stays(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.thorough
 def test_a_training_ends_with_the_time_and_goes_on_later(
     recipe: Recipe[TrainingOptions], tmp_path: Path
 ) -> None:

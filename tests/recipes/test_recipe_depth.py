@@ -33,6 +33,7 @@ def stack(**arguments: Any) -> CapsuleStack:
     return CapsuleStack(**SMALL, **arguments)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("between", BETWEEN)
 def test_the_network_holds_what_holds_for_every_network(between: Any) -> None:
     check_model(stack(depth=3, between=between, vote_bias=True))

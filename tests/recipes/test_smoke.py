@@ -46,7 +46,7 @@ SLOW = (
     "strangers",
 )
 CPU = {"accelerator": "cpu"}
-QUICK = ("mnist-dynamic", "multimnist", "two-digits")
+QUICK = ("two-digits",)
 """What every run of the tests has; .ci/run has all but the slow ones where recipes
 changed.
 """
@@ -340,6 +340,7 @@ def test_a_result_grows_without_the_networks(smoke, tmp_path):
         run_recipe(name, "smoke", runs=tmp_path / "c", results=results)
 
 
+@pytest.mark.thorough
 def test_seeds_are_added_to_a_result(tmp_path, monkeypatch):
     results = tmp_path / "results"
 

@@ -249,6 +249,7 @@ def test_answers_need_no_labels() -> None:
     assert answers.entropy == findings.entropy
 
 
+@pytest.mark.thorough
 def test_a_task_of_several_labels_shows_each_image_for_each_of_its_classes(
     tmp_path: Path,
 ) -> None:

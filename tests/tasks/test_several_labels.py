@@ -90,6 +90,7 @@ class TestCommandLine:
         }
         assert network.image_shape == (1, 8, 16)
 
+    @pytest.mark.thorough
     def test_a_resumed_training_ends_like_an_unbroken_one(self, run, tmp_path):
         broken = tmp_path / "broken"
         assert (

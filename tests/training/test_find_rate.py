@@ -13,6 +13,7 @@ from torchcaps_lab.training.options import Optimisation
 from torchcaps_lab.training.rate import find_rate
 
 
+@pytest.mark.thorough
 def test_a_run_with_the_rate_that_was_found_is_the_run_that_found_it(tmp_path, capsys):
     assert status(*TRAIN, "--lr", "find", "--run", str(tmp_path / "found")) == 0
     rate = read_options(tmp_path / "found" / "config.yaml")["lr"]
@@ -28,6 +29,7 @@ def test_a_run_with_the_rate_that_was_found_is_the_run_that_found_it(tmp_path, c
     assert read_options(tmp_path / "found" / "config.yaml")["lr"] == rate
 
 
+@pytest.mark.thorough
 def test_the_loss_falls_farther_with_it_than_with_the_default_and_with_a_rate_a_hundred_times_as_large(
     tmp_path,
 ):

@@ -5,6 +5,7 @@ once.
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -120,6 +121,7 @@ def test_the_head_learns_and_the_backbone_is_asked_once_for_each_view() -> None:
     )  # of ten classes
 
 
+@pytest.mark.thorough
 def test_it_comes_before_the_first_epoch_and_not_again_when_resumed(
     tmp_path: Path, capsys
 ) -> None:

@@ -94,6 +94,7 @@ def trained(
     return metrics, task, [line for line in shown if line.startswith("steps are")]
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler
 def test_a_long_training_on_a_gpu_replays_graphs(
     on_gpu: Any, images: Examples, tmp_path: Path
@@ -116,6 +117,7 @@ def test_a_long_training_on_a_gpu_replays_graphs(
         assert row == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.thorough
 def test_a_failure_is_told_and_the_training_goes_on(
     on_gpu: Any, images: Examples, tmp_path: Path
 ) -> None:

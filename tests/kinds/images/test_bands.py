@@ -56,6 +56,7 @@ def test_bands_are_read_as_they_are(tmp_path: Path, suffix: str, bands: int) -> 
     assert torch.equal(data.train.inputs[0], torch.from_numpy(stored).permute(2, 0, 1))
 
 
+@pytest.mark.thorough
 def test_a_run_of_many_bands_is_trained_checked_evaluated_explained_and_predicts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

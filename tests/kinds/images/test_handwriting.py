@@ -29,6 +29,7 @@ def seven(size: tuple[int, int], pen: int, ink: str, paper: str) -> Image.Image:
     return sheet
 
 
+@pytest.mark.thorough
 def test_95_of_100_photos_are_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -126,6 +126,7 @@ def test_series_that_do_not_fit(series: torch.Tensor, message: str) -> None:
         create_model("series_cnn", **SMALL)(series)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", NAMES)
 def test_an_exported_program_takes_any_batch_and_length(name: str) -> None:
     """With two classes as with two examples: nothing may take one for the other."""
