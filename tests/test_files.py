@@ -33,7 +33,7 @@ from torchcaps_lab.kinds.series.files import read_sound
 from torchcaps_lab.kinds.series.sound import Sound
 from torchcaps_lab.kinds.texts.word_vectors import read_vectors
 from torchcaps_lab.kinds.texts.words import Words
-from torchcaps_lab.look import cells_of, lines_in
+from torchcaps_lab.look import lines_in
 from torchcaps_lab.options.reading import read_options
 from torchcaps_lab.report import write_page
 from torchcaps_lab.training.checkpoints import checkpoint_to_resume, newest_checkpoint
@@ -272,8 +272,7 @@ class TestTables:
         row, *_ = table.rows()
         assert table.misfit(row, names) == ""
         assert table.values(row, names) == dict.fromkeys(names, "x")
-        cells = cells_of(path)
-        assert cells is not None
+        cells = table.cells()
         assert {*map(tuple, map(cells.column, names))} == {("x",) * 3}
 
     def test_objects_that_lack_nearly_everything(self, tmp_path: Path) -> None:

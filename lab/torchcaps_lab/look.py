@@ -2,19 +2,15 @@
 from it.
 """
 
-import csv
-import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from torchcaps.whole import encoding_of, opened, parsed_json
+from torchcaps.whole import opened
 
 STEPS = 30
 """Steps of an epoch that the batch size is chosen for: with fewer, 20 epochs end before
@@ -33,7 +29,7 @@ OBJECTS = ".jsonl"
 """The suffix of a table whose rows are JSON objects, one a line."""
 
 TABLES = {".csv": ",", ".tsv": "\t", OBJECTS: ""}
-"""The suffixes of tables, and what separates their cells."""
+"""The suffixes of tables, and what usually separates their cells."""
 
 _JUNK = (
     "thumbs.db",
@@ -45,14 +41,6 @@ _JUNK = (
     "lost+found",
 )
 """Files that operating systems leave in folders, besides hidden ones."""
-
-_ROWS = 1000
-"""Rows of a table that are looked at."""
-
-_MOST_LACKING, _LACKING_EACH = 10_000_000, 64
-"""Empty cells in a table of JSON objects: so many, and so many for each value that is
-there.
-"""
 
 _SHOWN = 40
 """Letters of a cell that an error shows."""
@@ -211,123 +199,6 @@ class Place:
         return None
 
 
-@dataclass(frozen=True)
-class Cells:
-    """The beginning of a table.
-
-    Args:
-        columns: the names of the columns, in their order.
-        rows: the first rows, each as long as there are columns.
-    """
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-    @cached_property
-    def _places(self) -> dict[str, int]:
-        """The place of each column; of the first of those with one name."""
-        places: dict[str, int] = {}
-        for place, name in enumerate(self.columns):
-            places.setdefault(name, place)
-        return places
-
-    def column(self, name: str) -> list[str]:
-        """The cells of a column, without blanks around them."""
-        place = self._places[name]
-        return [row[place].strip() for row in self.rows]
-
-
-def cells_of(path: Path, rows: int = _ROWS) -> Cells | None:
-    """Return the beginning of a table; None if the file is no table with columns.
-
-    Args:
-        path: a .csv, .tsv or .jsonl file.
-        rows: how many rows to read at most.
-    """
-    if path.suffix.lower() not in TABLES:
-        return None
-    try:
-        read = _rows_of(path, rows, _encoding(path))
-    except UnicodeDecodeError:
-        read = _rows_of(path, rows, "latin-1")
-    except OSError:
-        return None
-    if not read:
-        return None
-    columns = read[0]
-    complete = [row for row in read[1:] if len(row) == len(columns)]
-    return Cells(columns, tuple(complete))
-
-
-def _rows_of(path: Path, rows: int, encoding: str) -> list[tuple[str, ...]]:
-    """The header and the first rows of a table, up to a fault; none if it is no
-    table.
-    """
-    read: list[tuple[str, ...]] = []
-    with opened(path) as content, TextIOWrapper(content, encoding, newline="") as file:
-        delimiter = delimiter_of(path, file.readline())
-        file.seek(0)
-        lines: Iterator[Sequence[str]]
-        if path.suffix.lower() == OBJECTS:
-            lines = rows_of_objects(path, file)
-        else:
-            lines = csv.reader(file, delimiter=delimiter)
-        try:
-            for row in lines:
-                if row:
-                    read.append(tuple(row))
-                if len(read) > rows:
-                    break
-        except UnicodeDecodeError:
-            raise
-        except (csv.Error, ValueError):
-            return read  # whoever reads the whole table reports the fault
-    return read
-
-
-def rows_of_objects(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, ...]]:
-    """The rows of a table of JSON objects, first the names of its columns: those of the
-    first object.
-
-    Args:
-        path: the table, for the message.
-        lines: its lines.
-
-    Raises:
-        ValueError: if a line is no JSON object, or nearly all of their cells would be
-            empty: a small file would take much time and memory.
-    """
-    columns: tuple[str, ...] = ()
-    present = 0
-    lacking = 0
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = parsed_json(line)
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number}: {error}") from error
-        if not columns:
-            columns = tuple(row)
-            yield columns
-        present += len(row)
-        lacking += len(columns)
-        if lacking > _MOST_LACKING + _LACKING_EACH * present:
-            raise ValueError(
-                f"{path}, line {number}: the objects lack most of the {len(columns):,} "
-                "columns, which are those of the first object: begin with an object "
-                "of the columns that count"
-            )
-        yield tuple(_cell(row.get(name)) for name in columns)
-
-
-def _cell(value: Any) -> str:
-    """A value of JSON as the cell of a table."""
-    if value is None or isinstance(value, str):
-        return value or ""
-    return json.dumps(value, ensure_ascii=False)
-
-
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 
 
@@ -371,25 +242,6 @@ def no_header(path: Path, header: Sequence[str], columns: Sequence[str]) -> Valu
         f"the first line of {path} must name its columns, but looks like an example: "
         f"{line}. Write a line above it, such as {','.join(columns)}"
     )
-
-
-def delimiter_of(path: Path, header: str) -> str:
-    """What stands between the cells of a table: where the header of a .csv file has no
-    comma, the semicolon or the tab that other programs write.
-
-    Args:
-        path: a .csv or .tsv file.
-        header: its first line.
-    """
-    usual = TABLES[path.suffix.lower()]
-    if usual != "," or usual in header:
-        return usual
-    return next((sign for sign in (";", "\t") if sign in header), usual)
-
-
-def _encoding(path: Path) -> str:
-    with opened(path) as file:
-        return encoding_of(file.read(2))
 
 
 def lines_in(path: Path) -> int:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchcaps_lab.data.columns import Columns, measurements
-from torchcaps_lab.look import Cells
+from torchcaps_lab.data.tables import Cells
 
 ROWS = 24
 WORDS = ("alpha", "beta", "delta", "gamma")

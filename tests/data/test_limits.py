@@ -2,7 +2,6 @@
 at once, in little memory.
 """
 
-import csv
 import gzip
 import json
 import os
@@ -19,10 +18,12 @@ import torch
 from torchcaps.whole import check_file, named_below, parsed_json, read_json, read_text
 from torchcaps_lab.data import Examples, Manifest, Series, Text, read_idx
 from torchcaps_lab.data.base import stable_split
+from torchcaps_lab.data.listed import Listed
 from torchcaps_lab.data.plain_text import decoded
 from torchcaps_lab.kinds.images.sets.smallnorb import read_binary_matrix
-from torchcaps_lab.kinds.series.files import Columns, read_sound, table
+from torchcaps_lab.kinds.series.files import read_sound, series_in
 from torchcaps_lab.kinds.series.sound import Sound
+from torchcaps_lab.kinds.series.table import SeriesForm, series_of_table
 from torchcaps_lab.kinds.texts.word_vectors import read_vectors
 from torchcaps_lab.kinds.texts.words import Words
 
@@ -163,24 +164,15 @@ def test_bands_beyond_what_a_window_tells_apart() -> None:
         Sound(bands=10**9)
 
 
-@pytest.mark.parametrize("column", ["series", "label", "height"])
-def test_a_cell_of_many_letters_names_its_table(tmp_path: Path, column: str) -> None:
-    row = {"series": "1", "label": "up", "height": "3"} | {
-        column: "x" * (csv.field_size_limit() + 1)
-    }
-    (tmp_path / "t.csv").write_text(
-        "series,label,height\n" + ",".join(row.values()) + "\n"
-    )
-    with pytest.raises(
-        ValueError, match=r"t\.csv, after line 1: field larger than field limit"
-    ):
-        list(table(tmp_path / "t.csv", Columns()))
+def labelled(path: Path) -> list[Any]:
+    """The series of a table with the usual columns."""
+    return series_of_table(path, SeriesForm(), Listed())["all"]
 
 
 def test_an_error_about_a_long_cell_is_short(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("series,label,height\n1,up," + "x" * 100_000 + "\n")
     with pytest.raises(ValueError, match="every channel must be a number") as caught:
-        list(table(tmp_path / "t.csv", Columns()))
+        labelled(tmp_path / "t.csv")
     assert len(str(caught.value)) < 1000
 
 
@@ -189,23 +181,21 @@ def test_a_wide_table_is_read(tmp_path: Path) -> None:
     rows = ["series,label," + ",".join(f"c{channel}" for channel in range(wide))]
     rows += [f"{series},up," + ",".join(["0.5"] * wide) for series in (0, 0, 1, 1)]
     (tmp_path / "t.csv").write_text("\n".join(rows))
-    assert [one.values.shape for one in table(tmp_path / "t.csv", Columns())] == [
-        (wide, 2)
-    ] * 2
+    assert [one.values.shape for one in labelled(tmp_path / "t.csv")] == [(wide, 2)] * 2
 
 
 def test_a_row_with_more_cells_than_columns(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("series,label,height\n1,up,2\n1,up,3,,\n")
-    assert next(table(tmp_path / "t.csv", Columns())).values.shape == (1, 2)
+    assert labelled(tmp_path / "t.csv")[0].values.shape == (1, 2)
     (tmp_path / "t.csv").write_text("series,label,height\n1,up,2\n1,up,3,4\n")
     with pytest.raises(ValueError, match=r"t\.csv:3 has 4 cells for the 3 columns"):
-        list(table(tmp_path / "t.csv", Columns()))
+        labelled(tmp_path / "t.csv")
 
 
 def test_a_table_that_is_no_text_names_itself(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes(b"series,label,height\n\0")
     with pytest.raises(ValueError, match=r"t\.csv"):
-        list(table(tmp_path / "t.csv", Columns()))
+        labelled(tmp_path / "t.csv")
 
 
 HEAD = "@problemName x\n@timeStamps false\n@univariate false\n"
@@ -239,7 +229,7 @@ def test_the_header_of_an_archive_is_held_to(
     pytest.importorskip("aeon")
     (tmp_path / "x.ts").write_text(f"{HEAD}{head}\n{ROWS}")
     with pytest.raises(ValueError, match=rf"x\.ts:\d? ?.*{why}"):
-        list(table(tmp_path / "x.ts", Columns()))
+        series_in(tmp_path / "x.ts", SeriesForm())
 
 
 @pytest.mark.parametrize(
@@ -254,7 +244,10 @@ def test_the_header_of_an_archive_is_held_to(
 def test_what_an_archive_states_rightly_is_read(tmp_path: Path, head: str) -> None:
     pytest.importorskip("aeon")
     (tmp_path / "x.ts").write_text(f"{HEAD}{head}\n{ROWS}")
-    assert [one.category for one in table(tmp_path / "x.ts", Columns())] == ["a", "b"]
+    assert [one.category for one in series_in(tmp_path / "x.ts", SeriesForm())] == [
+        "a",
+        "b",
+    ]
 
 
 def vectors(path: Path, text: str) -> Any:
@@ -322,8 +315,8 @@ READERS: dict[str, Callable[[Path], object]] = {
     "read_json": lambda path: read_json(path, MIB),
     "sound": lambda path: read_sound(path, Sound()),
     "text": decoded,
-    "table": lambda path: list(table(path, Columns())),
-    "archive": lambda path: list(table(path.with_suffix(".ts"), Columns())),
+    "table": labelled,
+    "archive": lambda path: series_in(path.with_suffix(".ts"), SeriesForm()),
     "texts": lambda path: Text(path).train,
     "series": lambda path: Series(path).train,
     "idx": read_idx,

@@ -1,6 +1,8 @@
 """What each column of a table holds, looked at once for all kinds of input."""
 
 import re
+import shlex
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,7 +10,8 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from torchcaps_lab.data.parts import part_called
-from torchcaps_lab.look import Cells, counted, is_number
+from torchcaps_lab.data.tables import Cells
+from torchcaps_lab.look import counted
 
 Role = Literal[
     "text",
@@ -62,12 +65,26 @@ _IDENTIFIERS = frozenset(
     ("id", "index", "idx", "row", "number", "nr", "no", "uuid", "")
 )
 
-YES = frozenset(("1", "1.0", "true", "yes"))
-NO = frozenset(("0", "0.0", "false", "no", ""))
-"""How a flag says that a row has a label, and that it does not, in lower case."""
+_SURE = ("label", "labels", "class", "classes")
+"""Names of a column of labels whatever others there are."""
+
+YES = frozenset(("1", "1.0", "true", "yes", "t", "y", "x"))
+"""How a flag says that a row has a label, in lower case."""
+
+_FLAGS = ("1 1.0 0 0.0", "true false", "yes no", "t f", "y n", "x")
+"""The cells of flags in lower case, besides empty ones, which are a no."""
+
+LIST = "[]"
+"""What stands around several labels that are a list, as Python and JSON write it."""
 
 BETWEEN = ("|", ";", ",", " ")
 """What may stand between several labels in one cell."""
+
+_LONGEST = 300
+"""Letters of a cell of labels; longer ones are texts."""
+
+_LEAST_GROUPS = 5
+"""Groups of which some can be put aside to validate and to test on."""
 
 _FEW = 20
 """Different numbers with fractions that may be classes, such as half stars."""
@@ -77,11 +94,17 @@ _FEW_WHOLE = 10
 
 _DATE = re.compile(
     r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4})"
-    r"([T ]\d{1,2}:\d{2}.*)?|\d{1,2}:\d{2}(:\d{2})?([.,]\d+)?",
+    r"([T ]\d{1,2}:\d{2}.*)?|\d{1,2}:\d{2}(:\d{2})?([.,]\d+)?"
+    r"|(\w{3,9},? )?(\d{1,2}\.? [A-Za-z]{3,9}\.?|[A-Za-z]{3,9}\.? \d{1,2}),? \d{4}.*",
     re.ASCII,
 )
 _FILE = re.compile(r"\S.*\.(?!\d+$)[A-Za-z]\w{1,4}")
-_COMMA = re.compile(r"[-+]?\d+,\d+", re.ASCII)
+_NUMBER = re.compile(
+    r"[-+]?[$€£]? ?(?P<digits>(\d+|\d{1,3}([,. '’]\d{3})+)([.,]\d+)?|[.,]\d+)"
+    r"(?P<power>[eE][-+]?\d+)? ?(%|[$€£]|kg|g|mm|cm|m|km|ms|s|h)?",
+    re.ASCII,
+)
+"""A number as people write it, maybe with marks of thousands, a currency or a unit."""
 
 
 class UnclearColumns(ValueError):
@@ -96,16 +119,21 @@ class Column(NamedTuple):
         role: what it holds.
         why: the reason, for people.
         distinct: how many different cells it has, without empty ones.
+        filled: how many cells are not empty.
         length: letters of a cell, the mean of those that are not empty.
         between: what stands between several labels in a cell; else empty.
+        unclear: what may stand between several labels, or be part of their names; or
+            the cells of a column of splits that name none.
     """
 
     name: str
     role: Role
     why: str
     distinct: int
+    filled: int
     length: float = 0.0
     between: str = ""
+    unclear: str = ""
 
 
 @dataclass(frozen=True)
@@ -117,7 +145,7 @@ class Columns:
 
     Example:
         >>> from torchcaps_lab.data.columns import Columns
-        >>> from torchcaps_lab.look import Cells
+        >>> from torchcaps_lab.data.tables import Cells
         >>> cells = Cells(
         ...     ("headline", "sport", "money"),
         ...     (("Ajax wins again", "1", "0"), ("The bank lost", "0", "1")),
@@ -157,21 +185,42 @@ class Columns:
 
     def lines(self) -> list[str]:
         """Show people the columns as a small table."""
-        width = max((len(column.name) for column in self.columns), default=0)
+        names = [column.name or "''" for column in self.columns]
+        width = max(map(len, names), default=0)
         return [
-            f"  {column.name:<{width}}  {column.role:<10}  {column.why}"
-            for column in self.columns
+            f"  {name:<{width}}  {column.role:<10}  {column.why}"
+            for name, column in zip(names, self.columns, strict=True)
         ]
 
     def unused(self, used: Iterable[str | None]) -> str:
-        """Name the columns that are used for nothing, for people; empty if none is.
+        """Name the columns that are used for nothing, for people; empty if all are.
 
         Args:
             used: the names of those that are used.
         """
         names = {*used}
         rest = [column for column in self.columns if column.name not in names]
-        return ", ".join(f"{column.name} ({column.role})" for column in rest)
+        return ", ".join(
+            f"{column.name or repr('')} ({column.role})" for column in rest
+        )
+
+    def group(self, where: str) -> str | None:
+        """Return the column that says whom or what a row is of; None without one.
+
+        Args:
+            where: the table, for the message.
+
+        Raises:
+            ValueError: several columns may say it; names them.
+        """
+        groups = [one for one in self.of_role("group") if one.distinct >= _LEAST_GROUPS]
+        if len(groups) > 1:
+            raise UnclearColumns(
+                f"several columns of {where} may say whom a row is of: "
+                f"{_listed(groups)}. Name one with --data.group, as in --data.group "
+                f"{quoted(groups[0].name)}, or none with --data.group null"
+            )
+        return groups[0].name if groups else None
 
     def labels(self, taken: Iterable[str | None], where: str) -> tuple[Column, ...]:
         """Return the column of labels, or the flags that have a class each.
@@ -186,33 +235,67 @@ class Columns:
         """
         names = {*taken}
         rest = [column for column in self.columns if column.name not in names]
-        named = [column for column in self.called(LABELS) if column in rest]
-        flags = [column for column in rest if column.role == "flag"]
-        if not named and len(flags) > 1:
-            return tuple(flags)
-        likely = [
-            column for column in rest if column.role in ("label", "labels", "flag")
+        flags = [
+            column
+            for column in rest
+            if column.role == "flag" and not _names_a_split(column.name)
         ]
+        likely = [column for column in rest if column.role in ("label", "labels")]
         numbers = [column for column in rest if column.role == "number"]
-        texts = [column for column in rest if column.role == "text"]
-        chosen = named[:1] or likely or numbers or texts
-        if len(chosen) > 1:
-            may_be = ", ".join(f"{column.name} ({column.why})" for column in chosen)
-            raise UnclearColumns(
-                f"the labels of {where} may stand in several columns: {may_be}. Name "
-                f"one with --data.label, as in --data.label {_quoted(chosen[0].name)}"
-            )
+        chosen = self._named_labels(rest) or likely + flags or numbers
+        if chosen == flags and len(flags) > 1:
+            return tuple(flags)
         if not chosen:
             raise UnclearColumns(
-                f"{where} has no column of labels: "
-                + "; ".join(
-                    f"{one.name} is {one.role}, {one.why}" for one in self.columns
-                )
-                + ". Name one with --data.label"
+                f"{where} has no column of labels: {_described(self.columns)}. "
+                "Name one with --data.label"
             )
         if chosen[0].role == "number":
-            raise measured(f"column {chosen[0].name!r} of {where}", chosen[0].why)
+            raise _no_classes(chosen[0], where)
+        if len(chosen) > 1:
+            raise UnclearColumns(
+                f"the labels of {where} may stand in several columns: "
+                f"{_listed(chosen)}. Name one with --data.label, as in --data.label "
+                f"{quoted(chosen[0].name)}"
+            )
         return (chosen[0],)
+
+    def _named_labels(self, rest: Sequence[Column]) -> list[Column]:
+        """The columns that are called as labels are, and may hold some."""
+        no_labels = ("date", "empty", "constant")
+        named = [
+            column
+            for column in self.called(LABELS)
+            if column in rest and column.role not in no_labels
+        ]
+        sure = [column for column in named if column.name.strip().lower() in _SURE]
+        return sure[:1] or named
+
+
+def _names_a_split(name: str) -> bool:
+    """Whether a flag says that a row is of a split, as ``is_train`` does."""
+    words = re.split(r"[ _]", name.strip().lower())
+    return part_called(words[-1]) is not None and len(words) < 3
+
+
+def _no_classes(column: Column, where: str) -> UnclearColumns:
+    """The error for a column of numbers where labels are needed."""
+    if column.distinct < column.filled // 2:
+        return UnclearColumns(
+            f"column {column.name!r} of {where}, which may hold the labels, has "
+            f"{column.why}. This package classifies. If they are classes, add "
+            f"--data.label {quoted(column.name)}; if they look like measurements, write "
+            "a class for each range of values, such as low and high, into a column"
+        )
+    return measured(f"column {column.name!r} of {where}", column.why)
+
+
+def _listed(columns: Iterable[Column]) -> str:
+    return ", ".join(f"{column.name} ({column.why})" for column in columns)
+
+
+def _described(columns: Iterable[Column]) -> str:
+    return "; ".join(f"{one.name} is {one.role}, {one.why}" for one in columns)
 
 
 def measured(what: str, why: str) -> UnclearColumns:
@@ -243,7 +326,7 @@ def measurements(cells: Sequence[str]) -> str:
         ('', '')
     """
     different = {*cells}
-    if len(different) < 3 or not all(map(_is_number, different)):
+    if len(different) < 3 or not all(map(is_quantity, different)):
         return ""
     fraction = next(filter(_has_fraction, cells), None)
     repeated = len(different) * 2 <= len(cells)
@@ -256,29 +339,84 @@ def measurements(cells: Sequence[str]) -> str:
     )
 
 
-def between_labels(cells: Sequence[str]) -> str:
-    """Return what stands between several labels in cells; empty if each has one label.
+def between_labels(cells: Iterable[str], name: str = "") -> tuple[str, bool]:
+    """Return what stands, or may stand, between several labels in cells, and whether
+    that is certain; empty if each cell has one label.
 
     Args:
-        cells: the cells of a column.
+        cells: the cells of a column that are not empty.
+        name: the name of the column in lower case.
+
+    Example:
+        >>> from torchcaps_lab.data.columns import between_labels
+        >>> between_labels(["sea", "sky", "sea|sky"])
+        ('|', True)
+        >>> between_labels(["good", "bad", "very good", "very bad"])
+        (' ', False)
     """
+    different = {*cells}
+    if all(cell[0] == "[" and cell[-1] == "]" for cell in different):
+        return LIST, True
+    if max(map(len, different)) > _LONGEST:
+        return "", False
+    unclear = ""
     for sign in BETWEEN:
-        several = [cell for cell in {*cells} if sign in cell]
-        parts = {part.strip() for cell in several for part in cell.split(sign)} - {""}
-        single = {cell for cell in cells if cell and sign not in cell}
-        # Names of several words have parts that do not stand alone elsewhere.
-        if several and parts & single and len(parts | single) < len({*cells}):
-            return sign
-    return ""
+        several = [parts_of(cell, sign) for cell in different if sign in cell]
+        single = {cell for cell in different if sign not in cell}
+        times = Counter(part for parts in several for part in {*parts})
+        names = len(single | times.keys())
+        alone = bool(single & times.keys())
+        shared = alone or max(times.values(), default=0) > 1
+        likely = bool(several)
+        if sign == " " and name not in ("tags", "tag"):
+            # Names of several words are more usual than several names.
+            likely = alone and names < len(different)
+            certain = likely and times.keys() <= single
+        elif sign == ",":
+            certain = alone and names < len(different)
+        else:
+            certain = shared and names <= len(different)
+        if certain:
+            return sign, True
+        unclear = unclear or (sign if likely else "")
+    return unclear, False
+
+
+def parts_of(cell: str, sign: str) -> list[str]:
+    """The labels in a cell, without blanks around them.
+
+    Args:
+        cell: the cell.
+        sign: what stands between them.
+
+    Example:
+        >>> from torchcaps_lab.data.columns import LIST, parts_of
+        >>> parts_of("sea | sky", "|"), parts_of("['sea', 'sky']", LIST)
+        (['sea', 'sky'], ['sea', 'sky'])
+    """
+    if sign == LIST:
+        signs = " \t'\""
+        parts = cell.strip().removeprefix("[").removesuffix("]").split(",")
+    else:
+        signs = None
+        parts = cell.split(sign)
+    return [part.strip(signs) for part in parts if part.strip(signs)]
 
 
 def _seen(name: str, cells: Sequence[str], is_file: bool) -> Column:
     """A column with its role."""
     filled = [cell for cell in cells if cell]
     role, why = _role(name.strip().lower(), cells, filled, is_file)
-    between = between_labels(cells) if role == "labels" else ""
+    sign, certain = "", False
+    if role in ("label", "labels"):
+        sign, certain = between_labels(filled, name.strip().lower())
     length = sum(map(len, filled)) / max(len(filled), 1)
-    return Column(name, role, why, len({*filled}), length, between)
+    between, unclear = (sign, "") if certain else ("", sign)
+    if role == "split":
+        unclear = ", ".join(sorted(one for one in {*filled} if not part_called(one)))
+    return Column(
+        name, role, why, len({*filled}), len(filled), length, between, unclear
+    )
 
 
 def _role(
@@ -294,15 +432,15 @@ def _role(
         return "empty", "all cells are empty"
     if name in TEXTS:
         return "text", "by its name"
-    parts = {part_called(cell) for cell in filled}
-    if None not in parts and "train" in parts and len(parts) > 1:
-        return "split", f"its cells name splits: {', '.join(sorted(different))}"
-    if is_file or all(map(_FILE.fullmatch, filled)):
+    parts = {part_called(cell) for cell in different}
+    known = len(parts - {None})
+    if "train" in parts and (known > 1 or (name in SPLITS and len(parts) > 1)):
+        return "split", f"its cells name splits: {', '.join(sorted(different)):.200}"
+    if is_file or all(map(_FILE.fullmatch, different)):
         return "file", f"its cells are names of files, such as {filled[0]}"
-    if {cell.lower() for cell in cells} <= YES | NO and (
-        len({*cells}) > 1 or filled[0].lower() in NO
-    ):
-        return "flag", f"its cells are {' and '.join(sorted(different))}"
+    if _are_flags({cell.lower() for cell in {*cells}}):
+        shown = [cell or "empty" for cell in sorted({*cells})]
+        return "flag", f"its cells are {' and '.join(shown)}"
     if len({*cells}) == 1 and len(cells) > 1:
         return "constant", f"each cell is {filled[0]:.40}"
     if name.removesuffix("_id").removesuffix(" id") in GROUPS and len(filled) > len(
@@ -312,11 +450,12 @@ def _role(
     if all(map(_DATE.fullmatch, different)):
         return "date", f"its cells are dates or times, such as {filled[0]}"
     if name in LABELS:
-        return _by_label_name(cells, filled, values)
-    if all(map(_is_number, different)):
+        return _by_label_name(name, filled, values)
+    if all(map(is_quantity, different)):
         return _numeric(name, filled, values)
-    if between_labels(cells):
-        return "labels", f"{between_labels(cells)!r} stands between labels, {values}"
+    sign, certain = between_labels(different)
+    if certain:
+        return "labels", f"{sign!r} stands between labels, {values}"
     if len(different) * 2 <= len(filled) and max(map(len, different)) <= 80:
         return "label", values
     if len(different) == len(filled) and all(map(_is_code, different)):
@@ -325,52 +464,79 @@ def _role(
     return "text", f"{values}, {words:.1f} words each"
 
 
-def _by_label_name(
-    cells: Sequence[str], filled: Sequence[str], values: str
-) -> tuple[Role, str]:
+def _are_flags(different: Collection[str]) -> bool:
+    """Whether different cells are yes and no; a yes alone tells nothing."""
+    yes_and_no = any({*different} <= {*words.split(), ""} for words in _FLAGS)
+    return yes_and_no and not {*different} <= YES
+
+
+def _by_label_name(name: str, filled: Sequence[str], values: str) -> tuple[Role, str]:
     """The role of a column that is called as labels are, and why."""
-    if between := between_labels(cells):
-        return "labels", f"by its name; {between!r} stands between labels, {values}"
     if why := measurements(filled):
         return "number", why
+    sign, certain = between_labels(filled, name)
+    if certain and not all(map(is_quantity, filled)):
+        return "labels", f"by its name; {sign!r} stands between labels, {values}"
     return "label", f"by its name, {values}"
 
 
 def _numeric(name: str, filled: Sequence[str], values: str) -> tuple[Role, str]:
     """The role of a column of numbers, and why."""
-    own = len({*filled}) == len(filled) > 1
-    whole = not any(map(_has_fraction, filled))
+    different = {*filled}
+    own = len(different) == len(filled) > 1
+    whole = not any(map(_has_fraction, different))
     if (
         own
-        and whole
+        and all(map(str.isdigit, different))
         and (name.rpartition("_")[2] in _IDENTIFIERS or _counts_on(filled))
     ):
         return "identifier", "each row has its own"
     if why := measurements(filled):
         return "number", why
-    halves = all((2 * _value(cell)).is_integer() for cell in filled)
-    if halves and len({*filled}) * 2 <= len(filled):
+    numbers = [*map(_amount, different)]
+    halves = all((2 * number).is_integer() for number in numbers)
+    # Classes are few, or count from 0 or 1; ages and years do not.
+    codes = whole and min(numbers) in (0, 1) and max(numbers) < 2 * len(numbers)
+    repeated = len(different) * 2 <= len(filled)
+    if halves and repeated and (codes or len(different) <= _FEW_WHOLE):
         return "label", f"{values}, all numbers"
     return "number", f"{values}, all numbers"
 
 
 def _counts_on(cells: Sequence[str]) -> bool:
     """Whether whole numbers count the rows."""
-    numbers = [*map(_value, cells)]
+    numbers = [*map(_amount, cells)]
     return all(after - before == 1 for before, after in pairwise(numbers))
 
 
-def _is_number(cell: str) -> bool:
-    return is_number(cell) or _COMMA.fullmatch(cell) is not None
+def is_quantity(cell: str) -> bool:
+    """Whether a cell holds a number as people write it, maybe with marks of thousands,
+    a decimal comma, a currency or a unit.
+
+    Example:
+        >>> from torchcaps_lab.data.columns import is_quantity
+        >>> [*map(is_quantity, ["1,234.50", "3,5", "12 %", "-1e3", "4x4", "v2"])]
+        [True, True, True, True, False, False]
+    """
+    return _NUMBER.fullmatch(cell) is not None
 
 
-def _value(cell: str) -> float:
-    """The number in a cell, with a point or a comma before its fraction."""
-    return float(cell.replace(",", "."))
+def _amount(cell: str) -> float:
+    """The number in a cell; a single sign before three digits marks thousands."""
+    match = _NUMBER.fullmatch(cell)
+    assert match is not None
+    digits = match["digits"]
+    head, *rest = re.split(r"[.,](?=\d*$)", digits)
+    tail = "".join(rest)
+    by_comma = digits.endswith(f",{tail}")
+    is_mark = len(tail) == 3 and head != "0" and (by_comma or not head.isdigit())
+    whole = re.sub(r"\D", "", f"{head}{tail}" if is_mark else head)
+    fraction = "0" if is_mark else tail or "0"
+    return float(f"{whole or 0}.{fraction}{match['power'] or ''}")
 
 
 def _has_fraction(cell: str) -> bool:
-    return not _value(cell).is_integer()
+    return not _amount(cell).is_integer()
 
 
 def _is_code(cell: str) -> bool:
@@ -378,5 +544,6 @@ def _is_code(cell: str) -> bool:
     return not any(map(str.isspace, cell)) and any(map(str.isdigit, cell))
 
 
-def _quoted(name: str) -> str:
-    return f"'{name}'" if " " in name else name
+def quoted(name: str) -> str:
+    """The name of a column as it is typed on a command line."""
+    return shlex.quote(name)

@@ -19,7 +19,7 @@ from torchcaps_lab.data.base import (
     stable_split,
 )
 from torchcaps_lab.data.classes import places_of
-from torchcaps_lab.data.columns import measured, measurements
+from torchcaps_lab.data.columns import measured, measurements, parts_of
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.manifest import (
     PARTS,
@@ -53,16 +53,6 @@ def validation_is_test(tested: str, train: str, what: str) -> str:
         f"there are no separate test {what}: the {what} in {readable(tested)!r} are "
         f"used as the test, and validation {what} are taken from {readable(train)!r}"
     )
-
-
-def parts_of(category: str, separator: str) -> list[str]:
-    """The labels of an item, without blanks around them.
-
-    Args:
-        category: its category.
-        separator: what stands between them.
-    """
-    return [part.strip() for part in category.split(separator) if part.strip()]
 
 
 class BrokenItem(ValueError):
@@ -212,13 +202,13 @@ class ListedData(DataSet):
         self._changes = Changes()
 
     @abstractmethod
-    def list_images(self) -> Listed:
+    def list_items(self) -> Listed:
         """The list of items, without opening any."""
 
     @cached_property
     def listed(self) -> Listed:
         """The list of images, made once; their classes are matched by name."""
-        listed = self.list_images()
+        listed = self.list_items()
         if listed.refused:
             raise ValueError("; ".join(listed.refused))
         if listed.broken and not self.skip_broken:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchcaps.whole import LARGEST_TABLE, read_json, write_whole
-from torchcaps_lab.look import counted
+from torchcaps_lab.look import counted, is_number
 
 PARTS = ("train", "validation", "test")
 
@@ -355,16 +355,29 @@ def left_out_lines(left_out: Mapping[str, str], thing: str = "file") -> list[str
 
 
 def names_doubts(classes: Sequence[str]) -> Iterator[str]:
-    """Tell people of classes whose names differ in case or blanks alone."""
-    alike: dict[str, list[str]] = {}
-    for name in classes:
-        alike.setdefault("".join(name.split()).casefold(), []).append(name)
-    for names in alike.values():
-        if len(names) > 1:
-            yield (
-                "classes whose names differ in case or blanks alone: "
-                f"{', '.join(map(repr, names))}: are they one?"
-            )
+    """Tell people of classes whose names may stand for one, or for none."""
+    for what, key_of in (("case or blanks alone", _plain), ("form alone", _number)):
+        alike: dict[str, list[str]] = {}
+        for name in classes:
+            alike.setdefault(key_of(name), []).append(name)
+        for names in alike.values():
+            if len(names) > 1:
+                yield (
+                    f"classes whose names differ in {what}: "
+                    f"{', '.join(map(repr, names))}: are they one?"
+                )
+    bare = [name for name in classes if not any(map(str.isalnum, name))]
+    if len(bare) == 1:
+        yield f"a class without a letter or digit: {bare[0]!r}: is its label missing?"
+
+
+def _plain(name: str) -> str:
+    return "".join(name.split()).casefold()
+
+
+def _number(name: str) -> str:
+    """A number in one form, such as 1.0 for 1; another name as it is."""
+    return str(float(name)) if is_number(name) else name
 
 
 def some(names: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 PART_NAMES = {
     "train": ("train", "training"),
-    "validation": ("val", "valid", "validation"),
+    "validation": ("val", "valid", "validation", "dev"),
     "test": ("test", "testing"),
 }
 """The names of each split, in lower case."""

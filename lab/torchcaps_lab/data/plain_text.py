@@ -6,8 +6,14 @@ from torchcaps.whole import LARGEST_TABLE, encoding_of, read_bytes
 
 
 def decoded(path: Path) -> str:
-    """The text of a file: UTF-16 if it begins with the mark of that, as Excel writes
-    it, or else UTF-8, or Latin-1.
+    """The text of a file, see :func:`decoded_as`."""
+    return decoded_as(path)[0]
+
+
+def decoded_as(path: Path) -> tuple[str, str]:
+    """The text of a file, and its encoding: UTF-16 if it begins with the mark of that,
+    as Excel writes it, or else UTF-8, or Windows-1252, which is Latin-1 with quotation
+    marks and the euro.
 
     Raises:
         ValueError: if it holds zeros, as pictures do and texts do not, is no regular
@@ -20,13 +26,24 @@ def decoded(path: Path) -> str:
     except UnicodeDecodeError as error:
         if encoding == "utf-16":
             raise ValueError(f"{path} begins as UTF-16 and is not: {error}") from None
-        text = content.decode("latin-1")
+        encoding = "cp1252"
+        text = _windows(content)
     if "\0" in text:
         raise ValueError(
-            f"{path} is not text in UTF-8, Latin-1 or UTF-16 with a byte order mark: "
-            "it holds zero bytes"
+            f"{path} is not text in UTF-8, Windows-1252 or UTF-16 with a byte order "
+            "mark: it holds zero bytes"
         )
-    return text.replace("\r\n", "\n")
+    return text.replace("\r\n", "\n"), encoding
+
+
+def _windows(content: bytes) -> str:
+    """A text in Windows-1252; in Latin-1 if it holds one of five bytes that have no
+    sign in it.
+    """
+    try:
+        return content.decode("cp1252")
+    except UnicodeDecodeError:
+        return content.decode("latin-1")
 
 
 def lines_of(path: Path) -> list[str]:

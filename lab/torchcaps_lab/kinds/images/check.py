@@ -42,7 +42,7 @@ from torchcaps_lab.kinds.images.doubts import (
 )
 from torchcaps_lab.kinds.images.guess import size_for
 from torchcaps_lab.kinds.images.sets.files import ImageListing
-from torchcaps_lab.kinds.images.sets.table import TableForm, list_table
+from torchcaps_lab.kinds.images.sets.table import TableOfImages, list_table
 from torchcaps_lab.look import counted
 
 _FREQUENT = 10  # sizes that are listed one by one
@@ -214,17 +214,18 @@ def check_folder(root: str | Path, skip_broken: bool = False) -> ImagesReport:
     return check_images(listing, skip_broken=skip_broken)
 
 
-def check_table(form: TableForm, skip_broken: bool = False) -> ImagesReport:
+def check_table(named: TableOfImages, skip_broken: bool = False) -> ImagesReport:
     """Check the images of a table, see :func:`check_images`.
 
     Args:
-        form: how it names images and labels.
+        named: the table, and how it names images and labels.
         skip_broken: as of :class:`~torchcaps_lab.data.ImageTable`.
 
     Raises:
         ValueError: a column is missing, or no row names an image.
     """
-    listed = list_table(form)
+    form = named.form
+    listed = list_table(named)
     labels = {
         part: {label for item in items for label in form.labels_of(item.category)}
         for part, items in listed.parts.items()
@@ -232,14 +233,14 @@ def check_table(form: TableForm, skip_broken: bool = False) -> ImagesReport:
     listed.classes = tuple(sorted(labels.get("train", labels.get("all", set()))))
     if len(listed.classes) < 2:
         listed.refused.append(
-            f"{form.table} must hold images of two or more classes, got "
+            f"{named.table} must hold images of two or more classes, got "
             f"{listed.classes}"
         )
     for part, names in labels.items():
         others = sorted(names - {*listed.classes})
         if others:
             listed.refused.append(
-                f"the {part} images of {form.table}: {some(others)} are none of the "
+                f"the {part} images of {named.table}: {some(others)} are none of the "
                 f"classes {some(listed.classes)}"
             )
     return check_images(listed, form.labels_of, skip_broken)

@@ -17,6 +17,7 @@ from torchcaps_lab.data.counts import DataReport
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.files import ListedFile, list_folder, looked_through
 from torchcaps_lab.data.reader import Read, Reader, Report, register_reader
+from torchcaps_lab.data.table_form import TableForm, is_of_others, names_in, reasons
 from torchcaps_lab.data.view import Preprocess
 from torchcaps_lab.kinds.images.check import check_folder, check_table
 from torchcaps_lab.kinds.images.decoding.bands import Levels, check_range
@@ -40,7 +41,7 @@ from torchcaps_lab.kinds.images.decoding.upload import is_black, uploaded_pictur
 from torchcaps_lab.kinds.images.guess import guess_of_files
 from torchcaps_lab.kinds.images.samples import image_samples
 from torchcaps_lab.kinds.images.sets.files import ImageListing, image_files
-from torchcaps_lab.kinds.images.sets.table import TableForm, table_of_images
+from torchcaps_lab.kinds.images.sets.table import TableOfImages, table_of_images
 from torchcaps_lab.look import (
     Fit,
     Guess,
@@ -48,7 +49,6 @@ from torchcaps_lab.look import (
     Resize,
     counted,
     trained_of,
-    value_of,
     values_of,
 )
 
@@ -57,6 +57,10 @@ _LUMA = (0.299, 0.587, 0.114)
 
 _LARGEST = 2**28
 """Most numbers of an image that a saved network may demand."""
+
+
+_ANY_LABEL = {"label": "", "group": None}
+"""Options for a table whose images are wanted, whatever its labels are."""
 
 
 @register_reader("images")
@@ -89,16 +93,19 @@ class ImageReader(Reader):
     @classmethod
     def sees(cls, place: Place, given: Mapping[str, Any]) -> Guess | None:
         """A folder of class folders, or images whose labels stand in a table."""
+        data = values_of(given.get("data"))
+        if is_of_others(data, "file"):
+            return None
         try:
-            form = table_of_images(place, values_of(given.get("data")))
-        except UnclearColumns:
+            named = table_of_images(place, data)
+        except ValueError:
             # A table beside class folders need not hold labels.
             if place.is_file or not _has_class_folders(place.path):
                 raise
-            form = None
-        named = form is not None and (place.is_file or form.split_folders)
-        if form is not None and (named or not _has_class_folders(place.path)):
-            return _of_table(place, form, given)
+            named = None
+        alone = named is not None and (place.is_file or named.split_folders)
+        if named is not None and (alone or not _has_class_folders(place.path)):
+            return _of_table(named, given)
         if place.is_file or not place.suffixes & cls.endings():
             return None
         return _of_folder(place.path, given)
@@ -123,13 +130,18 @@ class ImageReader(Reader):
         """Every image of the folder or of the table, read in full."""
         if isinstance(seen, UnclearColumns):
             return DataReport(problems=(str(seen),))
-        data = seen.options["data"] if isinstance(seen, Guess) else {}
-        skips = bool(value_of(data.get("skip_broken")))
+        data = values_of(seen.options["data"]) if isinstance(seen, Guess) else {}
+        skips = bool(data.get("skip_broken"))
         if data.get("name") != "ImageTable":
             return check_folder(place.path, skips)
-        form = table_of_images(place, values_of(data))
-        assert form is not None
-        return check_table(form.chosen(data), skips)
+        form = TableForm(
+            data["file"],
+            names_in(data["label"]),
+            data.get("delimiter", ""),
+            data.get("split"),
+            data.get("group"),
+        )
+        return check_table(TableOfImages(Path(data["root"]), form), skips)
 
     @classmethod
     def smaller_side(cls, path: Path) -> int | None:
@@ -350,8 +362,8 @@ class ImageReader(Reader):
         if not path.exists() and any(sign in name for sign in "*?["):
             fitting = Path(path.anchor).glob(name.removeprefix(path.anchor))
             return sorted(file for file in fitting if file.is_file())
-        form = table_of_images(Place(path), {"label": ""}) if path.is_file() else None
-        return [path] if form is None else form.paths()
+        named = table_of_images(Place(path), _ANY_LABEL) if path.is_file() else None
+        return [path] if named is None else named.paths()
 
     def in_folder(self, folder: Path) -> list[Path]:
         """The images in a folder, as they would be trained on."""
@@ -404,20 +416,20 @@ def _of_folder(root: Path, given: Mapping[str, Any]) -> Guess:
     return guess_of_files(data, summary, files, train, given, validation)
 
 
-def _of_table(place: Place, form: TableForm, given: Mapping[str, Any]) -> Guess:
-    files = form.paths()
-    summary = f"ImageTable, {counted(len(files), 'images')} with labels in {form.table}"
-    guess = guess_of_files(
-        form.arguments(place), summary, files, trained_of(len(files)), given
-    )
-    why = {**guess.why, **form.reasons()}
-    guess = guess._replace(seen=form.seen)
-    if not form.separator:
-        return guess._replace(why=why)
+def _of_table(named: TableOfImages, given: Mapping[str, Any]) -> Guess:
+    files = named.paths()
+    count = counted(len(files), "images")
+    summary = f"ImageTable, {count} with labels in {named.table}"
+    options = named.options()
+    guess = guess_of_files(options, summary, files, trained_of(len(files)), given)
+    assert named.columns is not None
+    why = {**guess.why, **reasons(options, named.columns)}
+    guess = guess._replace(seen=tuple(named.columns.lines()), why=why)
+    if not named.form.separator:
+        return guess
     # Photos may show several of the classes, so none is left out of the loss.
-    options = {**guess.options, "task": {"name": "several_labels"}}
     why["task"] = "several_labels, since images have several labels"
-    return guess._replace(options=options, why=why)
+    return guess._replace(options={**guess.options, "task": {"name": "several_labels"}})
 
 
 def _fit_numbers(

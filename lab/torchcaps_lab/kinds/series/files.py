@@ -1,24 +1,36 @@
 """Readers of series in .ts, .arff and .csv files, and of sounds."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from io import BytesIO, TextIOWrapper
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchcaps.whole import LARGEST_TABLE, check_file, opened, resolved, seen_from
+from torchcaps.whole import (
+    LARGEST_TABLE,
+    check_file,
+    resolved,
+    seen_from,
+    write_whole,
+)
 from torchcaps_lab.data.files import Listing, list_folder
-from torchcaps_lab.data.listed import BrokenItem, Item, Listed
+from torchcaps_lab.data.listed import BrokenItem, Listed
 from torchcaps_lab.data.parts import part_called
+from torchcaps_lab.data.plain_text import decoded
 from torchcaps_lab.data.tables import Table
 from torchcaps_lab.kinds.series.sound import Sound
-from torchcaps_lab.look import is_junk, is_number, number_in
+from torchcaps_lab.kinds.series.table import (
+    SeriesForm,
+    SeriesItem,
+    checked,
+    series_of_table,
+)
+from torchcaps_lab.look import TABLES, is_junk
 
-TABLES = (".ts", ".arff", ".csv")
+FILES = (".ts", ".arff", *TABLES)
 """Suffixes of files with many series; of several with one name the first of these is
 read.
 """
@@ -47,52 +59,9 @@ hear keeps a tenth and more.
 """
 
 
-class Columns(NamedTuple):
-    """The columns of a table that are no channels.
-
-    Args:
-        series: says which series a row belongs to.
-        label: the class of the series.
-        group: who or what it is of; None without one.
-    """
-
-    series: str = "series"
-    label: str = "label"
-    group: str | None = None
-
-
-@dataclass(frozen=True)
-class SeriesItem(Item):
-    """One series that is listed.
-
-    Args:
-        name: its file, or its file and number.
-        category: the name of its class; empty where it is not known.
-        values: (C, L).
-        where: its place, for people.
-    """
-
-    values: Tensor
-    where: str
-
-    @property
-    def title(self) -> str:
-        """What people call it."""
-        return self.where
-
-    def __str__(self) -> str:
-        return self.title
-
-    def source(self) -> BytesIO:
-        """Its content."""
-        return BytesIO(
-            repr((*self.values.shape,)).encode() + self.values.numpy().tobytes()
-        )
-
-
 def list_series(
     root: Path,
-    columns: Columns,
+    form: SeriesForm,
     sound: Sound,
     classes: tuple[str, ...] = (),
 ) -> Listed:
@@ -100,7 +69,9 @@ def list_series(
     folders may hold some.
     """
     if root.is_file():
-        return Listed(parts={"all": list(table(root, columns, labelled=True))})
+        listed = Listed()
+        listed.parts |= _read(root, form, listed)
+        return listed
     if not root.is_dir():
         raise FileNotFoundError(f"root {root} does not exist{seen_from(root)}")
     parts = _tables(root)
@@ -111,12 +82,10 @@ def list_series(
                 f"{root} must hold files for train and test, got {held}: give one "
                 "file as root"
             )
-        return Listed(
-            parts={
-                part: list(table(path, columns, labelled=True))
-                for part, path in parts.items()
-            }
-        )
+        listed = Listed()
+        for part, path in parts.items():
+            (listed.parts[part],) = _read(path, form.whole(), listed).values()
+        return listed
     if flat := [
         path
         for path in sorted(root.iterdir())
@@ -164,32 +133,52 @@ def _sounds(named: Iterable[_Named], sound: Sound, listed: Listed) -> list[Serie
     return items
 
 
-def table(path: Path, columns: Columns, labelled: bool = False) -> Iterator[SeriesItem]:
-    """The series of a .ts, .arff or .csv file, which must say their classes if
-    ``labelled``.
+def with_values(root: Path, form: SeriesForm) -> SeriesForm:
+    """The form of a table that names its columns of numbers, by which other tables are
+    read; the same form where there is no table.
+
+    Args:
+        root: the file, or the folder with one for each split.
+        form: what the columns of a table are read as.
+    """
+    path = root if root.is_file() else _tables(root).get("train", root)
+    if path.suffix.lower() not in TABLES:
+        return form
+    return form._replace(values=form.values_in(Table(path)))
+
+
+def series_in(path: Path, form: SeriesForm) -> list[SeriesItem]:
+    """The series of a file, whose classes need not be known.
+
+    Args:
+        path: a .ts, .arff, .csv, .tsv or .jsonl file.
+        form: what the columns of a table are read as.
 
     Raises:
         ValueError: it holds none, or one that cannot be used; names the file and the
             series.
     """
-    if path.suffix.lower() not in TABLES:
+    (items,) = _read(path, form.unlabelled(), Listed()).values()
+    return items
+
+
+def _read(path: Path, form: SeriesForm, listed: Listed) -> dict[str, list[SeriesItem]]:
+    """The series of a file by split, ``all`` where no column says it; tells ``listed``
+    why others are left out.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in FILES:
         raise ValueError(
-            f"{path} must be a {', '.join(TABLES)} file, or a folder of sounds "
+            f"{path} must be a {', '.join(FILES)} file, or a folder of sounds "
             f"({', '.join(SOUNDS)})"
         )
-    if path.suffix.lower() == ".csv":
-        read = _long_table(path, columns, labelled)
+    if suffix in TABLES:
+        parts = series_of_table(path, form, listed)
     else:
-        read = _archive(path)
-    some = False
-    for name, label, group, values in read:
-        some = True
-        title = f"{path}:{name}"
-        yield SeriesItem(
-            f"{path.name}:{name}", label, _checked(values, title), title, group=group
-        )
-    if not some:
+        parts = {"all": [*_archive(path)]}
+    if not any(parts.values()):
         raise ValueError(f"{path} holds no series")
+    return parts
 
 
 def read_sound(path: Path, sound: Sound) -> Tensor:
@@ -206,7 +195,7 @@ def read_sound(path: Path, sound: Sound) -> Tensor:
     check_file(path, LARGEST_TABLE)
     try:
         with soundfile.SoundFile(path) as file:
-            return _checked(
+            return checked(
                 sound.frames_of(_pieces(file, path.stat().st_size), file.samplerate),
                 "it",
             )
@@ -303,15 +292,15 @@ def _tables(root: Path) -> dict[str, Path]:
         key=lambda path_of_table: (_place(path_of_table), path_of_table.name),
     ):
         part = part_called(path.stem.removeprefix(f"{resolved(root).name}_"))
-        if _place(path) < len(TABLES) and part is not None:
+        if _place(path) < len(FILES) and part is not None:
             tables.setdefault(part, path)
     return tables
 
 
 def _place(path: Path) -> int:
-    if path.suffix.lower() in TABLES:
-        return TABLES.index(path.suffix.lower())
-    return len(TABLES)
+    if path.suffix.lower() in FILES:
+        return FILES.index(path.suffix.lower())
+    return len(FILES)
 
 
 def _named(path: Path) -> _Named:
@@ -342,8 +331,8 @@ def _folder_of(name: str, part: str) -> str:
     return inside[0] if len(inside) > 1 else ""
 
 
-def _archive(path: Path) -> Iterator[tuple[str, str, str, Tensor]]:
-    """Number, label and values of each series of a .ts or .arff file, read by aeon."""
+def _archive(path: Path) -> Iterator[SeriesItem]:
+    """The series of a .ts or .arff file, read by aeon."""
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore"
@@ -351,18 +340,24 @@ def _archive(path: Path) -> Iterator[tuple[str, str, str, Tensor]]:
         from aeon.datasets import load_from_arff_file, load_from_ts_file
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}{seen_from(path)}")
-    check_file(path, LARGEST_TABLE)
-    try:
-        if path.suffix.lower() == ".arff":
-            (rows, labels), stated = load_from_arff_file(str(path)), _Stated()
-        else:
-            (rows, labels), stated = load_from_ts_file(str(path)), _Stated.of(path)
-    except Exception as error:  # of several kinds
-        raise ValueError(f"{path} cannot be read: {error!r:.400}") from error
+    content = decoded(path)
+    is_arff = path.suffix.lower() == ".arff"
+    stated = _Stated() if is_arff else _Stated.of(content)
+    with TemporaryDirectory() as folder:
+        # aeon takes a file in UTF-8 without a byte order mark.
+        plain = Path(folder) / path.name
+        write_whole(plain, content)
+        try:
+            load = load_from_arff_file if is_arff else load_from_ts_file
+            rows, labels = load(str(plain))
+        except Exception as error:  # of several kinds
+            raise ValueError(f"{path} cannot be read: {error!r:.400}") from error
     for number, (values, label) in enumerate(zip(rows, labels, strict=True), 1):
         series = torch.as_tensor(values, dtype=torch.float32)
-        stated.check(series, str(label), f"{path}:{number}")
-        yield str(number), str(label), "", series
+        title = f"{path}:{number}"
+        stated.check(series, str(label), title)
+        name = f"{path.name}:{number}"
+        yield SeriesItem(name, str(label), checked(series, title), title)
 
 
 class _Stated(NamedTuple):
@@ -379,18 +374,14 @@ class _Stated(NamedTuple):
     classes: frozenset[str] | None = None
 
     @classmethod
-    def of(cls, path: Path) -> "_Stated":
+    def of(cls, content: str) -> "_Stated":
         """Reads it from the lines before ``@data``."""
         header: dict[str, list[str]] = {}
-        with (
-            opened(path, LARGEST_TABLE) as file,
-            TextIOWrapper(file, encoding="utf-8") as lines,
-        ):
-            for line in lines:
-                key, *values = line.strip().lower().split() or [""]
-                if key == "@data":
-                    break
-                header[key] = values
+        for line in content.split("\n"):
+            key, *values = line.strip().lower().split() or [""]
+            if key == "@data":
+                break
+            header[key] = values
         equal = header.get("@equallength", ["true"]) == ["true"]
         labelled = header.get("@classlabel", [""])[0] == "true"
         return cls(
@@ -430,103 +421,3 @@ def _count_in(values: Sequence[str] | None) -> int | None:
     if values and values[0].isdecimal() and len(values[0]) < 20:
         return int(values[0]) or None
     return None
-
-
-def _long_table(
-    path: Path, columns: Columns, labelled: bool
-) -> Iterator[tuple[str, str, str, Tensor]]:
-    """Name, label, group and values of each series of a table with a row for each
-    moment.
-    """
-    read = Table(path)
-    wanted = (columns.series, columns.label if labelled else None, columns.group)
-    needed = [column for column in wanted if column]
-    if not {*read.columns} >= {*needed}:
-        advice = "the options series, label and group name others"
-        raise ValueError(
-            f"{path} must have the columns {', '.join(needed)}, got "
-            f"{[*read.columns]!r:.400}: {advice}"
-        )
-    read.check_once(read.columns)
-    channels = [name for name in read.columns if name not in columns]
-    numbers = _Numbers(channels, decimal_comma=read.delimiter != ",")
-    moments: dict[str, list[list[float]]] = {}
-    first_rows: dict[str, tuple[str, str]] = {}
-    for row in read.rows():
-        place = f"{path}:{row.line}"
-        if read.misfit(row, needed):
-            raise ValueError(
-                f"{place} has {len(row.cells)} cells for the {len(read.columns)} columns"
-            )
-        values = read.values(row, read.columns)
-        name = values[columns.series]
-        moments.setdefault(name, []).append(numbers.of(values, place))
-        group = values.get(columns.group, "") if columns.group else ""
-        facts = (values.get(columns.label, ""), group)
-        if first_rows.setdefault(name, facts) != facts:
-            raise ValueError(
-                f"{place}: series {name} is {first_rows[name]} before and {facts} here"
-            )
-    for name, rows in moments.items():
-        yield name, *first_rows[name], torch.tensor(rows, dtype=torch.float32).T
-
-
-class _Numbers:
-    """Reads the channels of the rows of a table.
-
-    Args:
-        channels: their columns.
-        decimal_comma: whether numbers may have a comma in place of the point, as in the
-            tables with semicolons that programs write in many countries.
-    """
-
-    def __init__(self, channels: Sequence[str], decimal_comma: bool) -> None:
-        self._channels = channels
-        self._signs = ".," if decimal_comma else "."
-        self._first: dict[str, str] = {}
-
-    def of(self, row: Mapping[str, str], place: str) -> list[float]:
-        """The numbers of a row; a `ValueError` that names its place if one is none, or
-        if some numbers of the table have a comma and others a point.
-        """
-        cells = [row[name] for name in self._channels]
-        for cell in cells:
-            for sign in self._signs:
-                if sign in cell:
-                    self._first.setdefault(sign, f"{cell} at {place}")
-        if len(self._first) > 1:
-            raise ValueError(
-                "numbers must have either a point or a comma, got "
-                + " and ".join(self._first.values())
-            )
-        point = "," if "," in self._first else "."
-        written = [cell.replace(point, ".").strip() for cell in cells]
-        try:
-            return [number_in(cell) for cell in written]
-        except ValueError:
-            wrong = {
-                name: row[name]
-                for name, cell in zip(self._channels, written, strict=True)
-                if not is_number(cell)
-            }
-            raise ValueError(
-                f"{place}: every channel must be a number, got {wrong!r:.400}"
-            ) from None
-
-
-def _checked(values: Tensor, title: str) -> Tensor:
-    """A series as it came; a `ValueError` that names it if it has too few moments, or
-    numbers that are not finite.
-    """
-    if values.ndim != 2 or not values.shape[0] or values.shape[1] < 2:
-        raise ValueError(
-            f"{title} must have one or more channels and two or more moments, got "
-            f"{(*values.shape,)}"
-        )
-    if not values.isfinite().all():
-        channel, moment = (~values.isfinite()).nonzero()[0].tolist()
-        raise ValueError(
-            f"{title} holds NaN or infinite numbers, first in channel {channel} at "
-            f"moment {moment}"
-        )
-    return values.contiguous()

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from torchcaps.models import ClassifierNetwork
+from torchcaps_lab.data.columns import Columns
 from torchcaps_lab.data.examples import Examples
-from torchcaps_lab.data.parts import part_called
 from torchcaps_lab.data.plain_text import lines_of
 from torchcaps_lab.data.reader import (
     Read,
@@ -19,31 +19,32 @@ from torchcaps_lab.data.reader import (
     holds_other_kinds,
     register_reader,
 )
-from torchcaps_lab.data.view import Preprocess
-from torchcaps_lab.kinds.series.files import (
-    SOUNDS,
-    TABLES,
-    Columns,
-    SeriesItem,
-    read_sound,
-    table,
+from torchcaps_lab.data.table_form import (
+    is_of_others,
+    part_of_table,
+    reasons,
+    tables_of,
 )
+from torchcaps_lab.data.tables import Table
+from torchcaps_lab.data.view import Preprocess
+from torchcaps_lab.kinds.series.files import FILES, SOUNDS, read_sound, series_in
 from torchcaps_lab.kinds.series.series_set import Scale, SeriesSet, padded
+from torchcaps_lab.kinds.series.table import SeriesItem, form_of_series
 from torchcaps_lab.look import (
-    Cells,
     Guess,
     Place,
-    cells_of,
     is_number,
     plain_steps,
     trained_of,
+    values_of,
     watched,
 )
 
 _ARCHIVES = (".ts", ".arff")
 """Files with a series in each line after ``@data``."""
 
-_COLUMNS = Columns()
+_USUAL = (("series", "series"), ("label", "label"))
+"""Options of a table that need not be given."""
 
 
 @register_reader("series")
@@ -67,19 +68,32 @@ class SeriesReader(Reader):
     @classmethod
     def sees(cls, place: Place, given: Mapping[str, Any]) -> Guess | None:
         """Sounds, archives of series, or a table with a row for each moment."""
-        if holds_other_kinds(place, cls):
+        asked = values_of(given.get("data"))
+        if is_of_others(asked, "series", "wide") or holds_other_kinds(place, cls):
             return None
         archives = place.with_suffix(*_ARCHIVES)
         sounds = place.with_suffix(*SOUNDS)
-        tables = [path for path in place.top if _is_long_table(path)]
-        if not (archives or sounds or tables):
+        if archives or sounds:
+            train = _trained(archives, len(sounds))
+            return _guess({"root": str(place.path)}, {}, train, given)
+        tables = tables_of(place)
+        cells = Table(tables[0]).cells() if tables else None
+        columns = None if cells is None else Columns.of(cells)
+        if cells is None or columns is None:
             _check_folders(place)
             return None
-        train = _trained(archives, tables, len(sounds))
-        options, why = plain_steps(train)
-        data = {"name": "Series", "root": str(place.path)}
-        why = {"data": f"Series, the series in {place.path}", **why}
-        return watched(Guess({**options, "data": data}, why), given, train // 9)
+        form = form_of_series(tables[0], cells, columns, asked)
+        if form is None:
+            return None
+        root = tables[0] if len(tables) == 1 else place.path
+        options = {"root": str(root), **form.options()}
+        count = len(cells.rows)
+        if form.form.item is not None:
+            count = columns.by_name[form.form.item].distinct
+        train = trained_of(count) if len(tables) == 1 else count * 9 // 10
+        why = reasons(options, columns, form.values_in(cells))
+        guess = _guess(options, why, train, given)
+        return guess._replace(seen=tuple(columns.lines()))
 
     @classmethod
     def of_data(cls, data: Any, preprocess: Preprocess) -> "SeriesReader":
@@ -154,14 +168,14 @@ class SeriesReader(Reader):
         """All series of files, and the sounds and files of series in folders."""
         for name in names:
             path = Path(name)
-            inside = Place(path).with_suffix(*TABLES, *SOUNDS) if path.is_dir() else []
+            inside = Place(path).with_suffix(*FILES, *SOUNDS) if path.is_dir() else []
             if path.is_dir() and not inside:
                 raise ValueError(
-                    f"there are no series in {name}: {', '.join((*TABLES, *SOUNDS))}"
+                    f"there are no series in {name}: {', '.join((*FILES, *SOUNDS))}"
                 )
             for file in inside or [path]:
-                if file.suffix.lower() in TABLES:
-                    yield from table(file, Columns(*self.scale.columns))
+                if file.suffix.lower() in FILES:
+                    yield from series_in(file, self.scale.form)
                 else:
                     yield file
 
@@ -176,10 +190,21 @@ class SeriesReader(Reader):
         )
 
 
-def _is_long_table(path: Path) -> bool:
-    """Whether a .csv file has a row for each moment of each series."""
-    cells = cells_of(path, 1) if path.suffix.lower() == ".csv" else None
-    return cells is not None and {_COLUMNS.series, _COLUMNS.label} <= {*cells.columns}
+def _guess(
+    data: Mapping[str, Any],
+    why: Mapping[str, str],
+    train: int,
+    given: Mapping[str, Any],
+) -> Guess:
+    """The options of a training on about so many series."""
+    options, steps = plain_steps(train)
+    named = {name: value for name, value in data.items() if (name, value) not in _USUAL}
+    root = f"Series, the series in {data['root']}"
+    guess = Guess(
+        {**options, "data": {"name": "Series", **named}},
+        {"data": root, **why, **steps},
+    )
+    return watched(guess, given, train // 9)
 
 
 def _check_folders(place: Place) -> None:
@@ -189,8 +214,7 @@ def _check_folders(place: Place) -> None:
     inner = [path for path in place.files if path not in place.top]
     if not inner or not place.suffixes <= {".csv", ".tsv"}:
         return
-    cells = cells_of(inner[0])
-    last = [row[-1].replace(",", ".") for row in cells.rows] if cells else []
+    last = [row[-1].replace(",", ".") for row in Table(inner[0]).cells().rows]
     if last and all(is_number(cell) for cell in last if cell):
         raise ValueError(
             f"{place.path} holds a table for each series, such as {inner[0]}. Write all "
@@ -199,30 +223,16 @@ def _check_folders(place: Place) -> None:
         )
 
 
-def _trained(archives: Sequence[Path], tables: Sequence[Path], sounds: int) -> int:
+def _trained(archives: Sequence[Path], sounds: int) -> int:
     """About how many series are trained on."""
-    files = [*archives, *tables]
-    train = [path for path in files if part_called(_last_word(path)) == "train"]
+    train = [path for path in archives if part_of_table(path) == "train"]
     if train:
-        return sum(_count(path) for path in train[:1]) * 9 // 10
-    return trained_of(sounds or sum(_count(path) for path in files[:1]))
-
-
-def _last_word(path: Path) -> str:
-    """The end of a name such as ``Vowels_TRAIN``."""
-    return path.stem.rpartition("_")[2]
+        return _count(train[0]) * 9 // 10
+    return trained_of(sounds or sum(map(_count, archives[:1])))
 
 
 def _count(path: Path) -> int:
-    """How many series a file holds."""
-    if path.suffix.lower() == ".csv":
-        cells = cells_of(path, 10_000_000)
-        return 0 if cells is None else _different(cells)
+    """How many series an archive holds."""
     lines = [line for line in lines_of(path) if line.strip()]
     is_head = [line.lstrip().startswith(("@", "#", "%")) for line in lines]
     return len(lines) - sum(is_head)
-
-
-def _different(cells: Cells) -> int:
-    """How many series the rows of a table belong to."""
-    return len({*cells.column(_COLUMNS.series)})

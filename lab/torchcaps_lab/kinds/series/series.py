@@ -3,7 +3,7 @@ files.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,16 +11,18 @@ import torch
 from torch import Tensor
 
 from torchcaps.numerics import check_size
-from torchcaps.spec import Within, settings
+from torchcaps.spec import Within, argument, settings
 from torchcaps_lab.data.base import register_dataset
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.files import found_root
 from torchcaps_lab.data.listed import Decoded, Listed, ListedData
 from torchcaps_lab.data.manifest import PARTS, Manifest
+from torchcaps_lab.data.table_form import TableForm, names_in
 from torchcaps_lab.data.view import Preprocess
-from torchcaps_lab.kinds.series.files import Columns, SeriesItem, list_series
+from torchcaps_lab.kinds.series.files import list_series, with_values
 from torchcaps_lab.kinds.series.series_set import Scale, SeriesSet, padded
 from torchcaps_lab.kinds.series.sound import Bands, Sound
+from torchcaps_lab.kinds.series.table import SeriesForm, SeriesItem
 
 
 @register_dataset("series")
@@ -30,9 +32,10 @@ class Series(ListedData):
 
     - a .ts or .arff file, or a folder NAME that holds NAME_TRAIN.ts and NAME_TEST.ts,
       as in the UEA and UCR archives;
-    - a table, a .csv file with a row for each moment: which series it belongs to, its
-      label, and a number for each channel; or a folder with the tables ``train.csv``
-      and ``test.csv``;
+    - a table, a .csv, .tsv or .jsonl file, with a row for each moment: which series it
+      belongs to, its label, and a number for each channel; or, if it is ``wide``, with a
+      row for each series: its label, and a number for each moment; or a folder with the
+      tables ``train.csv`` and ``test.csv``;
     - a folder of sounds (.wav, .flac, .ogg): a sub-folder for each class, which may
       hold one for each speaker, or files named LABEL_SPEAKER_NUMBER.wav. Sounds become
       :class:`~torchcaps_lab.kinds.series.sound.Sound` frames.
@@ -46,8 +49,19 @@ class Series(ListedData):
             folder of the data sets (the environment variable TORCHCAPS_DATA, else
             torchcaps in the user's cache folder).
         series: in a table, the column that says which series a row belongs to.
-        label: the column of the classes.
+        label: the column of the classes; or several, of yes and no (1 and 0, true and
+            false), with a class each.
         group: the column that says whom a series is of; None for none.
+        delimiter: what stands between several labels in one cell; empty: each series
+            has one label.
+        split: a column that says which split a series belongs to; None for none.
+        time: the column that says when a row was measured, in numbers or dates; the
+            rows of a series are put in this order, and it is no channel; None: rows are
+            in the right order.
+        values: the columns of the channels, or in a ``wide`` table of the moments;
+            default: all that are nothing else.
+        wide: whether each row of a table is a series; columns such as ``x0``, ``x1``,
+            ``y0``, ``y1`` are then moments of two channels.
         standardise: each channel by its mean and deviation over all training series
             (``data``), or over the series itself (``each``), which also takes away how
             loud a sound is.
@@ -85,8 +99,13 @@ class Series(ListedData):
 
     root: str | Path
     series: str = "series"
-    label: str = "label"
+    label: str | Sequence[str] = "label"
     group: str | None = None
+    delimiter: str = argument(default="", kw_only=True)
+    split: str | None = argument(default=None, kw_only=True)
+    time: str | None = argument(default=None, kw_only=True)
+    values: Sequence[str] = argument(default=(), kw_only=True)
+    wide: bool = argument(default=False, kw_only=True)
     standardise: Literal["data", "each"] = "data"
     bands: Bands = 40
     highest: Annotated[float, Within(0, open=True)] = 4000.0
@@ -102,9 +121,17 @@ class Series(ListedData):
         return Sound(self.bands, self.highest)
 
     @property
-    def columns(self) -> Columns:
-        """The columns of tables that are no channels."""
-        return Columns(self.series, self.label, self.group)
+    def form(self) -> SeriesForm:
+        """What the columns of tables are read as."""
+        item = None if self.wide else self.series
+        labels = names_in(self.label)
+        form = TableForm(item, labels, self.delimiter, self.split, self.group)
+        return SeriesForm(form, self.time, tuple(self.values), self.wide)
+
+    @property
+    def separator(self) -> str:
+        """What stands between the labels of a series in a table."""
+        return self.form.form.separator
 
     @property
     def scale(self) -> Scale:
@@ -116,7 +143,7 @@ class Series(ListedData):
         self.train.prepared(preprocess)
         return {"in_channels": self.image_shape[0]}
 
-    def list_images(self) -> Listed:
+    def list_items(self) -> Listed:
         """The series, which must have the same channels."""
         listed = self.list_series()
         items: list[Any] = listed.items
@@ -134,7 +161,7 @@ class Series(ListedData):
         """All series, in any order of the classes; a data set of your own returns
         :meth:`listed_of` here.
         """
-        return list_series(Path(self.root), self.columns, self.sound, self.named)
+        return list_series(Path(self.root), self.form, self.sound, self.named)
 
     @staticmethod
     def listed_of(rows: Iterable[tuple[str, str, Tensor, str]]) -> Listed:
@@ -169,15 +196,17 @@ class Series(ListedData):
                 "none of the series that the run was trained and tested on exists "
                 "any more"
             )
-        read: Any = {"sound": self.sound, "columns": self.columns}
+        read: Any = {
+            "sound": self.sound,
+            "form": with_values(Path(self.root), self.form).unlabelled(),
+        }
         if self.standardise == "data":
             scale = Scale.of(train_values, **read)
         else:
             scale = Scale(**read)
         sets: dict[str, Examples] = {}
         for part, items_of_part in items.items():
-            places = [manifest.classes.index(item.category) for item in items_of_part]
-            labels = torch.tensor(places, dtype=torch.int64)
+            labels = self.targets(manifest.parts[part], manifest.classes)
             values = [item.values for item in items_of_part]
             images = padded(values, len(train_values[0]))
             files = tuple(item.title for item in items_of_part)

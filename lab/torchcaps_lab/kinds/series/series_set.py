@@ -12,8 +12,10 @@ from typing_extensions import Self
 from torchcaps.numerics import resolution
 from torchcaps_lab.data.examples import Batch, Examples
 from torchcaps_lab.kinds.series.sound import Sound
+from torchcaps_lab.kinds.series.table import SeriesForm
 
 _FRAMES = Sound()
+_USUAL = SeriesForm()
 
 _FLAT = 1e-5
 """Channels that vary less, or by no more than the rounding of their mean, are taken to
@@ -31,8 +33,7 @@ class Scale:
             series itself.
         deviation: likewise.
         sound: how sounds become series.
-        columns: the columns of tables: which series a row belongs to, its label, and
-            its group, if there is one.
+        form: what the columns of tables are read as.
 
     Example:
         >>> from torchcaps_lab.data import Scale
@@ -43,7 +44,7 @@ class Scale:
     mean: tuple[float, ...] | None = None
     deviation: tuple[float, ...] | None = None
     sound: Sound = _FRAMES
-    columns: tuple[str, str, str | None] = ("series", "label", None)
+    form: SeriesForm = _USUAL
 
     @classmethod
     def of(cls, rows: Sequence[Tensor], **more: Any) -> "Scale":
@@ -71,7 +72,12 @@ class Scale:
 
     def config(self) -> dict[str, Any]:
         """All of it, ready for JSON."""
-        return asdict(self)
+        return {
+            "mean": self.mean,
+            "deviation": self.deviation,
+            "sound": asdict(self.sound),
+            "columns": self.form.config(),
+        }
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | None) -> "Scale | None":
@@ -82,8 +88,8 @@ class Scale:
         mean, deviation = (
             None if row is None else tuple(map(float, row)) for row in rows
         )
-        series, label, group = config["columns"]
-        return cls(mean, deviation, Sound(**config["sound"]), (series, label, group))
+        form = SeriesForm.from_config(config["columns"])
+        return cls(mean, deviation, Sound(**config["sound"]), form)
 
 
 @dataclass(frozen=True, eq=False)

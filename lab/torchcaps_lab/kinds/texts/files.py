@@ -1,20 +1,19 @@
 """Readers of texts in folders, tables and lines, and of four published collections."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 from torchcaps.whole import seen_from
-from torchcaps_lab.data.columns import YES
 from torchcaps_lab.data.files import Listing, is_there, list_folder
-from torchcaps_lab.data.listed import BrokenItem, Item, Listed, parts_of
+from torchcaps_lab.data.listed import BrokenItem, Item, Listed
 from torchcaps_lab.data.parts import part_called
 from torchcaps_lab.data.plain_text import check_text, decoded, lines_of
-from torchcaps_lab.data.tables import ANY_LENGTH, Table
+from torchcaps_lab.data.table_form import TableForm, split_parts
+from torchcaps_lab.data.tables import Table
 from torchcaps_lab.look import TABLES, Place, is_number, no_header
 
 
@@ -44,67 +43,24 @@ _LINES = {
 """Collections of two files with a text in each line."""
 
 
-_JOINED = "|"
-"""What stands between labels that have a column each."""
-
-
 class BrokenText(BrokenItem):
     """The error for a file that is no text."""
 
     thing = "text"
 
 
-class Columns(NamedTuple):
-    """The columns of a table.
-
-    Args:
-        text: the texts.
-        labels: their labels; several columns, of yes and no, have a class each.
-        delimiter: what stands between the labels of one text; empty if each has one.
-        group: whom or what a text is of; None without one.
-        split: which split a text belongs to; None without one.
-    """
-
-    text: str
-    labels: tuple[str, ...]
-    delimiter: str = ""
-    group: str | None = None
-    split: str | None = None
-
-    @property
-    def separator(self) -> str:
-        """What stands between the labels of a text in its category; empty if each text
-        has one.
-        """
-        return self.delimiter or (_JOINED if len(self.labels) > 1 else "")
-
-    @property
-    def needed(self) -> tuple[str, ...]:
-        """The columns whose cells are read."""
-        return (self.text, *self.labels, *filter(None, (self.group, self.split)))
-
-    def category(self, values: Mapping[str, str]) -> str:
-        """The category of a text, by the cells of its row; its labels in one order."""
-        if len(self.labels) > 1:
-            yes = [name for name in self.labels if values[name].strip().lower() in YES]
-            return _JOINED.join(yes)
-        cell = values[self.labels[0]].strip()
-        if not self.delimiter:
-            return cell
-        return self.delimiter.join(sorted({*parts_of(cell, self.delimiter)}))
-
-
-def list_texts(root: Path, columns: Columns, known: tuple[str, ...] = ()) -> Listed:
+def list_texts(root: Path, form: TableForm, known: tuple[str, ...] = ()) -> Listed:
     """The texts in a folder or a file, whatever its form.
 
     Args:
         root: the folder or the file.
-        columns: those of a table.
+        form: what the columns of a table are read as.
         known: names of classes, of which folders may hold some.
     """
-    left_out: dict[str, str] = {}
     if root.suffix.lower() in TABLES and root.is_file():
-        return Listed(parts=_table(root, left_out, columns), left_out=left_out)
+        listed = Listed()
+        listed.parts |= _table(root, form, listed)
+        return listed
     kinds = [
         kind
         for kind in _SST
@@ -138,13 +94,11 @@ def list_texts(root: Path, columns: Columns, known: tuple[str, ...] = ()) -> Lis
             return Listed(parts={"all": list(chain(*rows))})
     tables = _tables(root)
     if {"train", "test"} <= tables.keys():
-        return Listed(
-            parts={
-                part: [*chain(*_table(path, left_out, columns).values())]
-                for part, path in tables.items()
-            },
-            left_out=left_out,
-        )
+        listed = Listed()
+        for part, path in tables.items():
+            alone = form._replace(split=None)
+            listed.parts[part] = _table(path, alone, listed)["all"]
+        return listed
     return _folder(root, known)
 
 
@@ -226,70 +180,22 @@ def _sst(folder: Path, kind: str) -> Listed:
     return Listed(parts=parts, left_out=left_out)
 
 
-def _table(
-    path: Path, left_out: dict[str, str], columns: Columns
-) -> dict[str, list[TextItem]]:
-    """The rows of a table by split, ``all`` where no column says it; adds to
-    ``left_out`` why some are left out.
+def _table(path: Path, form: TableForm, listed: Listed) -> dict[str, list[TextItem]]:
+    """The rows of a table by split, ``all`` where no column says it; tells ``listed``
+    why others are left out.
     """
-    table = Table(path, ANY_LENGTH)
-    header = [*table.columns]
-    _check_columns(path, header, columns)
-    needed = columns.needed
-    table.check_once(needed)
-    rows = [*table.rows()]
-    text, label = header.index(columns.text), header.index(columns.labels[0])
-    labels = {
-        row.cells[label].strip()
-        for row in rows
-        if len(row.cells) > label and row.cells != table.columns
-    }
-    if header[label].strip() in labels and _is_example(header[text], header[label]):
-        raise no_header(path, header, ("text", "label"))
-    parts: dict[str, list[TextItem]] = {}
-    for number, row in enumerate(rows, 1):
-        name = f"{path.name}, row {number}"
-        misfit = table.misfit(row, needed)
-        if row.cells == table.columns:
-            left_out[name] = "it repeats the names of the columns"
-            continue
-        if misfit:
-            left_out[name] = misfit
-            continue
-        values = table.values(row, needed)
-        category, written = columns.category(values), values[columns.text]
-        part = part_called(values[columns.split].strip()) if columns.split else "all"
-        if not category and not columns.separator:
-            left_out[name] = "it has no label"
-        elif part is None:
-            left_out[name] = "its split has no known name"
-        else:
-            check_text(category, f"{path}, row {number}: {columns.labels[0]}")
-            check_text(written, f"{path}, row {number}: {columns.text}")
-            group = values[columns.group].strip() if columns.group else ""
-            item = TextItem(name, category, written, group=group)
-            parts.setdefault(part, []).append(item)
-    if "train" in parts and "test" not in parts:
-        # Validation texts are tested on, as with pictures; else a share is.
-        to, of = ("test", "validation") if "validation" in parts else ("all", "train")
-        parts[to] = parts.pop(of)
-    return parts
-
-
-def _check_columns(path: Path, header: Sequence[str], columns: Columns) -> None:
-    """Raise a `ValueError` if a column is not there; names its argument."""
-    arguments = [
-        ("text", columns.text),
-        *(("label", label) for label in columns.labels),
-        ("group", columns.group),
-        ("split", columns.split),
-    ]
-    for argument, column in arguments:
-        if column not in (*header, None):
-            raise ValueError(
-                f"{argument} must be a column of {path}, got {column!r}; there are "
-                f"{header}: --data.{argument} names it"
-            )
+    table = Table(path)
+    form.check(table, text=form.item)
+    text, label = str(form.item), form.labels[0]
+    rows = [*form.rows(table, listed, path.name)]
+    if label in {row.category for row in rows} and _is_example(text, label):
+        raise no_header(path, table.columns, ("text", "label"))
+    parts: dict[str, list[TextItem]] = {"all": []} if form.split is None else {}
+    for row in rows:
+        written = check_text(row.values[text], f"{path}, {row.place}: {text}")
+        item = TextItem(row.place, row.category, written, group=row.group)
+        parts.setdefault(row.part or "all", []).append(item)
+    return split_parts(parts)
 
 
 def _is_example(text: str, label: str) -> bool:
@@ -304,11 +210,10 @@ def texts_of(path: Path, column: str) -> Iterator["NamedText"]:
         path: the table, a .csv, .tsv or .jsonl file.
         column: the column of the texts.
     """
-    table = Table(path, ANY_LENGTH)
-    place = table.columns.index(column)
+    table = Table(path)
     for number, row in enumerate(table.rows(), 1):
-        if len(row.cells) > place:
-            text = NamedText(row.cells[place])
+        if not table.misfit(row, [column]):
+            text = NamedText(table.values(row, [column])[column])
             text.place = f"{path.name}, row {number}: "
             yield text
 

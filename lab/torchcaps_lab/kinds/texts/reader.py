@@ -10,9 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from torchcaps.models import ClassifierNetwork
-from torchcaps_lab.data.columns import TEXTS, Columns
+from torchcaps_lab.data.columns import TEXTS, Columns, UnclearColumns, quoted
 from torchcaps_lab.data.examples import Examples
-from torchcaps_lab.data.parts import part_called
 from torchcaps_lab.data.reader import (
     Read,
     Reader,
@@ -20,6 +19,13 @@ from torchcaps_lab.data.reader import (
     holds_other_kinds,
     register_reader,
 )
+from torchcaps_lab.data.table_form import (
+    TableForm,
+    is_of_others,
+    reasons,
+    tables_of,
+)
+from torchcaps_lab.data.tables import Table
 from torchcaps_lab.data.view import Preprocess
 from torchcaps_lab.kinds.texts.class_words import ClassWords
 from torchcaps_lab.kinds.texts.coloured import ROUTED
@@ -39,7 +45,6 @@ from torchcaps_lab.look import (
     Guess,
     Place,
     batch_size_for,
-    cells_of,
     counted,
     lines_in,
     trained_of,
@@ -78,24 +83,28 @@ class TextReader(Reader):
     @classmethod
     def sees(cls, place: Place, given: Mapping[str, Any]) -> Guess | None:
         """A table of texts with labels, or a folder of texts without images."""
-        if not place.suffixes & {*_FILES} or holds_other_kinds(place, cls):
+        asked = values_of(given.get("data"))
+        if not place.suffixes & {*_FILES} or is_of_others(asked, "text"):
             return None
-        tables = _tables_of(place)
-        data: dict[str, Any] = {"name": "Text", "root": str(place.path)}
-        why = {"data": f"Text, the texts in {place.path}"}
-        cells = cells_of(tables[0]) if tables else None
+        if holds_other_kinds(place, cls):
+            return None
+        tables = tables_of(place)
+        if not place.is_file and place.with_suffix(".txt"):
+            tables = tables[:1] if len(tables) > 1 else []
+        root = tables[0] if len(tables) == 1 else place.path
+        data: dict[str, Any] = {"name": "Text", "root": str(root)}
+        why = {"data": f"Text, the texts in {root}"}
         options: dict[str, Any] = {"data": data}
         seen: tuple[str, ...] = ()
-        if cells is not None and len(cells.columns) > 1:
-            columns = Columns.of(cells)
+        if tables:
+            columns = Columns.of(Table(tables[0]).cells())
             seen = tuple(columns.lines())
-            form = form_of(columns, tables[0], values_of(given.get("data")))
-            for name, value in form.items():
-                if (name, value) not in _USUAL:
-                    data[name] = value
-                    why[f"data.{name}"] = _reason(name, value)
-            if unused := columns.unused(_names_in(form)):
-                why["columns"] = f"not used: {unused}"
+            text = asked.get("text") or _text_column(columns, tables[0])
+            form = TableForm.of(columns, text, tables[0], asked).options("text")
+            data |= {
+                name: form[name] for name in form if (name, form[name]) not in _USUAL
+            }
+            why |= reasons(form, columns)
         train = _trained(place, tables)
         if train:
             options["batch_size"] = batch_size_for(train)
@@ -205,12 +214,7 @@ class TextReader(Reader):
         """Whether a path is a table with the column of texts."""
         if path.suffix.lower() not in TABLES or not path.is_file():
             return False
-        cells = cells_of(path, 1)
-        return (
-            self.columns is not None
-            and cells is not None
-            and self.columns[0] in cells.columns
-        )
+        return self.columns is not None and self.columns[0] in Table(path).columns
 
     def notes(self) -> dict[str, Any]:
         """The vocabulary, and the numbers that stand for no word of it."""
@@ -228,93 +232,49 @@ class TextReader(Reader):
         )
 
 
-def _tables_of(place: Place) -> list[Path]:
-    """The tables at a path, those for training first."""
-    tables = [path for path in place.top if path.suffix.lower() in TABLES]
-    return sorted(tables, key=lambda path: part_called(path.stem) != "train")
-
-
 def _trained(place: Place, tables: Sequence[Path]) -> int:
     """About how many texts are trained on; 0 if that is not known."""
-    if place.is_file:
-        return trained_of(lines_in(place.path))
-    if tables and part_called(tables[0].stem) == "train":
+    if len(tables) == 1:
+        return trained_of(lines_in(tables[0]))
+    if tables:
         return lines_in(tables[0]) * 9 // 10
     return trained_of(len(place.with_suffix(".txt")))
-
-
-def form_of(columns: Columns, table: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that say which columns of a table hold what.
-
-    Args:
-        columns: those of the table.
-        table: its path, for messages.
-        given: the options of the data set that the user gave.
-
-    Raises:
-        ValueError: no column holds texts, or none or several may hold the labels; names
-            the columns.
-    """
-    form: dict[str, Any] = {"text": given.get("text") or _text_column(columns, table)}
-    splits = columns.of_role("split")
-    form |= {"split": splits[0].name} if splits else {}
-    form |= {name: given[name] for name in ("split", "group") if name in given}
-    if "label" in given:
-        label = given["label"]
-        form["label"] = label
-        column = columns.by_name.get(label) if isinstance(label, str) else None
-        between = "" if column is None else column.between
-    else:
-        labels = columns.labels(_names_in(form), str(table))
-        names = [column.name for column in labels]
-        form["label"] = names[0] if len(names) == 1 else names
-        between = labels[0].between
-    between = given.get("delimiter", between)
-    return form | ({"delimiter": between} if between else {})
 
 
 def _text_column(columns: Columns, table: Path) -> str:
     """The column of texts.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is none, or two have texts that are about as long.
     """
     named = columns.called(TEXTS)
+    texts = columns.of_role("text")
     if named:
         return named[0].name
-    texts = columns.of_role("text")
     if not texts:
-        rest = columns.of_role("identifier")
-        texts = [] if columns.of_role("number") else rest
-    if not texts:
-        held = ", ".join(f"{column.name} ({column.role})" for column in columns.columns)
-        what = "numbers and no texts" if columns.of_role("number") else "no texts"
-        series = ""
-        if columns.of_role("identifier", "date", "group"):
-            series = (
-                "; or, if rows are moments of series, train with --data Series "
-                f"--data.root {table} --data.series COLUMN --data.label COLUMN"
-            )
-        raise ValueError(
-            f"{table} holds {what}: {held}. Name the column of texts with --data.text; "
-            f"or give features to torchcaps.sklearn.CapsNetClassifier{series}"
+        raise _no_texts(columns, table)
+    first, *others = sorted(texts, key=lambda column: -column.length)
+    if others and 2 * others[0].length > first.length:
+        raise UnclearColumns(
+            f"the texts of {table} may stand in the columns {first.name!r} and "
+            f"{others[0].name!r}. Name one with --data.text, as in --data.text "
+            f"{quoted(first.name)}"
         )
-    return max(texts, key=lambda column: column.length).name
+    return first.name
 
 
-def _names_in(form: Mapping[str, Any]) -> list[str]:
-    """The names of the columns in options."""
-    names: list[str] = []
-    for option, value in form.items():
-        if option != "delimiter" and value is not None:
-            names += [value] if isinstance(value, str) else value
-    return names
-
-
-def _reason(option: str, value: Any) -> str:
-    """What an option of a table says, for people."""
-    if option == "delimiter":
-        return f"{value!r}, between the labels of one text"
-    if isinstance(value, str):
-        return f"{value}, the column of the {option}s"
-    return f"{', '.join(value)}, a column of 0 and 1 for each class"
+def _no_texts(columns: Columns, table: Path) -> UnclearColumns:
+    """The error for a table that nothing reads."""
+    held = ", ".join(f"{column.name} ({column.role})" for column in columns.columns)
+    if not columns.of_role("number"):
+        return UnclearColumns(
+            f"{table} holds no texts and names no images that are there: {held}. Name "
+            "the column of texts with --data.text, or that of images with --data.file"
+        )
+    return UnclearColumns(
+        f"{table} holds numbers and no texts: {held}. Name the column of texts with "
+        "--data.text. If each row is an example of its own, give its features to "
+        "torchcaps.sklearn.CapsNetClassifier. If rows are the moments of series: "
+        f"torchcaps train --data Series --data.root {quoted(str(table))} --data.series "
+        "COLUMN --data.label COLUMN --run runs/series"
+    )

@@ -16,8 +16,9 @@ from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.files import found_root
 from torchcaps_lab.data.listed import Decoded, Listed, ListedData
 from torchcaps_lab.data.manifest import PARTS, Manifest, count_of, one_digest
+from torchcaps_lab.data.table_form import TableForm, names_in
 from torchcaps_lab.data.view import Preprocess
-from torchcaps_lab.kinds.texts.files import Columns, list_texts
+from torchcaps_lab.kinds.texts.files import list_texts
 from torchcaps_lab.kinds.texts.text_set import TextSet
 from torchcaps_lab.kinds.texts.word_vectors import read_vectors
 from torchcaps_lab.kinds.texts.words import Words, plain_words
@@ -40,7 +41,7 @@ class Text(ListedData):
       ``.test``, or ``stsa.fine.train``, ...; where both are in the folder, ``root`` is
       the file ``stsa.binary.train``).
 
-    Files are read as UTF-8, or else as Latin-1. A text without a word is left out, and
+    Files are read as UTF-8, or else as Windows-1252. A text without a word is left out, and
     so is a row without a label. The words of the training texts are the vocabulary,
     which is saved with a network. Which texts are put aside depends on what they say,
     and a run keeps a record of it, as with :class:`~torchcaps_lab.data.ImageFolder`.
@@ -140,20 +141,17 @@ class Text(ListedData):
             weight[numbers] = vectors * (weight.std() / vectors.std())
 
     @property
-    def columns(self) -> Columns:
-        """The columns of tables."""
-        if isinstance(self.label, str):
-            labels: tuple[str, ...] = (self.label,)
-        else:
-            labels = tuple(self.label)
-        return Columns(self.text, labels, self.delimiter, self.group, self.split)
+    def form(self) -> TableForm:
+        """What the columns of tables are read as."""
+        labels = names_in(self.label)
+        return TableForm(self.text, labels, self.delimiter, self.split, self.group)
 
     @property
     def separator(self) -> str:
         """The delimiter, or what joins labels with a column each, in a table."""
-        return self.columns.separator
+        return self.form.separator
 
-    def list_images(self) -> Listed:
+    def list_items(self) -> Listed:
         """The texts, without those that contain no words."""
         listed = self.list_texts()
         cut = Words(lower=self.lower)
@@ -168,7 +166,7 @@ class Text(ListedData):
 
     def list_texts(self) -> Listed:
         """All texts, in any order of the classes."""
-        return list_texts(Path(self.root), self.columns, self.named)
+        return list_texts(Path(self.root), self.form, self.named)
 
     def fingerprint(self) -> str:
         """A digest of the training and validation texts, in their order, and of how

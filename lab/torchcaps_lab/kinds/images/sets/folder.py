@@ -71,7 +71,7 @@ class ImageFolder(ListedImages):
         )
         _ = self.listed  # problems of the folders are reported at once
 
-    def list_images(self) -> Listing:
+    def list_items(self) -> Listing:
         """The files of each class."""
         root = Path(self.root)
         return list_folder(root, ImageListing, self.named, self.skip_broken)

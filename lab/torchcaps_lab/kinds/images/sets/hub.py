@@ -128,7 +128,7 @@ class Hub(ListedImages):
             raise ValueError(f"datasets cannot open {self.path!r}: {error}") from error
         return splits if isinstance(splits, Mapping) else {"train": splits}
 
-    def list_images(self) -> Listed:
+    def list_items(self) -> Listed:
         """The rows of each split, those without a label left out."""
         listed = Listed()
         named: dict[str, str] = {}

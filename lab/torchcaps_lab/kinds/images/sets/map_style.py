@@ -186,7 +186,7 @@ class MapStyle(ListedImages):
             f"{type(pairs).__name__}: give {advice}"
         )
 
-    def list_images(self) -> Listed:
+    def list_items(self) -> Listed:
         """The pairs of each split, each asked for its labels and for facts about its
         image.
         """

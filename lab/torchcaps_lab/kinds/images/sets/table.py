@@ -3,81 +3,49 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 from torchcaps.spec import argument, settings
 from torchcaps.whole import seen_from
 from torchcaps_lab.data.base import register_dataset
 from torchcaps_lab.data.classes import composed
-from torchcaps_lab.data.columns import YES, Columns
+from torchcaps_lab.data.columns import Columns, UnclearColumns, quoted
 from torchcaps_lab.data.files import ListedFile
-from torchcaps_lab.data.listed import Item, Listed, parts_of
+from torchcaps_lab.data.listed import Item, Listed
 from torchcaps_lab.data.parts import part_called
-from torchcaps_lab.data.tables import Table
+from torchcaps_lab.data.table_form import (
+    LabelledRow,
+    TableForm,
+    names_in,
+    split_parts,
+)
+from torchcaps_lab.data.tables import Cells, Table
 from torchcaps_lab.kinds.images.decoding.picture import image_suffixes
 from torchcaps_lab.kinds.images.sets.listed import ListedImages
-from torchcaps_lab.look import TABLES, Cells, Place, cells_of, is_number, no_header
-
-_JOINED = "|"
-"""What stands between labels that have a column each."""
+from torchcaps_lab.look import TABLES, Place, is_number, no_header
 
 _TRIED = 20
 """Cells of a column that are tried as names of images."""
 
-ALL_ROWS = 10_000_000
+
+_BOXES = ("xmin ymin xmax ymax", "x1 y1 x2 y2", "x y w h", "x y width height")
+"""Names of columns that hold the sides of boxes."""
 
 
-class TableForm(NamedTuple):
-    """How a table names images and their labels.
+class TableOfImages(NamedTuple):
+    """A table that names images and their labels.
 
     Args:
         table: the table, or a folder that has a folder with a table for each split.
-        file: the column of the names of the images.
-        labels: the columns of the labels; several, of yes and no, have a class each.
-        delimiter: what stands between the labels of one image; empty if each has one.
-        split: the column that says which split a row belongs to; None without one.
-        group: the column that says whom or what an image is of; None without one.
-        seen: what the columns hold, line by line, for people.
-        unused: the columns that are used for nothing, for people.
+        form: what its columns are read as; the item is the name of the image.
+        columns: what they hold; None if that was not looked at.
     """
 
     table: Path
-    file: str
-    labels: tuple[str, ...]
-    delimiter: str = ""
-    split: str | None = None
-    group: str | None = None
-    seen: tuple[str, ...] = ()
-    unused: str = ""
-
-    @property
-    def separator(self) -> str:
-        """What stands between the labels of an image in its category; empty if each
-        image has one.
-        """
-        return self.delimiter or (_JOINED if len(self.labels) > 1 else "")
-
-    @property
-    def needed(self) -> tuple[str, ...]:
-        """The columns whose cells are read."""
-        return (self.file, *self.labels, *filter(None, [self.split, self.group]))
-
-    def labels_of(self, category: str) -> tuple[str, ...]:
-        """The labels that the category of an image stands for."""
-        if not self.separator:
-            return (category,)
-        return tuple(parts_of(category, self.separator))
-
-    def category(self, values: Mapping[str, str]) -> str:
-        """The category of an image, by the cells of its row; its labels in one order."""
-        if len(self.labels) > 1:
-            yes = [name for name in self.labels if values[name].strip().lower() in YES]
-            return _JOINED.join(yes)
-        cell = values[self.labels[0]].strip()
-        if not self.delimiter:
-            return cell
-        return self.delimiter.join(sorted({*parts_of(cell, self.delimiter)}))
+    form: TableForm
+    columns: Columns | None = None
 
     @property
     def tables(self) -> dict[str, Path]:
@@ -99,52 +67,20 @@ class TableForm(NamedTuple):
     def paths(self) -> list[Path]:
         """The images that the table names, and that are there."""
         paths: list[Path | None] = []
-        for table in self.tables.values():
-            cells = cells_of(table, ALL_ROWS)
-            if cells is not None and self.file in cells.columns:
-                images = ImagesByName(table.parent)
-                paths += images.of_rows(cells.column(self.file))
+        for path in self.tables.values():
+            table = Table(path)
+            file = str(self.form.item)
+            if file in table.columns:
+                rows = [row for row in table.rows() if not table.misfit(row, [file])]
+                images = ImagesByName(path.parent)
+                names = [table.values(row, [file])[file] for row in rows]
+                paths += images.of_rows(names)
         return [path for path in paths if path is not None]
 
-    def chosen(self, data: Mapping[str, Any]) -> "TableForm":
-        """This form with the columns that options of the data set name."""
-        label = data.get("label", self.labels)
-        return self._replace(
-            file=data.get("file", self.file),
-            labels=(label,) if isinstance(label, str) else (*label,),
-            delimiter=data.get("delimiter", self.delimiter),
-            split=data.get("split", self.split),
-            group=data.get("group", self.group),
-        )
-
-    def arguments(self, place: Place) -> dict[str, Any]:
+    def options(self) -> dict[str, Any]:
         """The options of the data set."""
-        labels: Any = self.labels[0] if len(self.labels) == 1 else list(self.labels)
-        data: dict[str, Any] = {
-            "name": "ImageTable",
-            "root": str(self.table),
-            "file": self.file,
-            "label": labels,
-        }
-        if self.delimiter:
-            data["delimiter"] = self.delimiter
-        if self.split is not None:
-            data["split"] = self.split
-        return data
-
-    def reasons(self) -> dict[str, str]:
-        """Reasons for these options, for people."""
-        why = {
-            "data.file": f"{self.file}, the column of the names of the images",
-            "data.label": f"{', '.join(self.labels)}, of the labels",
-        }
-        if self.delimiter:
-            why["data.delimiter"] = f"{self.delimiter!r}, between labels of one image"
-        if self.split is not None:
-            why["data.split"] = f"{self.split}, of the splits"
-        if self.unused:
-            why["columns"] = f"not used: {self.unused}"
-        return why
+        options = self.form.options("file")
+        return {"name": "ImageTable", "root": str(self.table), **options}
 
 
 class ImagesByName:
@@ -169,10 +105,13 @@ class ImagesByName:
             shared = self._alike.get(_plain(name), image) != image
             self._alike[_plain(name)] = None if shared else image
 
+    def __len__(self) -> int:
+        return len(self._paths)
+
     def get(self, name: str) -> Path | None:
         """The image that a cell of a table names; None if there is none, or several."""
         name = _slashes(name)
-        return self._exact(name) or self._exact(name.rpartition("/")[2])
+        return self._exact(name) or self._exact(PurePosixPath(name).name)
 
     def of_rows(self, names: Sequence[str]) -> list[Path | None]:
         """The image that each row of a table names; None if there is none, or several.
@@ -200,13 +139,18 @@ def _plain(name: str) -> str:
 
 
 def _slashes(name: str) -> str:
-    """A path as it is written here, of a path as it is written on any system."""
-    return name.strip().replace("\\", "/").removeprefix("./")
+    """A path as it is written here, of a path or an address as it is written on any
+    system.
+    """
+    path = name.strip().replace("\\", "/").removeprefix("./")
+    if "://" in path:
+        return unquote(urlsplit(path).path)
+    return path
 
 
 def table_of_images(
     place: Place, given: Mapping[str, Any] | None = None
-) -> TableForm | None:
+) -> TableOfImages | None:
     """Return how a table at a path names images and their labels; None if none does.
 
     Args:
@@ -220,11 +164,11 @@ def table_of_images(
     given = given or {}
     tables = [path for path in place.top if path.suffix.lower() in TABLES]
     if not tables:
-        return None if place.is_file else _form_of_splits(place.path, given)
+        return None if place.is_file else _table_of_splits(place.path, given)
     images = ImagesByName(place.folder)
-    forms = [_form(path, images, given) for path in tables]
-    complete = [form for form in forms if form is not None]
-    return max(complete, key=lambda form: len(form.paths()), default=None)
+    read = [_table_of(path, images, given) for path in tables]
+    complete = [table for table in read if table is not None]
+    return max(complete, key=lambda table: len(table.paths()), default=None)
 
 
 def tables_of_splits(folder: Path) -> dict[str, Path]:
@@ -242,69 +186,103 @@ def tables_of_splits(folder: Path) -> dict[str, Path]:
     return tables
 
 
-def _form_of_splits(folder: Path, given: Mapping[str, Any]) -> TableForm | None:
+def _table_of_splits(folder: Path, given: Mapping[str, Any]) -> TableOfImages | None:
     """How a table for each split names images, as that for training does."""
     tables = tables_of_splits(folder)
     if "train" not in tables:
         return None
     train = tables["train"]
-    form = _form(train, ImagesByName(train.parent), given)
-    return None if form is None else form._replace(table=folder)
+    read = _table_of(train, ImagesByName(train.parent), given)
+    return None if read is None else read._replace(table=folder)
 
 
-def _form(
-    table: Path, images: ImagesByName, given: Mapping[str, Any]
-) -> TableForm | None:
+def _table_of(
+    path: Path, images: ImagesByName, given: Mapping[str, Any]
+) -> TableOfImages | None:
     """How a table names images and their labels; None if no column names images."""
-    cells = cells_of(table)
-    if cells is None or len(cells.columns) < 2 or not cells.rows:
+    if not images:
+        return None
+    cells = Table(path).cells()
+    if len(cells.columns) < 2 or not cells.rows:
         return None
     files = [name for name in cells.columns if _names_images(cells, name, images)]
     if not files:
         return None
-    # Flags and numbers may also be the names of some images.
-    likely = max(files, key=lambda name: len({*cells.column(name)}))
-    file = given.get("file") or likely
+    file = given.get("file") or _file_column(path, cells, files, images)
     columns = Columns.of(cells, files=(file,))
-    splits = [column.name for column in columns.of_role("split")]
-    split = given.get("split", splits[0] if splits else None)
-    taken = (file, split, given.get("group"))
-    if "label" in given:
-        label = given["label"]
-        names = (label,) if isinstance(label, str) else tuple(label)
-        labels = [columns.by_name[name] for name in names if name in columns.by_name]
-    else:
-        labels = [*columns.labels(taken, str(table))]
-        names = tuple(column.name for column in labels)
-    between = labels[0].between if len(labels) == 1 else ""
-    return TableForm(
-        table,
-        file,
-        names,
-        given.get("delimiter", between),
-        split,
-        given.get("group"),
-        tuple(columns.lines()),
-        columns.unused((*taken, *names)),
-    )
+    if "file" not in given and all(map(is_number, cells.column(file))):
+        _check_no_texts(columns, path, file)
+    if "label" not in given:
+        _check_no_boxes(columns, path)
+    return TableOfImages(path, TableForm.of(columns, file, path, given), columns)
+
+
+def _file_column(
+    path: Path, cells: Cells, files: Sequence[str], images: ImagesByName
+) -> str:
+    """The column of the names of the images.
+
+    Raises:
+        ValueError: several columns name different images.
+    """
+    suffixes = image_suffixes()
+    named = [
+        name
+        for name in files
+        if Path(_slashes(cells.column(name)[0])).suffix.lower() in suffixes
+    ]
+    # Flags and numbers may also be the names of some images.
+    likely = named or [max(files, key=lambda name: len({*cells.column(name)}))]
+    named_images = [images.of_rows(cells.column(name)) for name in likely]
+    if any(of_column != named_images[0] for of_column in named_images):
+        raise UnclearColumns(
+            f"several columns of {path} name images: {', '.join(likely)}. Name one with "
+            f"--data.file, as in --data.file {quoted(likely[0])}"
+        )
+    return likely[0]
+
+
+def _check_no_texts(columns: Columns, table: Path, file: str) -> None:
+    """Raise a `ValueError` if numbers that name images may be numbers of texts."""
+    texts = columns.of_role("text")
+    if texts:
+        raise UnclearColumns(
+            f"{table} may hold images, named by the numbers in column {file!r}, or "
+            f"texts, in column {texts[0].name!r}. Add --data.file {quoted(file)} or "
+            f"--data.text {quoted(texts[0].name)}"
+        )
+
+
+def _check_no_boxes(columns: Columns, table: Path) -> None:
+    """Raise a `ValueError` if a table has the sides of boxes."""
+    names = {column.name.strip().lower() for column in columns.columns}
+    for sides in _BOXES:
+        if {*sides.split()} <= names:
+            raise UnclearColumns(
+                f"{table} has boxes, in the columns {', '.join(sides.split())}. Boxes "
+                "are read in the forms of COCO, YOLO and Pascal VOC. To classify whole "
+                "images, name the column of their classes with --data.label"
+            )
 
 
 def _names_images(cells: Cells, column: str, images: ImagesByName) -> bool:
     """Whether at least half of the cells that are tried name an image; numbers, which
-    may be flags or classes, only where they are different ones.
+    may be flags, classes or numbers of rows, only if all do, and are different ones.
     """
     tried = [cell for cell in cells.column(column) if cell][:_TRIED]
+    present = [cell for cell in tried if images.get(cell) is not None]
+    if all(map(is_number, tried)) and present != tried:
+        return False
     if all(map(is_number, tried)) and 2 * len({*tried}) < len(tried):
         return False
-    present = [cell for cell in tried if images.get(cell) is not None]
     return bool(tried) and 2 * len(present) >= len(tried)
 
 
-def _is_example(form: TableForm, rows: Iterable[Mapping[str, str]]) -> bool:
+def _is_example(form: TableForm, rows: Iterable[LabelledRow]) -> bool:
     """Whether the names of two columns are an image and its label."""
     label = form.labels[0]
-    has_suffix = Path(form.file).suffix.lower() in image_suffixes()
-    return has_suffix or label.strip() in {row[label].strip() for row in rows}
+    has_suffix = Path(str(form.item)).suffix.lower() in image_suffixes()
+    return has_suffix or label in {row.values[label] for row in rows}
 
 
 @dataclass(frozen=True)
@@ -375,24 +353,21 @@ class ImageTable(ListedImages):
                 "folder with one in each of the folders train, validation and "
                 f"test{seen_from(self.root)}"
             )
-        labels = [self.label] if isinstance(self.label, str) else [*self.label]
-        split = None if self.split is None else str(self.split)
-        self._form = TableForm(
-            self.root, self.file, tuple(labels), self.delimiter, split, self.group
-        )
+        labels = names_in(self.label)
+        self.form = TableForm(self.file, labels, self.delimiter, self.split, self.group)
         _ = self.listed  # problems of the table are reported at once
 
     @property
     def separator(self) -> str:
         """The delimiter, or what joins labels with a column each."""
-        return self._form.separator
+        return self.form.separator
 
-    def list_images(self) -> Listed:
+    def list_items(self) -> Listed:
         """The images that the rows name."""
-        return list_table(self._form)
+        return list_table(TableOfImages(Path(self.root), self.form))
 
 
-def list_table(form: TableForm) -> Listed:
+def list_table(named: TableOfImages) -> Listed:
     """The images that the rows of a table name, also of one that cannot be trained on.
 
     Raises:
@@ -400,70 +375,46 @@ def list_table(form: TableForm) -> Listed:
     """
     listed = Listed()
     parts: dict[str, list[Any]] = listed.parts
-    for whole, path in form.tables.items():
-        for part, item in _rows(form, _table(path, form.needed), listed):
+    for whole, path in named.tables.items():
+        table = Table(path)
+        named.form.check(table, file=named.form.item)
+        for part, item in _items(named, table, listed):
             parts.setdefault(part or whole, []).append(item)
     if not parts:
         raise ValueError(
-            f"no row of {form.table} names an image that is there, with a label"
+            f"no row of {named.table} names an image that is there, with a label"
         )
-    if "train" in parts and "test" not in parts:
-        if "validation" in parts:
-            parts["test"] = parts.pop("validation")
-        else:
-            parts["all"] = parts.pop("train")
+    split_parts(parts)
     return listed
 
 
-def _table(path: Path, needed: Sequence[str]) -> Table:
-    """A table, which has all columns that are needed."""
-    table = Table(path)
-    columns = {*table.columns}
-    for column in needed:
-        if column not in columns:
-            raise ValueError(
-                f"{path} has no column {column!r}, there are {[*table.columns]}"
-            )
-    table.check_once(needed)
-    return table
-
-
-def _rows(form: TableForm, table: Table, listed: Listed) -> Iterator[tuple[str, Item]]:
+def _items(
+    named: TableOfImages, table: Table, listed: Listed
+) -> Iterator[tuple[str, Item]]:
     """The split, empty where no column says it, and the image of each row; tells
     ``listed`` why rows are left out.
     """
+    form = named.form
+    file = str(form.item)
     images = ImagesByName(table.path.parent)
-    title = table.path.relative_to(form.folder).as_posix()
-    rows: dict[str, dict[str, str]] = {}
-    for number, row in enumerate(table.rows(), 1):
-        misfit = table.misfit(row, form.needed)
-        if misfit:
-            listed.left_out[f"{title}, row {number}"] = misfit
-        else:
-            rows[f"{title}, row {number}"] = table.values(row, form.needed)
-    if images.get(form.file) is not None and _is_example(form, rows.values()):
+    title = table.path.relative_to(named.folder).as_posix()
+    rows = [*form.rows(table, listed, title)]
+    if images.get(file) is not None and _is_example(form, rows):
         raise no_header(table.path, table.columns, ("file_name", "label"))
     first: dict[Path, tuple[str, str]] = {}
-    paths = images.of_rows([values[form.file] for values in rows.values()])
-    for (place, values), path in zip(rows.items(), paths, strict=True):
-        category = form.category(values)
-        part = "" if form.split is None else part_called(values[form.split])
+    paths = images.of_rows([row.values[file] for row in rows])
+    for row, path in zip(rows, paths, strict=True):
         if path is None:
-            listed.left_out[place] = "its image is not there"
-        elif not category and not form.separator:
-            listed.left_out[place] = "it has no label"
-        elif part is None:
-            listed.left_out[place] = "its split has no known name"
+            listed.left_out[row.place] = "its image is not there"
         elif path in first:
-            listed.left_out[place] = "its image has a row before"
+            listed.left_out[row.place] = "its image has a row before"
             earlier, label = first[path]
-            if label != category:
+            if label != row.category:
                 listed.refused.append(
                     f"{path} must have one label, and has {label!r} by {earlier} and "
-                    f"{category!r} by {place}"
+                    f"{row.category!r} by {row.place}"
                 )
         else:
-            first[path] = place, category
-            name = path.relative_to(form.folder).as_posix()
-            group = "" if form.group is None else values[form.group].strip()
-            yield part, _Row(name, category, path, group=group)
+            first[path] = row.place, row.category
+            name = path.relative_to(named.folder).as_posix()
+            yield row.part, _Row(name, row.category, path, group=row.group)

@@ -1,0 +1,338 @@
+"""What the columns of a table are read as, and its rows by it: the same for all kinds of
+input.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torchcaps_lab.data.classes import composed
+from torchcaps_lab.data.columns import (
+    LIST,
+    YES,
+    Columns,
+    UnclearColumns,
+    parts_of,
+    quoted,
+)
+from torchcaps_lab.data.listed import Listed
+from torchcaps_lab.data.parts import part_called
+from torchcaps_lab.data.plain_text import check_text
+from torchcaps_lab.data.tables import Table
+from torchcaps_lab.look import TABLES, Place
+
+JOINED = "|"
+"""What stands between labels that come from columns of their own, or from a list."""
+
+ITEMS = ("file", "text", "series", "wide")
+"""The options by which a kind of input names the column that is its own."""
+
+
+def is_of_others(given: Mapping[str, Any], *own: str) -> bool:
+    """Whether the user named a column that another kind of input reads.
+
+    Args:
+        given: the options of the data set that the user gave.
+        own: those of this kind.
+    """
+    return any(name in given for name in ITEMS if name not in own)
+
+
+def tables_of(place: Place) -> list[Path]:
+    """Return the tables at a path that hold all examples: the file, the only table in a
+    folder, or those of the splits, that for training first; none if there are others.
+
+    Args:
+        place: the file or the folder.
+    """
+    tables = [path for path in place.top if path.suffix.lower() in TABLES]
+    if len(tables) == 1:
+        return tables
+    parts = {part_of_table(path): path for path in tables[::-1]}
+    named = [parts[part] for part in ("train", "validation", "test") if part in parts]
+    return named if {"train", "test"} <= {*parts} else []
+
+
+def part_of_table(path: Path) -> str | None:
+    """The split that a table is named after, such as ``Vowels_TRAIN.csv``; None if it is
+    named after none.
+    """
+    return part_called(path.stem) or part_called(path.stem.rpartition("_")[2])
+
+
+class LabelledRow(NamedTuple):
+    """A row of a table that has what it needs.
+
+    Args:
+        place: the row, for people.
+        part: its split; empty where no column says it.
+        category: its label, or all its labels.
+        group: whom or what it is of; empty where that is not known.
+        values: the cells that are read, by column.
+    """
+
+    place: str
+    part: str
+    category: str
+    group: str
+    values: Mapping[str, str]
+
+
+class TableForm(NamedTuple):
+    """What the columns of a table are read as.
+
+    Args:
+        item: the texts, the names of the images, or the names of the series; None if a
+            row needs no name.
+        labels: their labels; several columns, of yes and no, have a class each.
+        delimiter: what stands between the labels of one item, or :data:`LIST`; empty if
+            each has one.
+        split: which split a row belongs to; None without one.
+        group: whom or what an item is of; None without one.
+    """
+
+    item: str | None
+    labels: tuple[str, ...]
+    delimiter: str = ""
+    split: str | None = None
+    group: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        columns: Columns,
+        item: str | None,
+        table: Path,
+        given: Mapping[str, Any],
+        taken: Collection[str] = (),
+    ) -> "TableForm":
+        """Choose the columns of a table.
+
+        Args:
+            columns: those of the table.
+            item: the column that a kind of input reads.
+            table: the path, for messages.
+            given: the options of the data set that the user gave.
+            taken: other columns that the kind reads.
+
+        Raises:
+            ValueError: none or several columns may hold the labels or the groups, or
+                their cells may hold several labels; names the columns.
+        """
+        split = given["split"] if "split" in given else _split_of(columns, table)
+        if "group" in given:
+            group = given["group"]
+        else:
+            rest = [one for one in columns.columns if one.name not in (item, *taken)]
+            group = Columns(tuple(rest)).group(str(table))
+        labels = names_in(given.get("label", ()))
+        if not labels:
+            chosen = columns.labels((item, split, group, *taken), str(table))
+            labels = tuple(column.name for column in chosen)
+        form = cls(item, labels, given.get("delimiter", ""), split, group)
+        column = columns.by_name.get(labels[0])
+        if len(labels) > 1 or column is None or "delimiter" in given:
+            return form
+        if column.unclear:
+            raise UnclearColumns(
+                f"cells of column {column.name!r} of {table} hold {column.unclear!r}, "
+                "which may stand between several labels or be part of their names. Add "
+                f"--data.delimiter {quoted(column.unclear)} or --data.delimiter ''"
+            )
+        return form._replace(delimiter=column.between)
+
+    @property
+    def separator(self) -> str:
+        """What stands between the labels of an item in its category; empty if each item
+        has one.
+        """
+        if len(self.labels) > 1 or self.delimiter == LIST:
+            return JOINED
+        return self.delimiter
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The columns whose cells are read."""
+        return tuple(filter(None, (self.item, *self.labels, self.split, self.group)))
+
+    def labels_of(self, category: str) -> tuple[str, ...]:
+        """The labels that the category of an item stands for."""
+        if not self.separator:
+            return (category,)
+        return tuple(parts_of(category, self.separator))
+
+    def category(self, values: Mapping[str, str]) -> str:
+        """The category of an item, by the cells of its row; its labels in one order.
+
+        Raises:
+            ValueError: a label holds the sign that stands between labels.
+        """
+        if len(self.labels) > 1:
+            labels = [name for name in self.labels if values[name].lower() in YES]
+        elif self.delimiter:
+            labels = parts_of(values[self.labels[0]], self.delimiter)
+        else:
+            return composed(values[self.labels[0]])
+        if self.separator == JOINED and any(JOINED in label for label in labels):
+            raise ValueError(
+                f"labels must not hold {JOINED!r}, got {labels} in column "
+                f"{self.labels[0]!r}"
+            )
+        return self.separator.join(sorted({*map(composed, labels)}))
+
+    def check(self, table: Table, **options: str | None) -> None:
+        """Raise a `ValueError` if a column is not there, or there more than once.
+
+        Args:
+            table: the table.
+            options: columns of the kind of input, by the names of their options.
+        """
+        columns = [
+            *options.items(),
+            *(("label", label) for label in self.labels),
+            ("split", self.split),
+            ("group", self.group),
+        ]
+        for option, column in columns:
+            if column is not None and column not in table.columns:
+                raise ValueError(
+                    f"{option} must be a column of {table.path}, got {column!r}; there "
+                    f"are {[*table.columns]!r:.400}: --data.{option} names it"
+                )
+        table.check_once(filter(None, dict(columns).values()))
+        table.check_once(self.needed)
+
+    def rows(
+        self, table: Table, listed: Listed, title: str, more: Sequence[str] = ()
+    ) -> Iterator[LabelledRow]:
+        """The rows of a table that have what they need; tells ``listed`` why others are
+        left out.
+
+        Args:
+            table: the table, which has the columns.
+            listed: what takes notes.
+            title: the name of the table.
+            more: other columns that are read, whose cells may be missing.
+
+        Raises:
+            ValueError: a label is no text that can be written.
+        """
+        listed.notes += table.notes
+        for number, row in enumerate(table.rows(), 1):
+            place = f"{title}, row {number}"
+            why = table.misfit(row, self.needed)
+            if not why and tuple(map(str.strip, row.cells)) == table.columns:
+                why = "it repeats the names of the columns"
+            if why:
+                listed.left_out[place] = why
+                continue
+            labelled = self.labelled(table.values(row, (*self.needed, *more)), place)
+            if isinstance(labelled, str):
+                listed.left_out[place] = labelled
+            else:
+                yield labelled
+
+    def labelled(self, values: Mapping[str, str], place: str) -> LabelledRow | str:
+        """A row with its label, or why it is left out.
+
+        Args:
+            values: its cells by column.
+            place: what it is called.
+
+        Raises:
+            ValueError: a label is no text that can be written.
+        """
+        category = self.category(values) if self.labels else ""
+        if self.labels and not category and not self.separator:
+            return "it has no label"
+        part = "" if self.split is None else part_called(values[self.split])
+        if part is None:
+            return "its split has no known name"
+        check_text(category, f"{place}: the label")
+        group = "" if self.group is None else composed(values[self.group])
+        return LabelledRow(place, part, category, group, values)
+
+    def options(self, item: str) -> dict[str, Any]:
+        """The options of a data set that say so.
+
+        Args:
+            item: the option that names the column of the items.
+        """
+        labels: Any = self.labels[0] if len(self.labels) == 1 else [*self.labels]
+        options = {
+            "delimiter": self.delimiter,
+            "split": self.split,
+            "group": self.group,
+        }
+        present = {name: value for name, value in options.items() if value}
+        return {item: self.item, "label": labels, **present}
+
+
+def _split_of(columns: Columns, table: Path) -> str | None:
+    """The column that says which split a row belongs to; None without one.
+
+    Raises:
+        ValueError: some of its cells name no split.
+    """
+    splits = columns.of_role("split")
+    if not splits:
+        return None
+    column = splits[0]
+    if column.unclear:
+        raise UnclearColumns(
+            f"column {column.name!r} of {table} names splits, but not in these cells: "
+            f"{column.unclear:.200}. Rename them to train, val or test, or leave their "
+            f"rows out with --data.split {quoted(column.name)}, or divide all rows anew "
+            "with --data.split null"
+        )
+    return column.name
+
+
+def names_in(option: Any) -> tuple[str, ...]:
+    """The names of columns in an option: one, several, or none."""
+    if option is None:
+        return ()
+    return (option,) if isinstance(option, str) else tuple(option)
+
+
+def reasons(
+    options: Mapping[str, Any], columns: Columns, used: Sequence[str] = ()
+) -> dict[str, str]:
+    """Reasons for the options that name columns, for people, and the columns that are
+    used for nothing.
+
+    Args:
+        options: the options of the data set.
+        columns: those of the table.
+        used: other columns that are read.
+    """
+    why: dict[str, str] = {}
+    used = [*used]
+    for option, value in options.items():
+        names = names_in(value) if not isinstance(value, bool) else ()
+        names = tuple(name for name in names if name in columns.by_name)
+        used += names
+        if option == "delimiter":
+            why[f"data.{option}"] = f"{value!r}, between the labels of one row"
+        elif len(names) == 1:
+            why[f"data.{option}"] = f"{value}, the column of the {option}s"
+        elif names:
+            why[f"data.{option}"] = f"{', '.join(names):.200}, a column for each"
+    if unused := columns.unused(used):
+        why["columns"] = f"not used: {unused}"
+    return why
+
+
+def split_parts(parts: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """The splits of a table: without one to test on, that for validation is, or else a
+    share is put aside of all.
+
+    Args:
+        parts: the items of each split; under an empty name those of no split.
+    """
+    if "" in parts:
+        parts["all"] = parts.pop("")
+    if "train" in parts and "test" not in parts:
+        to, of = ("test", "validation") if "validation" in parts else ("all", "train")
+        parts[to] = parts.pop(of)
+    return parts

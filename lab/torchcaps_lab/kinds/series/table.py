@@ -1,0 +1,556 @@
+"""Tables of series: a row for each moment, or a row for each series."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, time, timezone
+from io import BytesIO
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcaps_lab.data.columns import (
+    Column,
+    Columns,
+    UnclearColumns,
+    is_quantity,
+    quoted,
+)
+from torchcaps_lab.data.listed import Item, Listed
+from torchcaps_lab.data.table_form import LabelledRow, TableForm, names_in, split_parts
+from torchcaps_lab.data.tables import Cells, Table
+from torchcaps_lab.look import is_number, number_in
+
+_NAMES = (
+    "series sequence recording trial sample episode session run segment window case"
+)
+_SERIES = tuple(_NAMES.split())
+"""Usual names of a column that says which series a row belongs to, maybe with ``_id``,
+the likeliest first.
+"""
+
+_MOMENTS = (
+    "time timestamp datetime date t step timestep time_step frame moment tick second "
+    "seconds sec ms minute hour day"
+)
+_TIMES = tuple(_MOMENTS.split())
+"""Usual names of a column that says when a row was measured, and of the moments in a
+row, the likeliest first.
+"""
+
+_LEAST_WIDE = 8
+"""Numbered columns that may be the moments of a series."""
+
+_NUMBERED = re.compile(r"(.*?)[ _.\-]?(\d+)", re.ASCII)
+
+
+@dataclass(frozen=True)
+class SeriesItem(Item):
+    """One series that is listed.
+
+    Args:
+        name: its file, or its file and number.
+        category: the name of its class; empty where it is not known.
+        values: (C, L).
+        where: its place, for people.
+    """
+
+    values: Tensor
+    where: str
+
+    @property
+    def title(self) -> str:
+        """What people call it."""
+        return self.where
+
+    def __str__(self) -> str:
+        return self.title
+
+    def source(self) -> BytesIO:
+        """Its content."""
+        return BytesIO(
+            repr((*self.values.shape,)).encode() + self.values.numpy().tobytes()
+        )
+
+
+class SeriesForm(NamedTuple):
+    """What the columns of a table of series are read as.
+
+    Args:
+        form: the series, their labels, splits and groups.
+        time: when a row was measured: the rows of a series are put in this order; None:
+            they are in it.
+        values: in a long table the channels, in a wide one the moments; all columns
+            that are nothing else if there are none.
+        wide: whether each row is a series.
+    """
+
+    form: TableForm = TableForm("series", ("label",))
+    time: str | None = None
+    values: tuple[str, ...] = ()
+    wide: bool = False
+
+    def unlabelled(self) -> "SeriesForm":
+        """This form without what is known of series that are trained on alone."""
+        return self._replace(form=TableForm(self.form.item, ()))
+
+    def whole(self) -> "SeriesForm":
+        """This form for a table of one split."""
+        return self._replace(form=self.form._replace(split=None))
+
+    def values_in(self, table: Table | Cells) -> tuple[str, ...]:
+        """The columns of numbers in a table."""
+        rest = {*self.form.needed, self.time}
+        return self.values or tuple(name for name in table.columns if name not in rest)
+
+    def options(self) -> dict[str, Any]:
+        """The options of the data set."""
+        options = self.form.options("series")
+        if self.wide:
+            options = {"wide": True, **options}
+            del options["series"]
+        more = {"time": self.time, "values": [*self.values]}
+        return options | {name: value for name, value in more.items() if value}
+
+    def config(self) -> dict[str, Any]:
+        """All that reading series without labels needs, ready for JSON."""
+        return {
+            "series": self.form.item,
+            "time": self.time,
+            "values": [*self.values],
+            "wide": self.wide,
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "SeriesForm":
+        """What :meth:`config` was made of."""
+        form = TableForm(config["series"], ())
+        values = tuple(config["values"])
+        return cls(form, config["time"], values, bool(config["wide"]))
+
+
+def series_of_table(
+    path: Path, form: SeriesForm, listed: Listed
+) -> dict[str, list[SeriesItem]]:
+    """The series of a table by split, ``all`` where no column says it; tells ``listed``
+    why others are left out.
+
+    Raises:
+        ValueError: a column or a number is missing, or a series cannot be used; names
+            the row or the series.
+    """
+    table = Table(path)
+    item = {} if form.wide else {"series": form.form.item}
+    form.form.check(table, time=form.time, **item)
+    table.check_once(table.columns)
+    if missing := [name for name in form.values if name not in table.columns]:
+        raise ValueError(
+            f"values must be columns of {path}, got {missing!r:.200}; there are "
+            f"{[*table.columns]!r:.400}"
+        )
+    parts: dict[str, list[SeriesItem]] = {"all": []} if not form.form.split else {}
+    read = _wide if form.wide else _long
+    for row, values in read(table, form, listed):
+        title = f"{path}:{row.place}"
+        name = f"{path.name}:{row.place}"
+        item_of_row = SeriesItem(
+            name, row.category, checked(values, title), title, group=row.group
+        )
+        parts.setdefault(row.part or "all", []).append(item_of_row)
+    return split_parts(parts)
+
+
+def _wide(
+    table: Table, form: SeriesForm, listed: Listed
+) -> Iterator[tuple[LabelledRow, Tensor]]:
+    """Each row as a series, of the moments until its last one."""
+    moments = form.values_in(table)
+    channels = _channels_of(moments)
+    numbers = _Numbers(decimal_comma=table.delimiter != ",")
+    for row in form.form.rows(table, listed, table.path.name, moments):
+        length = len(channels[0])
+        while length and not any(row.values[one[length - 1]] for one in channels):
+            length -= 1
+        present = [name for one in channels for name in one[:length]]
+        rows = numbers.of({name: row.values[name] for name in present}, row.place)
+        yield row, torch.tensor(rows).view(len(channels), length)
+
+
+def _channels_of(names: Sequence[str]) -> list[list[str]]:
+    """The columns of each channel of a wide table, by the numbers at their ends: one
+    channel if they are not numbered alike.
+    """
+    channels: dict[str, dict[int, str]] = {}
+    for name in names:
+        match = _NUMBERED.fullmatch(name)
+        if match is None:
+            return [[*names]]
+        channels.setdefault(match[1], {})[int(match[2])] = name
+    moments = {tuple(sorted(channel)) for channel in channels.values()}
+    if len(moments) > 1:
+        return [[*names]]
+    return [[channel[key] for key in sorted(channel)] for channel in channels.values()]
+
+
+def _long(
+    table: Table, form: SeriesForm, listed: Listed
+) -> Iterator[tuple[LabelledRow, Tensor]]:
+    """The series of a table with a row for each moment."""
+    item = str(form.form.item)
+    channels = form.values_in(table)
+    numbers = _Numbers(decimal_comma=table.delimiter != ",")
+    needed = (*form.form.needed, *names_in(form.time))
+    columns = (*needed, *channels)
+    moments: dict[str, list[tuple[float, list[float]]]] = {}
+    facts: dict[str, tuple[str, ...]] = {}
+    for row in table.rows():
+        place = f"{table.path}:{row.line}"
+        if table.misfit(row, needed):
+            raise ValueError(
+                f"{place} has {len(row.cells)} cells for the {len(table.columns)} columns"
+            )
+        values = table.values(row, columns)
+        name = values[item]
+        before = moments.setdefault(name, [])
+        when = float(len(before))
+        if form.time is not None:
+            when = _moment(values[form.time], form.time, place)
+        before.append((when, numbers.of({one: values[one] for one in channels}, place)))
+        fact = tuple(values[column] for column in form.form.needed)
+        if facts.setdefault(name, fact) != fact:
+            raise ValueError(
+                f"{place}: series {name} is {facts[name]} before and {fact} here, by "
+                f"the columns {form.form.needed}"
+            )
+    for name, fact in facts.items():
+        rows = moments[name]
+        rows.sort(key=lambda row: row[0])
+        times = [when for when, _ in rows]
+        if len({*times}) < len(times):
+            raise ValueError(
+                f"{table.path}: series {name} has several rows of one {form.time}: "
+                f"another column may tell the series apart, or --data.time null"
+            )
+        cells = dict(zip(form.form.needed, fact, strict=True))
+        labelled = form.form.labelled(cells, name)
+        if isinstance(labelled, str):
+            listed.left_out[f"{table.path.name}:{name}"] = labelled
+        else:
+            yield labelled, torch.tensor([numbers for _, numbers in rows]).T
+
+
+def _moment(cell: str, column: str, place: str) -> float:
+    """When a row was measured, as a number by which rows can be sorted."""
+    try:
+        if is_number(cell):
+            return number_in(cell)
+        if ":" in cell[:3]:
+            return _seconds(
+                time.fromisoformat(cell.zfill(len(cell) + (cell[1] == ":")))
+            )
+        moment = datetime.fromisoformat(cell)
+    except ValueError:
+        raise ValueError(
+            f"{place}: {column} must be a number, or a time such as 2024-01-31 12:00, "
+            f"got {cell[:40]!r}: without --data.time, the rows are in their order"
+        ) from None
+    return (
+        moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+    ).timestamp()
+
+
+def _seconds(moment: time) -> float:
+    return (
+        (60 * moment.hour + moment.minute) * 60
+        + moment.second
+        + moment.microsecond / 1e6
+    )
+
+
+class _Numbers:
+    """Reads the numbers of a table.
+
+    Args:
+        decimal_comma: whether numbers may have a comma in place of the point, as in the
+            tables with semicolons that programs write in many countries.
+    """
+
+    def __init__(self, decimal_comma: bool) -> None:
+        self._signs = ".," if decimal_comma else "."
+        self._first: dict[str, str] = {}
+
+    def of(self, row: Mapping[str, str], place: str) -> list[float]:
+        """The numbers of a row by column; a `ValueError` that names its place if one is
+        none, or if some numbers of the table have a comma and others a point.
+        """
+        cells = [*row.values()]
+        for cell in cells:
+            for sign in self._signs:
+                if sign in cell:
+                    self._first.setdefault(sign, f"{cell} at {place}")
+        if len(self._first) > 1:
+            raise ValueError(
+                "numbers must have either a point or a comma, got "
+                + " and ".join(self._first.values())
+            )
+        point = "," if "," in self._first else "."
+        written = [cell.replace(point, ".").strip() for cell in cells]
+        try:
+            return [number_in(cell) for cell in written]
+        except ValueError:
+            wrong = {
+                name: row[name]
+                for name, cell in zip(row, written, strict=True)
+                if not is_number(cell)
+            }
+            raise ValueError(
+                f"{place}: every channel must be a number, got {wrong!r:.400}"
+            ) from None
+
+
+def checked(values: Tensor, title: str) -> Tensor:
+    """A series as it came; a `ValueError` that names it if it has too few moments, or
+    numbers that are not finite.
+    """
+    if values.ndim != 2 or not values.shape[0] or values.shape[1] < 2:
+        raise ValueError(
+            f"{title} must have one or more channels and two or more moments, got "
+            f"{(*values.shape,)}"
+        )
+    if not values.isfinite().all():
+        channel, moment = (~values.isfinite()).nonzero()[0].tolist()
+        raise ValueError(
+            f"{title} holds NaN or infinite numbers, first in channel {channel} at "
+            f"moment {moment}"
+        )
+    return values.contiguous()
+
+
+def form_of_series(
+    table: Path, cells: Cells, columns: Columns, given: Mapping[str, Any]
+) -> SeriesForm | None:
+    """Choose the columns of a table of series; None if it is none.
+
+    Args:
+        table: the path, for messages.
+        cells: its cells.
+        columns: what its columns hold.
+        given: the options of the data set that the user gave.
+
+    Raises:
+        ValueError: it may hold something else, or which column has the labels is not
+            clear; names the columns and what to type.
+    """
+    asked = "series" in given or bool(given.get("wide"))
+    if columns.of_role("file") and not asked:
+        return None
+    if given.get("wide"):
+        return _wide_form(table, cells, columns, given)
+    look, series = _series_of(cells, columns, given)
+    if series is None:
+        return _numbered_form(table, cells, columns, given)
+    values = names_in(given.get("values")) or look.values(series)
+    steady = look.steady(series)
+    of_series = Columns.of(look.first_rows(series))
+    if not asked:
+        labels = of_series.of_role("label", "labels", "flag")
+        if not values or not any(column.name in steady for column in labels):
+            return _numbered_form(table, cells, columns, given)
+        _check_no_texts(columns, table, f"--data.series {quoted(series)}")
+    time = look.time
+    if time is None and not {"time", "values"} & given.keys():
+        time = look.counted(values, series)
+        values = tuple(name for name in values if name != time)
+    taken = [name for name in cells.columns if name not in steady]
+    form = SeriesForm(TableForm.of(of_series, series, table, given, taken), time)
+    return form if form.values_in(cells) == values else form._replace(values=values)
+
+
+def _series_of(
+    cells: Cells, columns: Columns, given: Mapping[str, Any]
+) -> "tuple[_Look, str | None]":
+    """The columns that say when a row was measured and which series it belongs to; None
+    if no column tells series apart.
+    """
+    times = [given["time"]] if "time" in given else [*_time_columns(columns), None]
+    looks = [_Look(cells, columns, time) for time in times]
+    if "series" in given:
+        apart = [look for look in looks if look.is_apart(given["series"])]
+        return [*apart, looks[-1]][0], given["series"]
+    found = ((look, look.series()) for look in looks)
+    return next((pair for pair in found if pair[1] is not None), (looks[-1], None))
+
+
+class _Look:
+    """Which rows of a table are of one series.
+
+    Args:
+        cells: the cells of the table.
+        columns: what its columns hold.
+        time: the column that says when a row was measured; None without one.
+    """
+
+    def __init__(self, cells: Cells, columns: Columns, time: str | None) -> None:
+        self.cells = cells
+        self.columns = columns
+        self.time = time
+
+    def series(self) -> str | None:
+        """The column that tells series apart: other columns that may do it are the same
+        in all rows of a series.
+        """
+        likely = [
+            column
+            for column in [*self.columns.called(_SERIES), *self.columns.columns]
+            if self._may_name(column)
+        ]
+        names = [*dict.fromkeys(column.name for column in likely)]
+        for name in names:
+            if self.is_apart(name) and {*names} <= {*self.steady(name)}:
+                return name
+        return None
+
+    def steady(self, series: str) -> list[str]:
+        """The columns that have one cell in each series."""
+        names = self.cells.column(series)
+        return [
+            column
+            for column in self.columns.by_name
+            if len({*zip(names, self.cells.column(column), strict=True)})
+            == len({*names})
+        ]
+
+    def values(self, series: str) -> tuple[str, ...]:
+        """The columns of numbers that change within series."""
+        steady = {*self.steady(series), self.time}
+        return tuple(
+            column.name
+            for column in self.columns.of_role("number", "label", "flag")
+            if column.name not in steady and _is_numeric(self.cells, column.name)
+        )
+
+    def counted(self, values: Sequence[str], series: str) -> str | None:
+        """The first column that counts the rows of each series in equal steps, beside
+        others; None if none does.
+        """
+        names = self.cells.column(series)
+        for name in values[: -1 if len(values) == 1 else None]:
+            rows: dict[str, list[str]] = {}
+            for one, cell in zip(names, self.cells.column(name), strict=True):
+                rows.setdefault(one, []).append(cell)
+            if all(map(_is_even, rows.values())):
+                return name
+        return None
+
+    def first_rows(self, series: str) -> Cells:
+        """The first row of each series."""
+        names = self.cells.column(series)
+        rows = dict(zip(names[::-1], self.cells.rows[::-1], strict=True))
+        return Cells(
+            self.cells.columns, tuple(rows[name] for name in dict.fromkeys(names))
+        )
+
+    def _may_name(self, column: Column) -> bool:
+        """Whether a column is called as those that tell series apart are, and has
+        several rows of each.
+        """
+        name = column.name.strip().lower()
+        called = column.role == "group" or re.search(r"(^|[ _])id$", name)
+        plain = re.sub(r"[ _]id$", "", name)
+        repeats = 2 * column.distinct <= len(self.cells.rows)
+        return repeats and column.distinct > 1 and bool(called or plain in _SERIES)
+
+    def is_apart(self, series: str) -> bool:
+        """Whether no series has two rows of one time; without times, whether its rows
+        stand together.
+        """
+        names = self.cells.column(series)
+        if self.time is not None:
+            rows = [*zip(names, self.cells.column(self.time), strict=True)]
+            return len({*rows}) == len(rows)
+        starts = [name for name, before in pairwise(names) if name != before]
+        return len(starts) + 1 == self._count(series)
+
+    def _count(self, series: str) -> int:
+        return len({*self.cells.column(series)})
+
+
+def _time_columns(columns: Columns) -> list[str]:
+    """The columns that may say when a row was measured, the likeliest first."""
+    usable = [*columns.called(_TIMES), *columns.of_role("date")]
+    held = ("number", "date", "label", "identifier", "flag")
+    return [*dict.fromkeys(column.name for column in usable if column.role in held)]
+
+
+def _is_numeric(cells: Cells, name: str) -> bool:
+    filled = [*filter(None, cells.column(name))]
+    return bool(filled) and all(map(is_quantity, filled))
+
+
+def _is_even(cells: Sequence[str]) -> bool:
+    """Whether numbers grow in equal steps."""
+    if len(cells) < 3 or not all(map(is_number, cells)):
+        return False
+    numbers = torch.tensor([*map(number_in, cells)], dtype=torch.float64)
+    steps = numbers.diff()
+    return bool(steps.min() > 0 and torch.allclose(steps, steps[0], rtol=1e-3, atol=0))
+
+
+def _check_no_texts(columns: Columns, table: Path, typed: str) -> None:
+    """Raise a `ValueError` if a table of series may also be one of texts."""
+    texts = columns.of_role("text")
+    if texts:
+        raise UnclearColumns(
+            f"{table} may hold series, or texts in column {texts[0].name!r}. Add "
+            f"{typed} or --data.text {quoted(texts[0].name)}"
+        )
+
+
+def _wide_form(
+    table: Path, cells: Cells, columns: Columns, given: Mapping[str, Any]
+) -> SeriesForm:
+    """How each row of a table is a series."""
+    numbered = [name for stem in _numbered(cells).values() for name in stem]
+    numbers = [column.name for column in columns.of_role("number")]
+    values = names_in(given.get("values")) or tuple(numbered or numbers)
+    form = TableForm.of(columns, None, table, given, values)
+    return SeriesForm(form, None, values, wide=True)
+
+
+def _numbered_form(
+    table: Path, cells: Cells, columns: Columns, given: Mapping[str, Any]
+) -> SeriesForm | None:
+    """How each row is a series, if numbered columns are called as moments are.
+
+    Raises:
+        ValueError: many columns have numbers and other names, so that they may be
+            moments, features or pixels; or there are also texts.
+    """
+    numbered = _numbered(cells)
+    if not numbered or columns.of_role("text"):
+        return None
+    if {*numbered} <= {*_TIMES, *(f"{name}s" for name in _TIMES)}:
+        return _wide_form(table, cells, columns, given)
+    (first, *_, last), *_ = numbered.values()
+    raise UnclearColumns(
+        f"the columns {first} to {last} of {table} may be the moments of a series in "
+        "each row, or features, or the pixels of images. For series: torchcaps train "
+        f"--data Series --data.root {quoted(str(table))} --data.wide true --data.label "
+        "COLUMN --run runs/series. For features: torchcaps.sklearn.CapsNetClassifier. "
+        "For pixels: torchcaps.train(images, labels)"
+    )
+
+
+def _numbered(cells: Cells) -> dict[str, list[str]]:
+    """The columns of numbers whose names end in numbers, by the rest of their names in
+    lower case; without those of few.
+    """
+    stems: dict[str, list[str]] = {}
+    for name in dict.fromkeys(cells.columns):
+        match = _NUMBERED.fullmatch(name)
+        if match is not None and _is_numeric(cells, name):
+            stems.setdefault(match[1].lower(), []).append(name)
+    return {stem: names for stem, names in stems.items() if len(names) >= _LEAST_WIDE}
