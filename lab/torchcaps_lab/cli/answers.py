@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from csv import writer
+from dataclasses import replace
 from json import dumps
 from pathlib import Path
 from typing import Any
@@ -108,8 +109,10 @@ def draw_masks(classifier: Classifier, folder: Path, resize: Any) -> Show:
 
     def draw(file: str, answer: Answer) -> None:
         path = _file_in(folder, file, written)
-        picture = classifier.pixels(file, resize)
-        drawings = classifier.task.drawings(answer, picture, classifier.classes)
+        assert answer.mask is not None
+        mask, picture = classifier.reader.at_its_size(answer.mask, file, resize)
+        large = replace(answer, mask=mask)
+        drawings = classifier.task.drawings(large, picture, classifier.classes)
         for end, content in drawings.items():
             write_whole(path.with_suffix(end), content)
 

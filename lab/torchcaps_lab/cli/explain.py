@@ -35,11 +35,11 @@ def command(
         out: folder to write 'report/' into; default: the run, or 'explain-SPLIT' in it
             for other images
     """
-    from torchcaps_lab.cli.runs import open_run, other_data
+    from torchcaps_lab.cli.runs import is_of_run, open_run, other_data
 
     data, split = other_data(folder, data, split)
     of_run = RunFolder(Path(run))
-    on_test_images = split == "test" and data is None
+    on_test_images = split == "test" and is_of_run(data)
     if out:
         place = Path(out)
     else:
@@ -48,7 +48,7 @@ def command(
         owned(of_run.path, place.relative_to(of_run.path).as_posix())
     if place.exists() and not place.is_dir():
         raise ValueError(f"--out must be a folder, and {place} is a file")
-    if not out and data is not None and not of_run.config.is_file():
+    if not out and not is_of_run(data) and not of_run.config.is_file():
         raise ValueError(
             f"--out must name a folder for the report: {run} is not the folder of a run"
         )

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torchcaps.ops import use_backend
 from torchcaps.whole import opened, written_whole
 from torchcaps_lab.classifier import Classifier
+from torchcaps_lab.data.view import RANDOM
 from torchcaps_lab.tasks.doubt import saved_doubts
 
 SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}
@@ -186,7 +187,11 @@ def _notes(classifier: Classifier, outputs: list[str]) -> dict[str, Any]:
     return {
         "classes": list(classifier.classes),
         **classifier.reader.notes(),
-        "prepared_inside": classifier.preprocess.config(),
+        "prepared_inside": {
+            name: value
+            for name, value in classifier.preprocess.config().items()
+            if name not in RANDOM
+        },
         "outputs": outputs,
         "calibration": None if calibration is None else calibration.config(),
         **saved_doubts(classifier.doubts),

@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
-from torchcaps.spec import MISSING, alternatives, declared, fit, registry_of
+from torchcaps.spec import MISSING, Typed, alternatives, declared, fit, registry_of
 from torchcaps_lab.cli.output import shortened
 from torchcaps_lab.cli.plugins import HELP, import_named, named_imports
 from torchcaps_lab.cli.source import Sketch, documented, resolved, sketches
@@ -25,6 +25,11 @@ from torchcaps_lab.options.reading import meant_option, put, typed
 OF_TRAINING = ("size", "channels", "range", "cut")
 """Guessed arguments of a data set that are for a training: a trained network has its
 own.
+"""
+
+SPELT = {"start": "from"}
+"""Options that are written in another way on a command line, beside their names in
+Python and YAML, where the word is taken.
 """
 
 
@@ -118,9 +123,11 @@ class OptionParser(ArgumentParser):
                 how = _how(sketch)
             if isinstance(sketch.hint, str):
                 how["metavar"] = sketch.metavar
-            self.add_argument(
-                f"--{sketch.name}" if sketch.by_name else sketch.name, **how
-            )
+            names = [f"--{sketch.name}" if sketch.by_name else sketch.name]
+            if sketch.name in SPELT:
+                names = [f"--{SPELT[sketch.name]}", *names]
+                how |= {"dest": sketch.name, "metavar": "RUN"}
+            self.add_argument(*names, **how)
 
     def add_argument(self, *names: str, **how: Any) -> Any:
         """argparse's, but that a type is a type hint: of numbers, names, choices,
@@ -190,7 +197,11 @@ class OptionParser(ArgumentParser):
         action = self._named[name]
         hint = self._hint(name)
         try:
-            value = data_at(value) if name == "data" else value
+            if name == "data":
+                if lacks_name(value) and _class_in(hint) is not None:
+                    # Other arguments of the data of a run: --data.root MOVED.
+                    return value
+                value = data_at(value)
             if action.nargs in ("+", "*"):
                 return [fit(hint, element, name) for element in value]
             return fit(hint, value, name)
@@ -211,7 +222,9 @@ class OptionParser(ArgumentParser):
                 for name in self._option_string_actions
                 if name.startswith("--")
             ]
-            message += meant_option(unknown[1], names).replace("mean ", "mean --")
+            meant = meant_option(unknown[1], names).removeprefix("; did you mean ")
+            name = meant.removesuffix("?")
+            message += f"; did you mean --{SPELT.get(name, name)}?" if name else ""
         if message.startswith("the following arguments are required"):
             places = [
                 action.dest for action in self._actions if not action.option_strings
@@ -362,6 +375,12 @@ def data_at(value: Any) -> Any:
     free = [key for key in free if parameters[key].default is None]
     place = {key: argument for key, argument in seen.items() if key not in free}
     return merged(place, arguments)
+
+
+def lacks_name(data: Any) -> bool:
+    """Whether the option ``data`` has arguments of a data set alone."""
+    data = data.value if isinstance(data, Typed) else data
+    return isinstance(data, Mapping) and "name" not in data
 
 
 def parser_of(command: str) -> OptionParser:

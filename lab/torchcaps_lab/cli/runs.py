@@ -1,7 +1,7 @@
 """Common functions of the commands that use a trained network."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,9 +11,10 @@ from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli.parser import WrongUsage, data_at
 from torchcaps_lab.cli.places import Split, packaged
 from torchcaps_lab.data import DataSet, Examples
+from torchcaps_lab.data.classes import UnknownClasses
 from torchcaps_lab.options.reading import merged, read_options
 from torchcaps_lab.run_folder import RunFolder
-from torchcaps_lab.training.record import follow_record, images_apart
+from torchcaps_lab.training.record import follow_record, images_apart, with_new_classes
 
 
 def open_classifier(path: str, device: str = "cpu") -> Classifier:
@@ -117,9 +118,14 @@ def other_data(
     return named, split or ("all" if takes_all else "test")
 
 
+def is_of_run(data: Any) -> bool:
+    """Whether the option ``--data`` names no other data than those of the run."""
+    return data is None or isinstance(data, Mapping)
+
+
 def open_run(
     run: str,
-    named: Spec | DataSet | None = None,
+    named: Spec | DataSet | Mapping[str, Any] | None = None,
     split: Split = "test",
     imported: Sequence[str] = (),
 ) -> tuple[Classifier, Examples]:
@@ -127,7 +133,8 @@ def open_run(
 
     Args:
         run: its folder, or with ``named`` that of a saved network, or its name.
-        named: other images than those of the run.
+        named: other images than those of the run; or arguments that replace those of
+            the run's own, such as the place that they have moved to.
         split: which of them.
         imported: modules that the user named for import, which the run may name.
 
@@ -139,12 +146,13 @@ def open_run(
             something that they may not.
     """
     folder = RunFolder(Path(run))
-    if named is None and split == "all":
+    of_run = is_of_run(named)
+    if of_run and split == "all":
         raise WrongUsage(
             "--split all is for other images, named by --data, because the run was "
             "trained on some of its own"
         )
-    if named is None:
+    if of_run:
         if not folder.path.exists() and not packaged(run):
             raise FileNotFoundError(f"there is no folder {run}{seen_from(folder.path)}")
         if not folder.config.is_file():
@@ -153,7 +161,8 @@ def open_run(
                 "network needs --data"
             )
         recorded = read_options(folder.config, imported)
-        spec: Spec = fit(DataSet, recorded.get("data"), f"{folder.config}: data")
+        own = merged(recorded.get("data"), named or {})
+        spec: Spec = fit(DataSet, own, f"{folder.config}: data")
         classifier = open_classifier(run)
         try:
             data: DataSet = spec.make()
@@ -161,15 +170,21 @@ def open_run(
             images: Examples = getattr(data, split)
         except FileNotFoundError as error:
             raise FileNotFoundError(
-                f"{error}; if the data have moved, name their new place with --data FOLDER"
+                f"{error}; if the data have moved, name their new place with --data.root FOLDER"
             ) from error
     else:
         classifier = open_classifier(run)
         spec = cast(Spec, named)
         fitted = _take_shape(spec, classifier)
         _take_classes(spec, classifier)
-        data = spec.make()
-        images, notes = images_apart(folder, data, split)
+        try:
+            data = spec.make()
+            images, notes = images_apart(folder, data, split)
+        except UnknownClasses as error:
+            advice = with_new_classes(
+                folder, str(spec.arguments.get("root", "DATA")), error.names
+            )
+            raise ValueError(f"{error}\n  {advice}") from error
         notes = (*fitted, *_other_fit(data, classifier), *notes)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)

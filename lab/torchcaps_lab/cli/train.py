@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from torchcaps.spec import Typed, meant
 from torchcaps.whole import seen_from
 from torchcaps_lab.cli.output import say
-from torchcaps_lab.cli.parser import OptionParser
+from torchcaps_lab.cli.parser import OptionParser, lacks_name
 from torchcaps_lab.cli.plugins import importing, named_imports
-from torchcaps_lab.look import counted
+from torchcaps_lab.look import Guess, counted
 from torchcaps_lab.options.declarations import GROUPS
 from torchcaps_lab.options.guess import guess, listed, over
 from torchcaps_lab.options.reading import as_yaml, merged, read_options
@@ -62,7 +62,15 @@ def command(arguments: list[str]) -> None:
         option = "--resume" if resume is not None else "--data"
         if resume is not None or _names(options_so_far.get("data")):
             parser.error(f"{place} and {option} both name the images: give one of them")
-        options_so_far, guessed = over(guess(place, options_so_far), options_so_far)
+        options_so_far, guessed = over(
+            guess(place, options_so_far), options_so_far, tuple(imports)
+        )
+    elif "start" in options_so_far and resume is None:
+        options_so_far, _ = over(
+            Guess({"data": options_so_far.get("data")}, {}),
+            options_so_far,
+            tuple(imports),
+        )
     try:
         with importing():
             from torchcaps_lab.training.command_line import training_options
@@ -195,8 +203,7 @@ def _train(
 
 def _names(data: Any) -> bool:
     """Whether the option ``data`` names a data set, and not only arguments of one."""
-    data = data.value if isinstance(data, Typed) else data
-    return data is not None and (not isinstance(data, Mapping) or "name" in data)
+    return data is not None and not lacks_name(data)
 
 
 def train_parser() -> OptionParser:

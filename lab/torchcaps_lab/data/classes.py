@@ -9,6 +9,19 @@ from torchcaps.spec import meant
 from torchcaps_lab.data.manifest import some
 
 
+class UnknownClasses(ValueError):
+    """Names that are none of the classes.
+
+    Args:
+        message: the message.
+        names: the names.
+    """
+
+    def __init__(self, message: str, names: Sequence[str]) -> None:
+        super().__init__(message)
+        self.names = names
+
+
 def composed(name: str) -> str:
     """A name with each letter as one character (NFC): some systems write ``ä`` as two,
     which look the same.
@@ -61,7 +74,7 @@ def places_of(names: Sequence[str], classes: Sequence[str], where: str) -> list[
         The label of each name.
 
     Raises:
-        ValueError: a name is none of the classes; names all of these.
+        UnknownClasses: a name is none of the classes; names all of these.
 
     Example:
         >>> from torchcaps_lab.data.classes import places_of
@@ -74,7 +87,8 @@ def places_of(names: Sequence[str], classes: Sequence[str], where: str) -> list[
     if extra:
         near = meant(extra[0], classes) if len(extra) == 1 else ""
         verb = "is" if len(extra) == 1 else "are"
-        raise ValueError(
-            f"{where}: {some(extra)} {verb} none of the classes {some(classes)}{near}"
+        raise UnknownClasses(
+            f"{where}: {some(extra)} {verb} none of the classes {some(classes)}{near}",
+            extra,
         )
     return [place for place in places if place is not None]

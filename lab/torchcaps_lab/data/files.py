@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from torchcaps.whole import resolved, seen_from
 from torchcaps_lab.data.base import find_data_dir
-from torchcaps_lab.data.classes import called_like, places_of
+from torchcaps_lab.data.classes import UnknownClasses, called_like, places_of
 from torchcaps_lab.data.listed import Item, Listed, validation_is_test
 from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.parts import PART_NAMES, part_called
@@ -62,6 +62,8 @@ class Listing(Listed):
 
     root: Path = Path()
     empty: list[Path] = field(default_factory=list)
+    hidden: set[Path] = field(default_factory=set)
+    unknown: list[str] = field(default_factory=list)
     skip_empty: bool = False
     what: ClassVar[str]
     """What the files are called in messages."""
@@ -156,8 +158,9 @@ class Listing(Listed):
     def _refuse_others(self, names: Sequence[str], folder: Path) -> None:
         try:
             places_of(names, self.classes, str(folder))
-        except ValueError as error:
+        except UnknownClasses as error:
             self.refused.append(str(error))
+            self.unknown += error.names
 
     def below(self, folder: Path, seen: set[Path]) -> Iterator[Path]:
         """The files in a folder, however deep; links are followed, each folder is read
@@ -199,7 +202,16 @@ class Listing(Listed):
 
     def _entries(self, folder: Path) -> list[Path]:
         try:
-            return sorted(path for path in folder.iterdir() if not is_junk(path))
+            paths = sorted(folder.iterdir())
+            # Systems put files that begin with ._ beside those of others.
+            self.hidden |= {
+                path
+                for path in paths
+                if path.name.startswith(".")
+                and not path.name.startswith("._")
+                and path.suffix.lower() in self.endings
+            }
+            return [path for path in paths if not is_junk(path)]
         except OSError as error:
             self._leave_out(folder, f"it cannot be read: {error.strerror}")
             return []
@@ -263,7 +275,10 @@ def list_folder(
     listing = looked_through(root, kind, classes, skip_empty)
     if listing.refused:
         advice = listing.empty_advice if listing.empty else ""
-        raise ValueError("; ".join(listing.refused) + advice)
+        message = "; ".join(listing.refused) + advice
+        if listing.unknown:
+            raise UnknownClasses(message, listing.unknown)
+        raise ValueError(message)
     return listing
 
 
@@ -285,10 +300,20 @@ def looked_through(
     if not root.is_dir():
         raise NotADirectoryError(f"root {root} is not a folder")
     listing = kind(root=root, classes=classes, skip_empty=skip_empty)
+    _add_parts(listing, root, kind)
+    if listing.hidden:
+        count = counted(len(listing.hidden), f"hidden {kind.what}")
+        names = some(sorted(map(listing._name, listing.hidden)))
+        listing.notes += (f"{count} left out: {names}",)
+    return listing
+
+
+def _add_parts(listing: Listing, root: Path, kind: type[Listing]) -> None:
+    """Lists the folders of splits, or the folder as one."""
     parts = _part_folders(root, kind)
     if parts is None:
         listing.add("all", root)
-        return listing
+        return
     if "test" not in parts:
         parts["test"] = parts.pop("validation")
         tested, train = parts["test"].name, parts["train"].name
@@ -297,7 +322,6 @@ def looked_through(
         if part in parts:
             listing.add(part, parts[part])
     listing._leave_out_loose(root)
-    return listing
 
 
 def is_there(kind: Callable[[], bool]) -> bool:

@@ -29,6 +29,7 @@ class Changes:
         changed: names whose content has changed.
         renamed: old and new names of the same content in the same class.
         thing: the word for one of them.
+        classes: classes that are new; all their images are among those that are added.
 
     Example:
         >>> from torchcaps_lab.data import Changes
@@ -41,6 +42,7 @@ class Changes:
     changed: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
     thing: str = "image"
+    classes: tuple[str, ...] = ()
 
     def lines(self) -> tuple[str, ...]:
         """The same for people, a line for each kind of change."""
@@ -173,11 +175,13 @@ class Manifest:
                     changed.append(entry.name)
         taken = names | self.left_out.keys() | {new for _, new in renamed}
         added = [entry.name for entry in present if entry.name not in taken]
+        new_classes = {entry.category for entry in present if entry.name not in taken}
         changes = Changes(
             tuple(added),
             tuple(removed),
             tuple(changed),
             tuple(renamed),
+            classes=tuple(sorted(new_classes - categories)),
         )
         return Manifest(self.classes, parts, self.left_out), changes
 

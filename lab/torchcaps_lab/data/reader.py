@@ -214,6 +214,19 @@ class Reader(ABC):
                 f"resize is for images: a {type(network).__name__} takes {self.takes}"
             )
 
+    def at_its_size(
+        self, mask: Tensor, given: Any, resize: "Fit | None" = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the classes of pixels, and the picture that they are of, at the size
+        of the picture.
+
+        Args:
+            mask: the class of each pixel that the network took, (H, W).
+            given: what the network was asked about.
+            resize: how it was fitted; None: as usual.
+        """
+        return mask, self.read(given, resize).values
+
     def changed(self, **settings: Any) -> "Reader":
         """Return this reader with other settings.
 

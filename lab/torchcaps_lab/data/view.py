@@ -83,6 +83,13 @@ class View(NamedTuple):
     placed: Tensor | None = None
 
 
+RANDOM = (
+    *("shift", "flip", "brightness", "contrast", "rotate", "zoom"),
+    *("randaugment", "erase"),
+)
+"""Settings of :class:`Preprocess` that change images in training alone."""
+
+
 @dataclass(frozen=True)
 class Preprocess:
     """Prepare images: training images at random, all others always in the same way.

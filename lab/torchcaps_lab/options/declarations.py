@@ -75,6 +75,10 @@ class Subject:
             data set, and capsnet for images.
         model_args: arguments of the network that replace its defaults.
         routing: the routing of the class capsules; default: the network's own.
+        start: a run to start from, or a saved network, or the name of one in the
+            package: the network, size and preparation are those of the run where you
+            name no other, and all weights that fit are kept, those of a class by its
+            name; None starts from random weights, or those of 'model_args.weights'.
         preprocess: the preparation of images, at random in training; it is saved with
             the network.
     """
@@ -84,6 +88,7 @@ class Subject:
     model: str | None = None
     model_args: dict[str, Any] | None = None
     routing: "Routing | None" = None
+    start: str | None = None
     preprocess: "Preprocess" = field(
         default_factory=later("torchcaps_lab.data", "Preprocess")
     )

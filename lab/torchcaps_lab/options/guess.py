@@ -12,30 +12,51 @@ from torchcaps.spec import meant
 from torchcaps.whole import LARGEST_NOTE, read_json, resolved, seen_from
 from torchcaps_lab.look import Guess, Place
 from torchcaps_lab.options.reading import merged
+from torchcaps_lab.options.start import with_start
 
 if TYPE_CHECKING:
     from torchcaps_lab.data.reader import Reader
 
 
-def over(guess: Guess, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the options with those that were given over them.
+def over(
+    guess: Guess, given: Mapping[str, Any], imported: tuple[str, ...] = ()
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the options with those of the run that they start from, if they do, and
+    with those that were given over them.
 
     Args:
         guess: the guessed options.
         given: the options that the user gave.
+        imported: the modules that the user named for import.
 
     Returns:
         The options, and for people a line for each that was guessed and not given.
     """
+    started = with_start(given, guess.options, imported)
+    of_start = {
+        name
+        for name, value in started.items()
+        if name != "data" and value != guess.options.get(name)
+    }
+    of_start |= {
+        f"data.{name}"
+        for name, value in values_of_data(started).items()
+        if value != values_of_data(guess.options).get(name)
+    }
     named = {*given, *(f"data.{name}" for name in values_of_data(given))}
     lines = [
-        f"guessed: {name} {why}" for name, why in guess.why.items() if name not in named
+        f"guessed: {name} {why}"
+        for name, why in guess.why.items()
+        if name not in named | of_start
     ]
+    taken = sorted(of_start - named)
+    if taken:
+        lines.append(f"from the run that this one starts from: {', '.join(taken)}")
     # A schedule holds a learning rate too: whoever names an optimizer means the rate of
     # that.
     options = {
         name: value
-        for name, value in guess.options.items()
+        for name, value in started.items()
         if name != "scheduler" or "optimizer" not in given
     }
     return merged(options, given), lines

@@ -20,6 +20,9 @@ OF_OTHERS = {
     "image_size": "data.size",
     "num_epochs": "epochs",
     "output": "run",
+    **dict.fromkeys(
+        ("pretrained", "init", "weights", "finetune", "checkpoint"), "start"
+    ),
 }
 """Options of other packages, and their names here."""
 

@@ -28,6 +28,7 @@ from torchcaps_lab.options import declarations
 from torchcaps_lab.options.declarations import TrainerOptions
 from torchcaps_lab.tasks import Task, as_task
 from torchcaps_lab.training.speed import Speed
+from torchcaps_lab.training.start import start_from
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
@@ -128,13 +129,17 @@ class Subject(declarations.Subject):
         """The name of the chosen network, or of the default of the data set."""
         return self.data.default_model() if self.model is None else self.model
 
-    def network(self, seed: int, trained: bool = False) -> ClassifierNetwork:
-        """The network, with initial weights that depend only on the seed.
+    def network(
+        self, seed: int, trained: bool = False, notes: list[str] | None = None
+    ) -> ClassifierNetwork:
+        """The network, with initial weights that depend only on the seed, and on what it
+        starts from.
 
         Args:
             seed: the seed of the weights.
             trained: whether all weights come from a checkpoint: files of first ones
                 need not be there any more.
+            notes: takes a line on the weights that it starts from.
 
         Raises:
             ValueError: if arguments do not fit each other or the images.
@@ -142,8 +147,14 @@ class Subject(declarations.Subject):
         arguments = self._arguments(trained)
         torch.manual_seed(seed)
         network = create_model(self.architecture, **arguments)
-        if not trained:
-            self.data.begin(network)
+        if trained:
+            return network
+        self.data.begin(network)
+        if self.start is not None:
+            one_more = self.outline(classes=len(self.data.classes) + 1)
+            line = start_from(network, self.start, self.data.classes, one_more)
+            if notes is not None:
+                notes.append(line)
         return network
 
     def outline(self, **arguments: Any) -> ClassifierNetwork | None:

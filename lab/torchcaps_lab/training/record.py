@@ -2,10 +2,13 @@
 folder may change.
 """
 
+import shlex
+from collections.abc import Sequence
+
 import torch
 
 from torchcaps_lab.data import DataSet, Examples, Manifest
-from torchcaps_lab.data.manifest import PARTS
+from torchcaps_lab.data.manifest import PARTS, some
 from torchcaps_lab.run_folder import RunFolder
 
 
@@ -19,13 +22,25 @@ def follow_record(folder: RunFolder, data: DataSet) -> tuple[str, ...]:
     if not folder.config.is_file():
         return ()
     if folder.record.exists():
-        return data.follow(Manifest.read(folder.record)).lines()
+        changes = data.follow(Manifest.read(folder.record))
+        if not changes.classes:
+            return changes.lines()
+        return *changes.lines(), with_new_classes(
+            folder, str(getattr(data, "root", "DATA")), changes.classes
+        )
     if data.manifest() is not None:
         raise ValueError(
             f"{folder.record} is missing: it must name the files that the run was "
             "trained, validated and tested on"
         )
     return ()
+
+
+def with_new_classes(folder: RunFolder, root: str, classes: Sequence[str]) -> str:
+    """Return how to train on classes that the network of a run does not have."""
+    command = shlex.join(["torchcaps", "train", root, "--from", str(folder.path)])
+    are = "is a class" if len(classes) == 1 else "are classes"
+    return f"{some(classes)} {are} new to this network; to train on all: {command}"
 
 
 def write_record(folder: RunFolder, data: DataSet) -> None:

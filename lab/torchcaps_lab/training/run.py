@@ -84,7 +84,8 @@ def train(
     resumed = folder.config.exists()
     trained = resumed and newest_checkpoint(folder.checkpoints) is not None
     need = check_memory(subject, optimisation.optimizer, schedule, running)
-    network = subject.network(schedule.seed, trained)
+    starts: list[str] = []
+    network = subject.network(schedule.seed, trained, starts)
     learner = Learner(
         network, optimisation, task, subject.preprocess, schedule.seed, running.speed
     )
@@ -94,7 +95,9 @@ def train(
     )
     check_device(need, fitting.trainer, subject, schedule)
     rehearse(learner, data.train, fitting.steps, schedule.epochs)
-    notes = list(dict.fromkeys([*changes, *data.notes(), *untested, *fitting.notes()]))
+    notes = list(
+        dict.fromkeys([*starts, *changes, *data.notes(), *untested, *fitting.notes()])
+    )
     alone = folder.opened(
         as_yaml(caller.options), resumed, partial(write_record, folder, data)
     )

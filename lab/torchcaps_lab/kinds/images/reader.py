@@ -27,6 +27,7 @@ from torchcaps_lab.kinds.images.decoding.picture import (
     as_picture,
     as_shown,
     as_source,
+    at_size,
     check_background,
     check_resize,
     fit_handwriting,
@@ -263,6 +264,17 @@ class ImageReader(Reader):
         if fit != "keep":
             check_resize(fit)
         return Read(self._pixels(given, fit), "")
+
+    def at_its_size(
+        self, mask: Tensor, given: Any, resize: Fit | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The classes of pixels and the picture, as large as the picture."""
+        fit = resize or self.resize
+        read = self.read(given, fit).values
+        if fit in ("keep", "handwriting") or mask.shape != read.shape[1:]:
+            return mask, read
+        picture = self.read(given, "keep").values
+        return at_size(mask, *picture.shape[1:], fit), picture
 
     def _pixels(self, image: Any, fit: Fit) -> Tensor:
         channels = self.image_shape[0]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.numerics import check_choice
@@ -27,7 +28,7 @@ from torchcaps_lab.kinds.images.decoding.bands import (
     to_8_bit,
 )
 from torchcaps_lab.kinds.images.decoding.handwriting import read_handwriting, upright
-from torchcaps_lab.look import Resize
+from torchcaps_lab.look import Fit, Resize
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -408,6 +409,38 @@ def to_tensor(
             image = image.resize((width, height))
     pixels = torch.from_numpy(np.array(image))  # (H, W) or (H, W, 3)
     return pixels.reshape(height, width, channels).permute(2, 0, 1).contiguous()
+
+
+def at_size(values: Tensor, height: int, width: int, resize: Fit) -> Tensor:
+    """Numbers of the pixels of a fitted picture, at the pixels of the picture itself.
+
+    Args:
+        values: whole numbers (H, W), such as classes.
+        height: the height of the picture.
+        width: its width.
+        resize: how it was fitted; with ``crop``, what was cut off is 0.
+
+    Returns:
+        Of the same dtype, (height, width): the nearest number of each pixel.
+    """
+    rows, columns = values.shape
+    if resize == "pad":
+        scale = min(rows / height, columns / width)
+        inner = max(1, round(height * scale)), max(1, round(width * scale))
+        top, left = (rows - inner[0]) // 2, (columns - inner[1]) // 2
+        values = values[top : top + inner[0], left : left + inner[1]]
+    target = height, width
+    if resize == "crop":
+        scale = max(rows / height, columns / width)
+        target = (
+            min(height, max(1, round(rows / scale))),
+            min(width, max(1, round(columns / scale))),
+        )
+    large = F.interpolate(values[None, None].double(), target, mode="nearest-exact")
+    result = values.new_zeros(height, width)
+    top, left = (height - target[0]) // 2, (width - target[1]) // 2
+    result[top : top + target[0], left : left + target[1]] = large[0, 0].to(result)
+    return result
 
 
 def as_picture(image: Any) -> "Image | None":

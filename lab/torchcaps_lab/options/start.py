@@ -1,0 +1,109 @@
+"""Options of a run that another training starts from."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torchcaps
+from torchcaps.spec import declared
+from torchcaps.whole import CONFIG_FILE, LARGEST_NOTE, RUN_FILE, read_json, seen_from
+from torchcaps_lab.options.reading import merged, read_options
+
+_OF_THE_NETWORK = ("model", "model_args", "routing")
+
+
+def with_start(
+    options: Mapping[str, Any], guessed: Mapping[str, Any], imported: tuple[str, ...]
+) -> dict[str, Any]:
+    """Return the guessed options with those of the run that a training starts from.
+
+    Its network, the size of its images and their preparation are taken over, unless the
+    user gave other ones. A network for another task is not.
+
+    Args:
+        options: the options that the user gave.
+        guessed: those that the data suggest.
+        imported: the modules that the user named for import.
+
+    Raises:
+        FileNotFoundError: if there is no such run and no such network.
+    """
+    start = _text(options.get("start"))
+    if start is None:
+        return dict(guessed)
+    run, network = _places(start)
+    recorded = read_options(run, imported) if run.is_file() else {}
+    saved = read_json(network, LARGEST_NOTE)
+    taken = {"data": _of_data(saved.get("extra", {}), {**guessed, **options})}
+    if _same_task(saved.get("extra", {}), {**guessed, **options}):
+        taken |= _of_network(start, recorded, _text(options.get("model")))
+        preprocess = recorded.get("preprocess")
+        taken |= {} if preprocess is None else {"preprocess": preprocess}
+    return merged(guessed, taken)
+
+
+def _text(value: Any) -> str | None:
+    """A name as typed, or as text."""
+    if isinstance(value, Mapping):
+        value = value.get("name")
+    value = getattr(value, "text", value)
+    return None if value is None else str(value)
+
+
+def _places(start: str) -> tuple[Path, Path]:
+    """The options of a run, and the description of its network or of a saved one."""
+    packaged = Path(torchcaps.__file__).with_name("pretrained")
+    for folder in (Path(start), packaged / start):
+        for network in (folder / "model" / CONFIG_FILE, folder / CONFIG_FILE):
+            if network.is_file():
+                return folder / RUN_FILE, network
+    raise FileNotFoundError(
+        f"there is no run and no saved network {start} to start from"
+        f"{seen_from(Path(start))}"
+    )
+
+
+def _of_network(
+    start: str, recorded: Mapping[str, Any], model: str | None
+) -> dict[str, Any]:
+    """The network of the run, unless the user gave another one."""
+    name = recorded.get("model") or Path(start).name
+    from torchcaps.models import list_models
+
+    if name not in list_models() or model not in (None, name):
+        return {}
+    return {"model": name} | {
+        option: recorded[option]
+        for option in _OF_THE_NETWORK
+        if recorded.get(option) is not None
+    }
+
+
+def _of_data(extra: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """How the network read its images, as arguments that the data set takes."""
+    from torchcaps_lab.data.base import DATASETS
+
+    reader = extra.get("reader", {})
+    channels, *size = reader.get("image_shape", (None,))
+    wanted = {
+        "size": size or None,
+        "channels": channels,
+        "resize": reader.get("resize"),
+    }
+    name = _text(options.get("data"))
+    taken = declared(DATASETS.find(name)).arguments if name else {}
+    return {
+        key: value
+        for key, value in wanted.items()
+        if value is not None and key in taken and taken[key].default is None
+    }
+
+
+def _same_task(extra: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
+    """Whether the network was trained for the task of the data."""
+    from torchcaps_lab.data.base import DATASETS
+
+    name = _text(options.get("data"))
+    of_data = getattr(DATASETS.find(name), "task", None) if name else None
+    wanted = _text(options.get("task")) or _text(of_data)
+    return wanted in (None, _text(extra.get("task", {"name": "classification"})))

@@ -1,0 +1,151 @@
+"""A training that starts from a run: --from on the command line, start in Python."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import torchcaps as tc
+from torchcaps_lab.cli import main
+from torchcaps_lab.data.files import list_folder
+from torchcaps_lab.kinds.images.decoding.picture import at_size, fit_image
+from torchcaps_lab.kinds.images.sets.folder import ImageListing
+from torchcaps_lab.options.reading import meant_option
+from torchcaps_lab.training.start import start_from
+
+SMALL = {"model": "capsnet_digits", "epochs": 1, "report": False, "show": None}
+
+
+def folder(root: Path, *classes: str) -> Path:
+    """A folder with six pictures of 8 x 8 in each class."""
+    for shade, name in enumerate(classes):
+        (root / name).mkdir(parents=True)
+        for place in range(6):
+            pixels = np.full((8, 8), 20 * shade + place, dtype=np.uint8)
+            Image.fromarray(pixels).save(root / name / f"{place}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A folder of photos and a run that was trained on it."""
+    place = tmp_path_factory.mktemp("start")
+    photos = folder(place / "photos", "rose", "tulip")
+    tc.train(photos, run=place / "run", **SMALL)
+    return photos, place / "run"
+
+
+class TestWeights:
+    def test_of_a_class_go_to_the_class_of_that_name(self, tmp_path: Path) -> None:
+        old = tc.create_model("capsnet_digits", classes=2)
+        old.save_pretrained(tmp_path, classes=["rose", "tulip"])
+        new = tc.create_model("capsnet_digits", classes=3)
+        drawn = new.class_caps.weight.detach().clone()
+        more = tc.create_model("capsnet_digits", classes=4)
+        classes = ["aster", "tulip", "rose"]
+        line = start_from(new, str(tmp_path), classes, more)
+        axis = next(
+            place
+            for place, (a, b) in enumerate(
+                zip(drawn.shape, more.class_caps.weight.shape, strict=True)
+            )
+            if a != b
+        )
+        kept = new.class_caps.weight.unbind(axis)
+        torch.testing.assert_close(kept[0], drawn.unbind(axis)[0])
+        torch.testing.assert_close(kept[1], old.class_caps.weight.unbind(axis)[1])
+        torch.testing.assert_close(kept[2], old.class_caps.weight.unbind(axis)[0])
+        torch.testing.assert_close(new.conv.weight, old.conv.weight)
+        assert "aster" in line
+        assert "decoder" in line
+
+    def test_of_another_network_are_refused(self, tmp_path: Path) -> None:
+        tc.create_model("capsnet_digits").save_pretrained(tmp_path)
+        other = tc.create_model("capsnet_small_cnn", image_shape=(1, 28, 28))
+        with pytest.raises(ValueError, match="start: no weight of"):
+            start_from(other, str(tmp_path), list("0123456789"), None)
+
+
+class TestCommand:
+    def test_takes_the_network_of_the_run(
+        self, run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        more = folder(tmp_path / "more", "rose", "tulip", "aster")
+        words = ["--epochs", "1", "--report", "false", "--run", str(tmp_path / "run")]
+        assert main(["train", str(more), "--from", str(run[1]), *words]) == 0
+        printed = capsys.readouterr().out
+        assert "capsnet_digits: " in printed
+        assert "new classes: aster" in printed
+        network = tc.load_pretrained(tmp_path / "run" / "model")
+        assert network.extra["classes"] == ["aster", "rose", "tulip"]
+
+    def test_is_the_same_in_python(
+        self, run: tuple[Path, Path], tmp_path: Path
+    ) -> None:
+        pixels = np.zeros((12, 8, 8), dtype=np.uint8)
+        labels = ["rose", "lily"] * 6
+        options = {**SMALL, "start": str(run[1]), "run": tmp_path / "run"}
+        del options["model"]
+        classifier = tc.train(pixels, labels, **options)
+        assert classifier.summary["model"] == "capsnet_digits"
+        assert any("new classes: lily" in note for note in classifier.summary["notes"])
+
+    def test_of_no_run_says_so(
+        self, run: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["train", str(run[0]), "--from", "nowhere"]) == 1
+        assert "no saved network nowhere to start from" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("name", ["pretrained", "init", "weights", "checkpoint"])
+    def test_is_what_other_packages_call(self, name: str) -> None:
+        assert meant_option(name, ["start", "epochs"]) == "; did you mean start?"
+
+
+class TestNewClasses:
+    def test_of_the_run_name_the_command(
+        self,
+        run: tuple[Path, Path],
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        moved = folder(tmp_path / "moved", "rose", "tulip", "aster")
+        assert main(["evaluate", str(run[1]), "--data.root", str(moved)]) == 0
+        command = f"torchcaps train {moved} --from {run[1]}"
+        assert command in capsys.readouterr().err
+
+    def test_of_other_data_name_the_command(
+        self,
+        run: tuple[Path, Path],
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        other = folder(tmp_path / "other", "rose", "tulip", "aster")
+        assert main(["evaluate", str(run[1]), str(other)]) == 1
+        command = f"torchcaps train {other} --from {run[1]}"
+        assert command in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("resize", ["pad", "crop", "stretch"])
+@pytest.mark.parametrize("size", [(40, 24), (24, 40), (16, 16)])
+def test_classes_of_pixels_come_back_to_the_size_of_the_picture(
+    resize: str, size: tuple[int, int]
+) -> None:
+    """A bright square in the middle is where it was."""
+    height, width = size
+    true = np.zeros(size, dtype=np.uint8)
+    true[height // 4 : -height // 4, width // 4 : -width // 4] = 255
+    fitted = fit_image(Image.fromarray(true), (1, 64, 64), resize)[0]
+    actual = at_size((fitted > 127).long(), height, width, resize)
+    wrong = (actual != torch.from_numpy(true > 127).long()).float().mean()
+    assert actual.shape == size
+    assert wrong < 0.1
+
+
+def test_hidden_files_are_noted(tmp_path: Path) -> None:
+    photos = folder(tmp_path / "photos", "rose", "tulip")
+    (photos / "rose" / "0.png").rename(photos / "rose" / ".0.png")
+    (photos / "rose" / "._1.png").write_bytes(b"of a system")
+    listing = list_folder(photos, ImageListing)
+    assert listing.notes == ("1 hidden image left out: rose/.0.png",)
