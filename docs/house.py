@@ -116,7 +116,9 @@ def imports(module: str) -> tuple[Import, ...]:
     return tuple(_imports(module, tree(module), lazy=False))
 
 
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
+"""The nodes that an import can be in."""
 
 
 def _imports(module: str, node: ast.AST, lazy: bool) -> Iterator[Import]:
@@ -126,7 +128,7 @@ def _imports(module: str, node: ast.AST, lazy: bool) -> Iterator[Import]:
         elif isinstance(child, (ast.Import, ast.ImportFrom)):
             for target in _targets(module, child):
                 yield Import(module, target, child.lineno, lazy)
-        else:
+        elif isinstance(child, STATEMENTS):
             in_function = isinstance(child, FUNCTIONS)
             yield from _imports(module, child, lazy or in_function)
 

@@ -2,12 +2,15 @@
 network that tests share.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 from torchcaps import create_model, create_routing
+from torchcaps.models.registry import MODELS
 
 SMALLER: dict[str, dict[str, Any]] = {
     "attentioncapsnet": {
@@ -86,3 +89,17 @@ def matrix_network(**options: object) -> nn.Module:
         pose=(2, 2),
         routing=routing,
     ).eval()
+
+
+def one_of_each(names: Iterable[str]) -> list[Any]:
+    """Names of networks, for a test of each: one configuration of each class, and the
+    others in a thorough run.
+    """
+    seen = set()
+    parameters = []
+    for name in names:
+        network = MODELS[name].network
+        thorough = [pytest.mark.thorough] if network in seen else []
+        seen.add(network)
+        parameters.append(pytest.param(name, marks=thorough))
+    return parameters

@@ -116,12 +116,12 @@ PAIRS = [
 
 
 def in_turns(routing: str, layer: str) -> Any:
-    """Each routing with a fifth of the layers, each layer with a fifth of the routings;
+    """Each routing with a tenth of the layers, each layer with a tenth of the routings;
     all in a thorough run.
     """
     turn = list_routings().index(routing) + list(LAYERS).index(layer)
     return pytest.param(
-        routing, layer, marks=[pytest.mark.thorough] if turn % 5 else []
+        routing, layer, marks=[pytest.mark.thorough] if turn % 10 else []
     )
 
 
@@ -160,12 +160,17 @@ SLOTS = ("slots", "slot_mixture")
 OPTIONS: dict[str, tuple[str, Make, tuple[int, ...], tuple[int, ...]]] = {
     "linear": ("kmeans", partial(CapsLinear, 5, 3, 3, 3), (5,), (3,)),
     "any number": (
-        "euclidean",
+        "self_routing",
         partial(CapsLinear, None, 3, POSE, PARENT, transforms="shared"),
         (6,),
         POSE,
     ),
-    "class": ("em", partial(ClassCaps, 2, 3, POSE, PARENT), (2, 3, 2), POSE),
+    "class": (
+        "heinsen_2019",
+        partial(ClassCaps, 2, 3, POSE, PARENT),
+        (2, 3, 2),
+        POSE,
+    ),
     "convolution": (
         "dynamic",
         partial(CapsConv2d, 2, 2, POSE, POSE, 2),

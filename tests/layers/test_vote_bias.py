@@ -206,20 +206,25 @@ def test_each_vote_has_its_bias(layer: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @every_layer
-@pytest.mark.parametrize("name", ["dynamic", "self_routing"])
+@pytest.mark.parametrize(
+    "name", ["self_routing", pytest.param("dynamic", marks=pytest.mark.thorough)]
+)
 def test_it_holds_what_holds_for_every_layer(layer: str, name: str) -> None:
     check_layer(make(layer, create_routing(name)), children_of(layer))
 
 
-def test_beside_evidence() -> None:
-    for name in ("kmeans", "euclidean"):
-        check_layer(
-            make("matrices", create_routing(name, evidence=True)),
-            children_of("matrices"),
-        )
-        check_layer(
-            make("windows", create_routing(name, evidence=True)), children_of("windows")
-        )
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [
+        ("matrices", "kmeans"),
+        pytest.param("matrices", "euclidean", marks=pytest.mark.thorough),
+        pytest.param("windows", "kmeans", marks=pytest.mark.thorough),
+        pytest.param("windows", "euclidean", marks=pytest.mark.thorough),
+    ],
+)
+def test_beside_evidence(layer: str, name: str) -> None:
+    routing = create_routing(name, evidence=True)
+    check_layer(make(layer, routing), children_of(layer))
 
 
 def test_initial_scales_hold_for_it_too() -> None:

@@ -118,7 +118,7 @@ def test_dice() -> None:
     np.testing.assert_allclose(fitted.score_samples(X), expected, rtol=1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     st.integers(0, 2**31),
     st.integers(2, 12),

@@ -51,7 +51,7 @@ def test_agrees_with_scikit_learn(
 
 
 @UNSETTLED
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     st.integers(0, 2**31),
     st.integers(1, 4),

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import torchcaps as tc
-from tests.small_networks import SMALLER
+from tests.small_networks import SMALLER, one_of_each
 from torchcaps.models import ImageClassifier, create_model, list_models, load_pretrained
 from torchcaps.models.differences import take_differences
 from torchcaps.models.registry import MODELS
@@ -35,11 +35,11 @@ def worked_on(network: nn.Module, ran: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
+    one_of_each(
         name
         for name in list_models()
         if MODELS[name].network.__module__.startswith("torchcaps")
-    ],
+    ),
 )
 def test_all_that_does_not_depend_on_it_stays(name: str, tmp_path: Path) -> None:
     network = small(name)

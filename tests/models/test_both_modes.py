@@ -31,8 +31,8 @@ SMALLEST: dict[str, dict[str, Any]] = {
 QUICK = ("byerly", "deepcaps", "efficient_capsnet", "series_capsnet")
 """One of each way of normalising: a thorough run tries all."""
 
-STEPS = 50
-IMAGES = 64
+STEPS = 40
+IMAGES = 40
 
 
 def small(name: str) -> ClassifierNetwork | None:

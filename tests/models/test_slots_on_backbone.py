@@ -120,6 +120,7 @@ def test_a_saved_network_brings_its_backbone(tmp_path: Any) -> None:
     assert again.with_slots(6)(images).masks.shape == (2, 6, 16, 12)
 
 
+@pytest.mark.thorough
 def test_an_exported_program_is_saved_with_its_features(tmp_path: Any) -> None:
     network = network_of().eval()
     images = network.examples(2)

@@ -280,16 +280,16 @@ def test_nor_with_evidence(
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("backend", ["chunked", "native"])
 def test_second_moments_are_added_up_from_tiles(backend: str) -> None:
-    children = torch.randn(B, 40 * I, P, requires_grad=True)
+    children = torch.randn(B, 20 * I, P, requires_grad=True)
     transforms = torch.randn(1, J, P, 8, requires_grad=True)
     with Largest() as memory:
         Votes(children, transforms, backend=backend).gram(
-            torch.rand(B, 40 * I)
+            torch.rand(B, 20 * I)
         ).square().sum().backward()
     assert (
         memory.numbers
-        <= max(B * 40 * I * P, B * J * 64, 2 * BUDGET)
-        < B * 40 * I * J * 8 / 5
+        <= max(B * 20 * I * P, B * J * 64, 2 * BUDGET)
+        < B * 20 * I * J * 8 / 5
     )
 
 

@@ -152,7 +152,10 @@ def test_agreement(sizes: Sizes, options: dict[str, Any], dtype: torch.dtype) ->
 
 
 MIXTURE = [
-    (Sizes(J=4, M=2, P=3, D=3, windows=True, weights=True), {"standardise": True}),
+    (
+        Sizes(N=2, J=4, M=2, P=3, D=3, windows=True, weights=True),
+        {"standardise": True, "steps": 2},
+    ),
     *(
         pytest.param(sizes, options, marks=THOROUGH)
         for sizes, options in (
@@ -160,6 +163,7 @@ MIXTURE = [
             (Sizes(weights=True), {"steps": 1}),
             (Sizes(J=7, P=3, D=9), {"cost_floor": 0.3, "standardise": True}),
             (Sizes(coordinates=True), {"mass_scale": 3.0, "cost_scale": 0.5}),
+            (Sizes(J=4, windows=True, weights=True), {"standardise": True}),
             (Sizes(windows=True), {"steps": 2}),
             (Sizes(M=2, windows=True, shared=True, coordinates=True), {}),
         )

@@ -69,7 +69,7 @@ def poisoned() -> Iterator[None]:
     ],
 )
 def test_any_shape(dtype: torch.dtype, cases: st.SearchStrategy[Case]) -> None:
-    @settings(max_examples=30, derandomize=True, deadline=None, database=None)
+    @settings(max_examples=15, derandomize=True, deadline=None, database=None)
     @given(cases)
     def check(case: Case) -> None:
         close(

@@ -25,7 +25,6 @@ from torchcaps import CapsConv2d, create_routing
 from torchcaps.ops import Votes
 from torchcaps.routing import Routed
 from torchcaps.squashing import squash
-from torchcaps.testing import check_routing
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 ROUTES = pytest.mark.parametrize(
@@ -173,18 +172,6 @@ def test_it_starts_as_the_default_squash(name: str, default: str) -> None:
     )
     ((label, _),) = learned.named_parameters()
     assert label == "learned_squash.log_constant"
-
-
-@NAMES
-def test_modules(name: str) -> None:
-    for options in (
-        {"softmax": "children"},
-        {"evidence": True, "steps": 2},
-    ):
-        check_routing(
-            create_routing(name, squash="learned", **options),
-            skip=("options_together",),
-        )
 
 
 @NAMES

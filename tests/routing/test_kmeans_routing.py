@@ -28,10 +28,8 @@ from torchcaps.routing import (
     HardKMeansRouting,
     InnerProductKMeansRouting,
     Routed,
-    Routing,
     create_routing,
 )
-from torchcaps.testing import check_routing
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
@@ -347,16 +345,6 @@ class TestStraightThrough:
                 )
             assert len(calls) == passes
 
-    @pytest.mark.parametrize(
-        "routing", [InnerProductKMeansRouting, EuclideanKMeansRouting]
-    )
-    @pytest.mark.parametrize("evidence", [False, True])
-    def test_module(self, routing: type[Routing], evidence: bool) -> None:
-        check_routing(
-            routing(assignment="straight_through", evidence=evidence),
-            skip=("options_together",),
-        )
-
     def test_parents_compete_within_one_window(self) -> None:
         routing = InnerProductKMeansRouting(assignment="straight_through")
         CapsConv2d(2, 3, 4, 4, 3, routing=routing, competition="window")
@@ -423,13 +411,6 @@ class TestPlainDistance:
         votes = Votes(children, torch.eye(2, dtype=torch.float64).expand(1, 4, 2, 2))
         euclidean(votes, distance="plain").pose.sum().backward()
         torch.testing.assert_close(children.grad, torch.full_like(children, 4 / 3))
-
-    @pytest.mark.parametrize("evidence", [False, True])
-    def test_module(self, evidence: bool) -> None:
-        check_routing(
-            EuclideanKMeansRouting(distance="plain", evidence=evidence),
-            skip=("options_together",),
-        )
 
     def test_there_is_no_other(self) -> None:
         with pytest.raises(ValueError, match=r"distance must be .*'cosine'"):

@@ -39,6 +39,32 @@ OTHERS: dict[str, Callable[[], Routing]] = {
     "heinsen-any-parents": lambda: create_routing("heinsen_2019", any_parents=True),
     "kernel-em": lambda: create_routing("fast_kernel_density", method="em", width=4.0),
     "kmeans-last": lambda: create_routing("kmeans", gradient="last"),
+    **{
+        f"{name}-{label}": lambda name=name, settings=settings: create_routing(
+            name, **settings
+        )
+        for name in ("kmeans", "euclidean")
+        for label, settings in {
+            "straight": {"assignment": "straight_through"},
+            "straight-evidence": {"assignment": "straight_through", "evidence": True},
+        }.items()
+    },
+    **{
+        f"{name}-learned-{label}": lambda name=name, settings=settings: create_routing(
+            name, squash="learned", **settings
+        )
+        for name in ("dynamic", "kmeans")
+        for label, settings in {
+            "children": {"softmax": "children"},
+            "evidence": {"evidence": True, "steps": 2},
+        }.items()
+    },
+    **{
+        f"euclidean-plain-{evidence}": lambda evidence=evidence: create_routing(
+            "euclidean", distance="plain", evidence=evidence
+        )
+        for evidence in (False, True)
+    },
     "euclidean-last": lambda: create_routing("euclidean", gradient="last"),
     "slots-last": lambda: create_routing("slots", gradient="last", bias=True),
     "slots-plain": lambda: create_routing("slots", gru=False, hidden=0),
@@ -63,7 +89,25 @@ def test_any_three_options(name: str) -> None:
     check_routing(name, together=3)
 
 
-@pytest.mark.parametrize("name", OTHERS)
+QUICK = (
+    "dynamic-orphan",
+    "heinsen-any-parents",
+    "kernel-em",
+    "slots-last",
+    "em-smooth",
+    "em-released",
+    "kmeans-straight",
+)
+"""One of each way to compute something else."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough)
+        for name in OTHERS
+    ],
+)
 def test_other_settings(name: str) -> None:
     check_routing(OTHERS[name](), skip=("options_together",))
 
