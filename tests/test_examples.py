@@ -42,7 +42,7 @@ def test_interests(example: dict[str, Any]) -> None:
     model = example["Interests"]()
     order = torch.randperm(chosen.shape[1])
     torch.testing.assert_close(model(chosen[:, order]), model(chosen))
-    assert example["main"](interests=2, steps=250) > 0.6
+    assert example["main"](interests=2, steps=120) > 0.6
 
 
 @pytest.mark.parametrize("example", ["slots"], indirect=True)
@@ -53,7 +53,7 @@ def test_slots(example: dict[str, Any]) -> None:
     assert {*words.unique().tolist()} == {*range(len(example["WORDS"]))}
     assert {*slots.unique().tolist()} == {0, 1, 2, 3}
     assert {*intents.tolist()} == {0, 1, 2}
-    assert min(example["main"](steps=100)) > 0.9
+    assert min(example["main"](steps=60)) > 0.9
 
 
 @pytest.mark.parametrize("example", ["points"], indirect=True)

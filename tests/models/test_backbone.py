@@ -125,8 +125,6 @@ def test_a_backbone_out_of_a_run(tmp_path) -> None:
             {"backbone": "vgg"},
             "backbone must be 'residual' or 'timm/' and the name .* got 'vgg'",
         ),
-        ({"blocks": 0}, "^blocks must be at least 1, got 0"),
-        ({"widths": ()}, r"^widths must be one or more whole numbers, got \(\)"),
     ],
 )
 def test_what_does_not_fit_is_named(kind, arguments, message) -> None:

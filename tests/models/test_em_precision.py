@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.small_networks import SMALLER
+from tests.small_networks import SMALLER, one_of_each
 from torchcaps.models import create_model, list_models, load_pretrained
 from torchcaps.models.pretrained import list_pretrained
 from torchcaps.models.registry import MODELS
@@ -60,7 +60,7 @@ def test_no_other_registered_network_has_em_by_default() -> None:
         "native",
     ],
 )
-@pytest.mark.parametrize("name", [*UNTRAINED, *TRAINED])
+@pytest.mark.parametrize("name", [*one_of_each(UNTRAINED), *TRAINED])
 @torch.no_grad()
 def test_float32_is_float64_and_one_image_as_in_a_batch(
     name: str, backend: str

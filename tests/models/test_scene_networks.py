@@ -9,7 +9,7 @@ from scipy.ndimage import label
 from torch import Tensor
 
 from torchcaps import Capsules, create_model, create_routing
-from torchcaps.models import Places, Prediction, SceneCapsNet, boxes_of_maps
+from torchcaps.models import Places, Prediction, boxes_of_maps
 from torchcaps.models.scene_capsnet import _agreeing, _lobes
 from torchcaps_lab.report import Observation, Selection
 
@@ -211,12 +211,6 @@ class TestThingsByVotes:
             _agreeing(torch.zeros(2, 3, 1, 4), torch.ones(2, 4, 4), 0.3) == -1
         ).all()
 
-    def test_wrong_overlap(self) -> None:
-        with pytest.raises(
-            ValueError, match=r"overlap must be a share in \[0, 1\), got 1"
-        ):
-            network(overlap=1.0)
-
 
 class TestBoxes:
     def test_from_labels_alone(self) -> None:
@@ -319,12 +313,3 @@ def test_reach(name: str) -> None:
         assert torch.equal(
             near(images).boxes, boxes_of_maps(near.maps_of(images), 4, 0.2)
         )
-    for reach in (0.0, -1.0, float("inf")):
-        with pytest.raises(ValueError, match="reach must be above 0 and finite, got"):
-            create_model(name, reach=reach)
-
-
-def test_cut_must_be_a_share() -> None:
-    for cut in (-0.1, 1.0):
-        with pytest.raises(ValueError, match=r"cut must be a share in \[0, 1\), got"):
-            SceneCapsNet(cut=cut)

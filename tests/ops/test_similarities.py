@@ -304,6 +304,7 @@ class TestWhoDoesIt:
                 "moments",
                 lambda *a, name=name, whole=moments: called.append(name) or whole(*a),
             )
+        monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 2**19)
         few = Votes(torch.zeros(2, I, P), torch.zeros(I, J, P, D))
         few.moments(City(torch.zeros(2, J, D), torch.zeros(I, J), torch.ones(J)))
         self.large.moments(InnerProduct(torch.zeros(self.rows, J, D)))

@@ -17,6 +17,12 @@ from torchcaps.routing.em_costs import standardised
 BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 
 
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten tiles: a tile for each child would take seconds."""
+    monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 10_000)
+
+
 def activations(
     backend: str, dtype: torch.dtype, apart: float, **arguments: Any
 ) -> tuple[Tensor, Tensor]:

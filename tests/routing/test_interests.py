@@ -105,13 +105,6 @@ def test_what_interests_say_of_one_thing() -> None:
     )
 
 
-def test_errors() -> None:
-    with pytest.raises(ValueError, match=r"form must be .*got 'other'"):
-        InterestRouting(form="other")
-    with pytest.raises(ValueError, match="steps must be at least 1"):
-        InterestRouting(steps=0)
-
-
 @pytest.mark.parametrize("size", [1, 5])
 @pytest.mark.parametrize("scale", [1e-15, 1e-9, 1e9])
 def test_released_parents_have_length_1(size: int, scale: float) -> None:

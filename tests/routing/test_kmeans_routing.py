@@ -359,10 +359,6 @@ class TestStraightThrough:
         with pytest.raises(ValueError, match="initial must be None"):
             routing(votes, initial=routing(votes))
 
-    def test_there_is_no_other(self, soft: Callable) -> None:
-        with pytest.raises(ValueError, match=r"assignment must be .*'hard'"):
-            soft(Votes(*problem()[:2]), assignment="hard")
-
 
 class TestPlainDistance:
     """exp(-distance) and not exp(-distance²)."""
@@ -411,10 +407,6 @@ class TestPlainDistance:
         votes = Votes(children, torch.eye(2, dtype=torch.float64).expand(1, 4, 2, 2))
         euclidean(votes, distance="plain").pose.sum().backward()
         torch.testing.assert_close(children.grad, torch.full_like(children, 4 / 3))
-
-    def test_there_is_no_other(self) -> None:
-        with pytest.raises(ValueError, match=r"distance must be .*'cosine'"):
-            euclidean(Votes(*problem()[:2]), distance="cosine")
 
 
 @pytest.mark.parametrize("name", ["kmeans", "euclidean"])
