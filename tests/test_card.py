@@ -39,7 +39,7 @@ def test_a_network_that_needs_a_reader_was_saved_without(takes: str) -> None:
 @pytest.mark.parametrize(
     ("reader", "message"),
     [
-        ({"name": "smells"}, "reader must be one of"),
+        ({"name": "smells"}, "reader must be the name of"),
         ({"name": "images", "image_shape": [1]}, "damaged"),
         ({"name": "texts"}, "damaged"),
         ("images", "damaged"),

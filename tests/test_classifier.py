@@ -286,7 +286,7 @@ class TestWhatIsSavedWithIt:
             match=r"prepared to \(1, 12, 12\), but the network takes \(1, 6, 6\)",
         ):
             Classifier(network, preprocess=Preprocess())
-        with pytest.raises(ValueError, match="task must be one of"):
+        with pytest.raises(ValueError, match="task must be the name of"):
             Classifier(network, task="guessing")
         with pytest.raises(FileNotFoundError):
             Classifier.open(tmp_path / "nothing")

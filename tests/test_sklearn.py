@@ -64,7 +64,7 @@ def test_routings_by_name_and_labels_of_any_kind() -> None:
     [
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"learning_rate": -1.0}, "learning_rate must be above 0 and finite, got -1.0"),
-        ({"routing": "no"}, "routing must be one of"),
+        ({"routing": "no"}, "routing must be the name of"),
         (
             {"image_shape": (1, 2, 2)},
             r"X must have the pixels of image_shape \(1, 2, 2\), got 3 a row",

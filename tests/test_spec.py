@@ -104,7 +104,7 @@ def test_values_that_fit(hint: Any, value: Any, expected: Any) -> None:
         (Annotated[int, Within(1)], 0, "at least 1, got 0"),
         (Annotated[float, Within(0, 1, open=True)], 1, "below 1, got 1"),
         (Annotated[float, Within()], float("nan"), "finite"),
-        (Shape, "pentagon", "x must be one of .'polygon'., got 'pentagon'"),
+        (Shape, "pentagon", "(?s)x must be the name of .*got 'pentagon'.*polygon"),
         (Shape, "polgon", "did you mean polygon"),
         (Shape, {"sides": 3}, r"must have a name beside its arguments \(sides\)"),
         (Shape, 3, "the name of a shape, got 3"),
@@ -115,7 +115,7 @@ def test_values_that_fit(hint: Any, value: Any, expected: Any) -> None:
             {"name": "Circle", "size": "big"},
             "x.size must be a number, got 'big'",
         ),
-        (Shape, "other.Circle", "must be one of"),
+        (Shape, "other.Circle", "must be the name of"),
         (dict[str, int], {"a": "b"}, "x.a must be a whole number"),
         (Drawing, 3, "x must be options by name"),
     ],
@@ -190,7 +190,7 @@ def test_names_that_are_taken() -> None:
         SHAPES.register("polygon")(Circle)
     assert ROUTINGS.find("EMRouting") is tc.routing.EMRouting
     for strange in (3, None, "", ".", "os.system", ["em"]):
-        with pytest.raises(ValueError, match="routing must be one of"):
+        with pytest.raises(ValueError, match="routing must be the name of"):
             ROUTINGS.find(strange)
 
 

@@ -22,6 +22,7 @@ from recipes.kit.lab import (
     run_name,
 )
 from recipes.kit.options import TrainingOptions
+from torchcaps.spec import meant
 from torchcaps.whole import LARGEST_NOTE, read_text
 
 if TYPE_CHECKING:
@@ -446,7 +447,10 @@ def get_recipe(name: str) -> Recipe[Any]:
         ValueError: if there is none.
     """
     if name not in RECIPES:
-        raise ValueError(f"recipe must be one of {', '.join(RECIPES)}, got {name!r}")
+        near = meant(name.replace("_", "-"), RECIPES)
+        raise ValueError(
+            f"there is no recipe {name!r}{near}\n  The recipes: {', '.join(RECIPES)}"
+        )
     return RECIPES[name]
 
 

@@ -155,3 +155,17 @@ class TestPermutations:
         torch.testing.assert_close(after.activation, before.activation)
         torch.testing.assert_close(after.assignment, before.assignment[:, order])
         assert before.assignment.std() > 0.01
+
+
+def test_an_argument_of_the_routing_is_sent_to_it() -> None:
+    """Other packages take it in the layer."""
+    with pytest.raises(TypeError, match=r"routing=create_routing\(NAME, steps=...\)"):
+        tc.Slots(4, steps=3)
+
+
+def test_a_tensor_is_no_result_to_start_from() -> None:
+    slots = tc.Slots(4, 8)
+    features = torch.randn(2, 5, 8)
+    with pytest.raises(TypeError, match=r"initial must be what route\(\) .*got Tensor"):
+        slots(features, initial=torch.randn(2, 4, 8))
+    assert slots(features, initial=slots.route(features)).pose.shape == (2, 4, 8)

@@ -458,13 +458,13 @@ class TestNotImported:
         with pytest.raises(
             ValueError,
             match=(
-                rf"(?s)routing must be one of .*'mine'.*\({__name__}\).*--import "
+                rf"(?s)routing must be the name of .*'mine'.*\({__name__}\).*--import "
                 rf"{__name__}"
             ),
         ):
             load_pretrained(tmp_path)
         with pytest.raises(
-            ValueError, match=r"routing must be one of .*'dynamic'.* got 'mine'"
+            ValueError, match=r"(?s)routing must be the name of .* got 'mine'.*dynamic"
         ):
             create_model("capsnet_digits", routing={"name": "mine"})
 

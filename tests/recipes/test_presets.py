@@ -7,6 +7,7 @@ import torch
 import yaml
 
 from recipes import PRESETS, RECIPES
+from recipes.kit.base import get_recipe
 from recipes.smallnorb import BASE
 from tests.options import made
 from torchcaps import create_model
@@ -245,3 +246,8 @@ def test_training_never_sees_the_novel_viewpoints(preset):
 
 def test_lossy_pixels_are_told():
     assert any("lossy" in note and "JPEG" in note for note in RECIPES["cifar10"].notes)
+
+
+def test_a_misspelt_recipe_is_answered_with_the_one_that_is_meant() -> None:
+    with pytest.raises(ValueError, match=r"did you mean object-discovery\?\n"):
+        get_recipe("object-discovry")

@@ -294,7 +294,7 @@ class TestRegistry:
 
     def test_unknown_name(self) -> None:
         with pytest.raises(
-            ValueError, match=r"routing must be one of \['.*dynamic.*got 'magic'"
+            ValueError, match=r"(?s)routing must be the name of .*got 'magic'.*dynamic"
         ):
             create_routing("magic")
 

@@ -65,7 +65,7 @@ def test_an_unknown_task_says_what_there_is_and_what_may_be_missing() -> None:
     with pytest.raises(
         ValueError,
         match=(
-            r"(?s)must be one of \['classification', .*got 'mine'.*--import "
+            r"(?s)must be the name of .*got 'mine'.*--import "
             r"my_module"
         ),
     ):

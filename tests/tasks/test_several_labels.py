@@ -3,7 +3,6 @@ asked, on the task's word.
 """
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -407,8 +406,9 @@ class TestTasks:
         assert create_task("several_labels", count=3).config()["count"] == 3
         for task in (Classification(), SeveralLabels(2), SeveralLabels(threshold=0.3)):
             assert as_task(task.config()).config() == task.config()
-        known = re.escape(str(list_tasks()))
-        with pytest.raises(ValueError, match=rf"task must be one of {known}, got 'x'"):
+        with pytest.raises(
+            ValueError, match=r"task must be the name of a task, got 'x'"
+        ):
             as_task("x")
 
     def test_arguments_of_a_base_class_are_kept(self):

@@ -147,8 +147,9 @@ def create_model(
         load_lab()
     if name not in MODELS:
         raise ValueError(
-            f"model must be one of {list_models()}, got "
-            f"{name!r}{meant(str(name), list_models())}"
+            "model must be the name of a network, got "
+            f"{name!r}{meant(str(name), list_models())}\n"
+            f"  The names: {', '.join(list_models())}"
         )
     if "num_classes" in arguments:
         arguments["classes"] = arguments.pop("num_classes")

@@ -310,6 +310,11 @@ class Routing(SuggestsNames, nn.Module, ABC):
                     f"{type(self).__name__} cannot go on from earlier parents: "
                     "initial must be None"
                 )
+            if not isinstance(initial, Routed):
+                raise TypeError(
+                    "initial must be what route() of the same layer returned, got "
+                    f"{type(initial).__name__}: write initial=layer.route(inputs)"
+                )
             if initial.pose.shape != (B, J, H):
                 raise ValueError(
                     f"initial must have poses {(B, J, H)}, got "

@@ -144,13 +144,11 @@ class Registry(dict[str, Any]):
         classes = sorted({cls.__name__ for cls in self.classes()})
         names = sorted(self) or classes
         near = get_close_matches(str(name), [*self, *classes], 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
         return (
-            f"{place} must be one of {names}, got {name!r}"
-            + (f"; did you mean {near[0]}?" if near else "")
-            + (
-                "\n  One of your own is known once its module is imported: "
-                "--import my_module"
-            )
+            f"{place} must be the name of a {self.kind}, got {name!r}{hint}\n"
+            "  One of your own is known once its module is imported: --import my_module\n"
+            f"  The names: {', '.join(names)}"
         )
 
     def name_of(self, cls: type) -> str:
@@ -327,13 +325,25 @@ def refused(name: str, cls: type, arguments: Sequence[str]) -> str:
             ),
             None,
         )
-    takes = ", ".join(declaration.arguments) or "none"
     if wrong is None:
         return ""
-    return (
-        f"{name} takes no argument {wrong!r}{meant(wrong, declaration.arguments)}; it "
-        f"takes {takes}"
-    )
+    takes = ", ".join(declaration.arguments) or "none"
+    hint = _taken_by(wrong, declaration) or meant(wrong, declaration.arguments)
+    return f"{name} takes no argument {wrong!r}{hint}; it takes {takes}"
+
+
+def _taken_by(argument: str, declaration: Declared) -> str:
+    """Where an argument goes that is not one of a class, but of a thing that the class
+    takes by name, such as its routing; empty if it goes nowhere.
+    """
+    for name, taken in declaration.arguments.items():
+        registry = next(filter(None, map(registry_of, get_args(taken.hint))), None)
+        if registry is None or registry.factory:
+            continue
+        if any(argument in parameter_names(cls) for cls in registry.values()):
+            made = f"{name}=create_{registry.kind}(NAME, {argument}=...)"
+            return f": it is an argument of the {registry.kind}, {made}"
+    return ""
 
 
 class SuggestsNames:

@@ -173,7 +173,10 @@ def as_text(classifier: Classifier, top: int | None) -> Show:
         )
         strange = ""
         if answer.known is False:
-            strange = f"stranger than {answer.strangeness:.1%} of the validation images"
+            examples = classifier.reader.items
+            strange = (
+                f"stranger than {answer.strangeness:.1%} of the validation {examples}"
+            )
         notes = "; ".join(filter(None, [strange, answer.seen]))
         print(line + (f"  # {notes}" if notes else ""))
 

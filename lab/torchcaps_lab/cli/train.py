@@ -133,10 +133,11 @@ def _check_names(parser: OptionParser, tree: Mapping[str, Any]) -> None:
             continue
         registered = listed(kind)
         if name not in {*registered, *registered.values()}:
+            near = meant(name, [*registered, *registered.values()])
             parser.error(
-                f"{option} must be one of {sorted(registered)}, got "
-                f"{name!r}{meant(name, [*registered, *registered.values()])}\n  To use your "
-                "own, import its module with --import my_module"
+                f"{option} must be the name of a {kind.removesuffix('s')}, got "
+                f"{name!r}{near}\n  To use your own, import its module with --import "
+                f"my_module\n  The names: {', '.join(sorted(registered))}"
             )
 
 

@@ -20,6 +20,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torchcaps.numerics import Advance
 from torchcaps.whole import owned
 from torchcaps_lab.data import Examples
+from torchcaps_lab.look import counted
 from torchcaps_lab.options.declarations import Schedule, TrainerOptions
 from torchcaps_lab.run_folder import is_first_process
 from torchcaps_lab.tasks import Criteria
@@ -363,7 +364,7 @@ class Fitting:
                 )
             epochs = self.loaders.schedule.frozen_epochs
             self.caller.show(
-                f"{epochs} epochs on the features of the backbone, as it is{accuracy}; "
+                f"{counted(epochs, 'epochs')} on the features of the backbone, as it is{accuracy}; "
                 f"{duration(self.history.before)}"
             )
 

@@ -328,8 +328,7 @@ class Learner(L.LightningModule):
         loss = float(self.trainer.callback_metrics.get("val_loss", 0.0))
         if not math.isfinite(loss):
             raise TrainingDiverged(
-                f"the loss on the validation images is {loss} after epoch {epoch}. "
-                f"{REMEDY}"
+                f"the validation loss is {loss} after epoch {epoch}. {REMEDY}"
             )
         self._step_watching()
 

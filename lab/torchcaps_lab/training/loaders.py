@@ -103,7 +103,7 @@ def train_loader(
         )
     if len(images) < processes:
         raise ValueError(
-            f"{len(images)} training images cannot be shared out to {processes} "
+            f"{len(images)} training {images.what} cannot be shared out to {processes} "
             "processes"
         )
     share = min(batch_size, len(images) // processes * processes) // processes

@@ -79,7 +79,8 @@ def train(
         untested = []
     else:
         untested = [
-            "there are no test images: nothing is tested, and no report is written"
+            f"there are no test {data.train.what}: nothing is tested, and no report is "
+            "written"
         ]
     resumed = folder.config.exists()
     trained = resumed and newest_checkpoint(folder.checkpoints) is not None
@@ -121,9 +122,9 @@ def train(
         network = load_pretrained(
             folder.model
         )  # so that the summary describes what was saved
-        test = data.test.in_classes(data.classes, "the test images").prepared(
-            subject.preprocess
-        )
+        test = data.test.in_classes(
+            data.classes, f"the test {data.train.what}"
+        ).prepared(subject.preprocess)
         summary = {
             "run": str(folder.path),
             **_described(subject, task, network),

@@ -109,14 +109,16 @@ def train(
         before = read_options(RunFolder(Path(values["run"]), "run").existing().config)
     chosen, guessed = _over_guesses(data, {**values, "data": data_options}, before)
     kind = DATASETS.find(chosen["data"]["name"])
-    if why := refused(kind.__name__, kind, list(data_options)):
-        wrong = next(
-            name for name in data_options if refused(kind.__name__, kind, [name])
-        )
-        near = meant_option(wrong, ["run", *option_arguments(), "trainer"])
+    for wrong in data_options:
+        if not refused(kind.__name__, kind, [wrong]):
+            continue
+        names = ["run", *option_arguments(), "trainer", *declared(kind).arguments]
+        near = meant_option(wrong, names)
+        taken = ", ".join(declared(kind).arguments)
         raise ValueError(
-            f"unknown option{near.replace('mean data.', 'mean ')}: a training takes "
-            f"{', '.join(option_arguments())}, and {why}"
+            f"there is no option {wrong}{near.replace('mean data.', 'mean ')}\n"
+            f"  A training takes {', '.join(option_arguments())}\n"
+            f"  {kind.__name__} takes {taken}"
         )
     folder = RunFolder(Path(chosen["run"]), "run")
     folder = folder.existing() if resume else folder.unused()
