@@ -195,6 +195,23 @@ class YardstickCase(NetworkCase):
 DIGITCAPS = partial(tc.CapsLinear, 1152, 10, 8, 16)
 _MATRIX = (4, 4)
 
+
+def class_caps(
+    batch: int, side: int, classes: int, routing: Callable[[], Routing] = DYNAMIC
+) -> LayerCase:
+    """Class capsules over a square map with 32 types, whose places share transforms."""
+    return LayerCase(
+        f"ClassCaps, {classes} classes, batch {batch}",
+        batch,
+        partial(tc.ClassCaps, 32, classes, 8, 16, coordinates=False),
+        (side, side, 32),
+        (8,),
+        routing,
+    )
+
+
+EVIDENT = partial(create_routing, "dynamic", steps=3, evidence=True)
+
 CASES: dict[str, Case] = {
     "digitcaps": LayerCase("DigitCaps", 128, DIGITCAPS, (1152,), (8,)),
     "convcaps1": LayerCase(
@@ -221,6 +238,12 @@ CASES: dict[str, Case] = {
         _MATRIX,
         EM,
     ),
+    "classes10": class_caps(32, 7, 10),
+    "classes10batch128": class_caps(128, 6, 10),
+    "classes10batch1": class_caps(1, 7, 10),
+    "classes10evident": class_caps(32, 7, 10, EVIDENT),
+    "classes100": class_caps(8, 14, 100),
+    "classes1000": class_caps(8, 7, 1000),
     "capsnet": NetworkCase("capsnet", 32),
     "sharedcapsnet": NetworkCase("sharedcapsnet", 32),
     "matrixcapsnet": NetworkCase("matrixcapsnet", 8),

@@ -226,6 +226,7 @@ def _differentiated_in_both_modes(mode: bool) -> Iterator[None]:
         yield
 
 
+_is_tracing = torch._C._is_tracing
 _is_batched = torch._C._functorch.is_batchedtensor
 _is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
 
@@ -278,8 +279,7 @@ def needs_plain_ops() -> bool:
 
     Elsewhere an operation may have a backward pass of its own, which is faster.
     """
-    recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    return recorded or transformed()
+    return torch.compiler.is_compiling() or _is_tracing() or transformed()
 
 
 def check_size(least: int = 1, /, **sizes: Any) -> None:

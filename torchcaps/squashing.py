@@ -9,13 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcaps.numerics import (
-    Positive,
-    cast,
-    compute_dtype,
-    needs_plain_ops,
-    real_dtype,
-)
+from torchcaps.numerics import Positive, compute_dtype, needs_plain_ops, real_dtype
 from torchcaps.spec import SuggestsNames, settings
 
 Dims = int | tuple[int, ...]
@@ -25,37 +19,40 @@ SquashInRouting = Literal[
 ]
 
 
-def _squared_length(pose: Tensor, dim: Dims, keepdim: bool = True) -> Tensor:
-    return pose.square().sum(dim, keepdim=keepdim)
+def _wide(pose: Tensor) -> Tensor:
+    """The pose in the dtype to compute in.
 
-
-def _safe_length(squared: Tensor) -> Tensor:
-    """The square root, with gradient 0 at 0, where that of ``sqrt`` is infinite. NaN
-    gives NaN.
+    Raises:
+        TypeError: if it is no tensor.
+        ValueError: if it is complex.
     """
+    if isinstance(pose, Tensor) and pose.dtype in _WIDE:
+        return pose
+    real_dtype("pose", pose)
+    return pose.to(compute_dtype(pose))
+
+
+_WIDE = (torch.float32, torch.float64)
+
+
+def _length(pose: Tensor, dim: Dims) -> tuple[Tensor, Tensor]:
+    """The length and its square as formulas, which autograd differentiates to any
+    order. The gradient is 0 at 0, where that of ``sqrt`` is infinite.
+    """
+    squared = pose.square().sum(dim, keepdim=True)
     none = squared == 0
-    return torch.where(none, 0.0, torch.where(none, 1.0, squared).sqrt())
+    return torch.where(none, 0.0, torch.where(none, 1.0, squared).sqrt()), squared
 
 
-def _found_length(pose: Tensor, dim: Dims, keepdim: bool = True) -> Tensor:
+def _norm(pose: Tensor, dim: Dims) -> Tensor:
     """The length, for where autograd does not differentiate it."""
-    # The norm of one number does not square it.
-    if pose.shape[-1:] != (1,) and (dim == -1 or _last(dim, pose.ndim)):
-        return torch.linalg.vector_norm(pose, dim=dim, keepdim=keepdim)
-    return _squared_length(
-        pose, dim, keepdim
-    ).sqrt_()  # along other axes the norm takes a hundred times longer
-
-
-def _last(dim: Dims, ndim: int) -> bool:
-    """Whether these axes are the last ones."""
     axes = (dim,) if isinstance(dim, int) else dim
-    return all(axis % ndim >= ndim - len(axes) for axis in axes)
-
-
-def _length(pose: Tensor, dim: Dims) -> Tensor:
-    """The length as a formula, which autograd differentiates to any order."""
-    return _safe_length(_squared_length(pose, dim))
+    last = dim == -1 or all(axis % pose.ndim >= pose.ndim - len(axes) for axis in axes)
+    # The norm of one number does not square it; along axes other than the last it takes
+    # a hundred times longer.
+    if last and pose.shape[-1:] != (1,):
+        return torch.linalg.vector_norm(pose, dim=dim, keepdim=True)
+    return pose.square().sum(dim, keepdim=True).sqrt_()
 
 
 def length(pose: Tensor, dim: Dims = -1) -> Tensor:
@@ -75,20 +72,18 @@ def length(pose: Tensor, dim: Dims = -1) -> Tensor:
         TypeError: if the pose is not a tensor.
         ValueError: if it is complex.
     """
-    dtype = real_dtype("pose", pose)
-    wide = cast(pose, compute_dtype(pose))
+    wide = _wide(pose)
     # No axes are all of them in sums and norms, and none in squeeze.
     if not isinstance(dim, int) and not dim:
         dim = tuple(range(wide.ndim))
     if needs_plain_ops():
-        return cast(_length(wide, dim).squeeze(dim), dtype)
-    if _needs_gradient(wide):
-        return cast(_Length.apply(wide, dim).squeeze(dim), dtype)
-    return cast(_found_length(wide, dim, keepdim=False), dtype)
-
-
-def _needs_gradient(pose: Tensor) -> bool:
-    return pose.requires_grad and torch.is_grad_enabled()
+        lengths = _length(wide, dim)[0]
+    elif wide.requires_grad and torch.is_grad_enabled():
+        lengths = _Length.apply(wide, dim)
+    else:
+        lengths = _norm(wide, dim)
+    lengths = lengths.squeeze(dim)
+    return lengths if wide is pose else lengths.to(real_dtype("pose", pose))
 
 
 class _Length(torch.autograd.Function):
@@ -96,7 +91,7 @@ class _Length(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, pose: Tensor, dim: Dims) -> Tensor:
-        lengths = _found_length(pose, dim)
+        lengths = _norm(pose, dim)
         ctx.dim = dim
         ctx.save_for_backward(pose, lengths)
         return lengths
@@ -106,8 +101,9 @@ class _Length(torch.autograd.Function):
         pose, lengths = ctx.saved_tensors
         # It may be differentiated again.
         if torch.is_grad_enabled():
+            lengths, _ = _length(pose, ctx.dim)
             return *torch.autograd.grad(
-                _length(pose, ctx.dim), pose, upstream, create_graph=True
+                lengths, pose, upstream, create_graph=True
             ), None
         return pose * (upstream / torch.threshold(lengths, 0.0, math.inf)), None
 
@@ -173,18 +169,7 @@ def kind_of(name: str, argument: str = "squash") -> Kind:
 
 def _squash(pose: Tensor, kind: Kind, dim: Dims) -> Tensor:
     """The squash as a formula, which autograd differentiates to any order."""
-    squared = _squared_length(pose, dim)
-    return pose * kind.factor(_safe_length(squared), squared)
-
-
-def _squashed(pose: Tensor, kind: Kind, dim: Dims) -> tuple[Tensor, Tensor, Tensor]:
-    """The squashed pose, its length before and the factor, for where autograd does not
-    differentiate them.
-    """
-    squared = _squared_length(pose, dim)
-    n = squared.sqrt()
-    factor = kind.factor(n, squared)
-    return pose * factor, n, factor
+    return pose * kind.factor(*_length(pose, dim))
 
 
 class _Squash(torch.autograd.Function):
@@ -199,11 +184,13 @@ class _Squash(torch.autograd.Function):
         kind: Kind,
         dim: Dims,
     ) -> Tensor:
-        squashed, n, factor = _squashed(pose, kind, dim)
+        squared = pose.square().sum(dim, keepdim=True)
+        n = squared.sqrt()
+        factor = kind.factor(n, squared)
         ctx.kind = kind
         ctx.dim = dim
         ctx.save_for_backward(pose, n, factor)
-        return squashed
+        return pose * factor
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:
@@ -251,18 +238,17 @@ def squash(pose: Tensor, kind: str = "sabour", dim: Dims = -1) -> Tensor:
         ValueError: if ``kind`` is not in the table, or the pose is complex.
     """
     settings = kind_of(kind, "kind")
-    dtype = real_dtype("pose", pose)
+    wide = _wide(pose)
     if kind == "none":
-        return cast(pose, dtype)
-    wide = cast(pose, compute_dtype(pose))
-    if needs_plain_ops():
+        squashed = wide
+    elif needs_plain_ops():
         squashed = _squash(wide, settings, dim)
+    elif wide.requires_grad and torch.is_grad_enabled():
+        squashed = _Squash.apply(wide, settings, dim)
     else:
-        if _needs_gradient(wide):
-            squashed = _Squash.apply(wide, settings, dim)
-        else:
-            squashed = _squashed(wide, settings, dim)[0]
-    return cast(squashed, dtype)
+        squared = wide.square().sum(dim, keepdim=True)
+        squashed = wide * settings.factor(squared.sqrt(), squared)
+    return squashed if wide is pose else squashed.to(real_dtype("pose", pose))
 
 
 def squash_by(constant: float, pose: Tensor) -> Tensor:

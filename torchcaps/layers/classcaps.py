@@ -224,20 +224,23 @@ class ClassCaps(CapsuleLayer):
         children = from_pair(children)
         grid = check_map(children, self.in_types, self.in_pose, self.axes)
         places = math.prod(grid)
-        children = present(children, mask)
+        if mask is not None:
+            children = present(children, mask)
+        weight = self.weight
         offsets = self._offsets(children, mask) if self.coordinates else None
         flat = children.flatten()
         present_children = None if mask is None else mask.flatten(1)
         votes = Votes(
             flat.pose,
-            self.weight if places else self.weight[:0],
+            weight if places else weight[:0],
             offsets,
             backend=self.backend,
             mask=present_children,
             places=places or 1,
         )
-        if self.bias is not None:
-            votes = votes.with_bias(self.bias if places else self.bias[:0])
+        bias = self.bias
+        if bias is not None:
+            votes = votes.with_bias(bias if places else bias[:0])
         return self.routing(votes, flat.activation, initial=initial)
 
     def _offsets(self, children: Capsules, mask: Tensor | None) -> Tensor:

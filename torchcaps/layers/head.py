@@ -81,19 +81,14 @@ class CapsHead(CapsuleLayer):
     def children_of(self, features: Tensor) -> Capsules:
         """Return the primary capsules, poses (B, H, W, types, dim)."""
         rows = _rows(features)
-        lazy = (
-            isinstance(self.primary, nn.LazyLinear)
-            and self.primary.has_uninitialized_params()
-        )
-        if not lazy and rows.shape[-1] != (channels := _channels(self.primary)):
+        primary = self.primary
+        lazy = isinstance(primary, nn.LazyLinear) and primary.has_uninitialized_params()
+        if not lazy and rows.shape[-1] != (channels := _channels(primary)):
             raise ValueError(
                 f"features must have {channels} channels, got {tuple(features.shape)}"
             )
-        pose = squash(
-            self.primary(F.layer_norm(rows, rows.shape[-1:])).unflatten(
-                -1, (self.types, self.dim)
-            )
-        )
+        numbers: Tensor = primary(F.layer_norm(rows, rows.shape[-1:]))
+        pose = squash(numbers.view(*rows.shape[:-1], self.types, self.dim))
         children = Capsules(pose, length(pose))
         has_values = not pose.is_meta
         if lazy and has_values and not self.class_caps.weight.any():

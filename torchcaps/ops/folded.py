@@ -90,6 +90,20 @@ class FoldedSteps(NamedTuple):
     epsilon: float = 1e-5
 
 
+MOST_NUMBERS = 64
+MOST_QUERIES = 2**12
+"""Poses of more than the first number are compared by matrix products, if the queries
+of all parents are more than the second: they leave no room in the nearest cache.
+"""
+
+
+def by_matrix_products(parents: int, numbers: int) -> bool:
+    """Whether matrix products are faster than the kernels, for poses of so many
+    numbers.
+    """
+    return numbers > MOST_NUMBERS and parents * numbers > MOST_QUERIES
+
+
 def queries(children: Folded, alpha: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """What poses are compared with, (B or 1, T, J, M * P), and what the numbers of the
     places are, (B or 1, T, J, E): of the evidence alone if alpha is None.

@@ -200,7 +200,9 @@ def plan(facts: Facts) -> Plan:
         ValueError: if votes must be stored, and a backend that does not was asked for
             by name.
     """
-    exact = type(facts.numbers) is int and not torch.compiler.is_exporting()
+    compiling = is_compiling()
+    exporting = compiling and torch.compiler.is_exporting()
+    exact = type(facts.numbers) is int and not exporting
     is_open = not exact and left_open(facts.numbers)
     few = FEW.get(facts.device, FEW["cpu"])
     small = (
@@ -211,7 +213,7 @@ def plan(facts: Facts) -> Plan:
     if fused is not None and not small and facts.asked == "auto" and not facts.stored:
         trouble = _missing(fused)  # they are compiled now
     # A compiler cannot look into the cache, and an open size is no key of it.
-    if is_compiling() or not exact:
+    if compiling or not exact:
         return _plan(facts, small, is_open, trouble)
     return _kept_plan(facts, small, is_open, trouble)
 

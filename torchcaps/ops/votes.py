@@ -177,6 +177,11 @@ class Votes:
         return self.shape[2]
 
     @property
+    def shares_transforms(self) -> bool:
+        """Whether places share transforms, so that inner products may need no votes."""
+        return len(self.transforms) != self.shape[1] and self.sites is None
+
+    @property
     def source(self) -> VoteSource:
         """Return the votes on the chosen backend, whatever the similarity and the
         competition.
@@ -294,10 +299,10 @@ class Votes:
         Args:
             weights: the child activations ``a``, (N, G); None for ones.
         """
-        _, I, J, H = self.shape
+        B, I, J, H = self.shape
         T = len(self.transforms)
         coordinates = self.coordinates
-        if T == I or self.sites is not None or not I * J * H * self.children.shape[-1]:
+        if not self.shares_transforms or not I * J * H * self.children.shape[-1]:
             return None
         if coordinates is not None and (
             coordinates.requires_grad or coordinates.shape[1] > _FEW_COORDINATES
@@ -322,7 +327,7 @@ class Votes:
             rows = torch.cat([rows, unit.expand(T, J, -1, -1)], 2)
         return Folded(
             J,
-            cast(self.children, dtype).unflatten(1, (N, T)),
+            cast(self.children, dtype).view(B, N, T, *self.children.shape[2:]),
             numbers,
             weights,
             cast(self.transforms if self.alike is None else self.alike, dtype),

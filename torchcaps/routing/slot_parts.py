@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from torchcaps.numerics import cast
 from torchcaps.ops import Votes
+from torchcaps.ops.folded import by_matrix_products
 from torchcaps.spec import SuggestsNames, Within
 
 Start = Literal["queries", "normal"]
@@ -195,7 +196,9 @@ def projected_votes(
     if bias:
         offset = weight[P:]  # [1, H]
         weight = weight[:P] - offset
-    folded = folded and not hooked(norm)
+    # Matrix products need a normalised copy, which all steps then share.
+    many = by_matrix_products(votes.parents, P)
+    folded = folded and not (many or hooked(norm))
     if folded:
         shift = (cast(norm.bias, dtype) @ weight)[None]
         offset = shift if offset is None else offset + shift

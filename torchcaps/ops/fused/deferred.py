@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import any_batched, positive, transformed
+from torchcaps.numerics import any_batched, needs_plain_ops, positive
 from torchcaps.ops.backend import Moments
 from torchcaps.ops.fused import passes
 from torchcaps.ops.fused.call import Call, FusedVotes, listed, sizes_of
@@ -51,12 +51,7 @@ def recorded(tensors: Sequence[Tensor | None]) -> bool | None:
     An operator is needed for tensor subclasses, for other devices, and under a
     compiler, a tracer, a dispatch mode or ``torch.func``.
     """
-    if (
-        torch.compiler.is_compiling()
-        or torch.jit.is_tracing()
-        or torch._C._len_torch_dispatch_stack()
-        or transformed()
-    ):
+    if needs_plain_ops() or torch._C._len_torch_dispatch_stack():
         return None
     differentiated = False
     grad_mode = torch.is_grad_enabled()

@@ -38,11 +38,6 @@ PASS = Record(
 _POOLED = (*_INPUTS, "queries", "place_queries")
 _RULES = ("agreement", "directions", "normalised")
 _NO_MEMORY = 3
-_FEW_NUMBERS = 64
-_CACHED = 2**12
-"""Poses of more than the first number are compared with matrix products, if those of
-all parents are more than the second: they leave no room in the nearest cache.
-"""
 
 
 class Routing(NamedTuple):
@@ -55,21 +50,22 @@ class Routing(NamedTuple):
 
     @classmethod
     def of(cls, tensors: Sequence[Any]) -> "Routing":
-        """Make it from the tensors of :meth:`flat`."""
+        """Make it from all tensors in this order."""
         children = Folded(tensors[3].shape[1], *tensors[:7])
         return cls(children, *tensors[7:])
 
-    def flat(self) -> tuple[Tensor | None, ...]:
-        """All tensors."""
-        return (*self.children[1:8], *self[1:])
 
-
-def route(routing: Routing, settings: FoldedSteps) -> tuple[Tensor, Tensor | None]:
-    """All steps, as :func:`torchcaps.ops.folded.route`; eager, of tensors on a CPU."""
-    tensors = routing.flat()
-    if torch.is_grad_enabled() and any(
-        tensor is not None and tensor.requires_grad for tensor in tensors
-    ):
+def route(
+    routing: Routing, settings: FoldedSteps
+) -> tuple[Tensor, Tensor | None] | None:
+    """All steps, as :func:`torchcaps.ops.folded.route`; None where that cannot be in
+    C++: :func:`~torchcaps.ops.fused.deferred.recorded`.
+    """
+    tensors = (*routing.children[1:8], *routing[1:])
+    differentiated = recorded(tensors)
+    if differentiated is None:
+        return None
+    if differentiated:
         routed: tuple[Tensor, Tensor | None] = _Route.apply(settings, *tensors)
         return routed
     return _forward(plain(tensors), settings, False)[:2]
@@ -183,9 +179,8 @@ def moments(
 ) -> tuple[Tensor, Tensor]:
     """Mass and sum of one step, as :func:`torchcaps.ops.folded.moments`."""
     J, poses, places, weights, transforms, place_transforms, *_, epsilon = children
-    Q = poses.shape[3] * poses.shape[4]
     even = alpha is None and not children.evident
-    many = Q > _FEW_NUMBERS and J * Q > _CACHED
+    many = folded.by_matrix_products(J, poses.shape[3] * poses.shape[4])
     tensors = (poses, weights, transforms, place_transforms, alpha)
     if even or many or recorded(tensors) is None:
         return folded.moments(children, alpha, orphan)

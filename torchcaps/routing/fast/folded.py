@@ -11,7 +11,6 @@ from torchcaps.numerics import cast, full_precision
 from torchcaps.ops import Competition, InnerProduct, Votes
 from torchcaps.ops.folded import FoldedSteps
 from torchcaps.ops.fused import folded
-from torchcaps.ops.fused.deferred import recorded
 from torchcaps.routing.attention import AttentionRouting
 from torchcaps.routing.base import Routed, fast
 from torchcaps.routing.dynamic import DynamicRouting
@@ -31,28 +30,31 @@ def routed(
         of_parents: bias (J, H), and gain and shift (H,) of a layer normalisation.
     """
     competition = votes.competition
-    if type(competition) is not Competition or competition.hard:
+    plain = type(competition) is Competition and not competition.hard
+    if not plain or not votes.shares_transforms:
         return None
     with full_precision(votes.children):
         children = votes.folded()
         if children is None or children.epsilon is not None:
             return None
-        if len(children.transforms[0]) < children.parents:
+        if children.transforms.shape[1] < children.parents:
             children = children._replace(transforms=cast(votes.transforms, votes.dtype))
         dtype = votes.dtype
         fields = [None if field is None else cast(field, dtype) for field in of_parents]
-        if recorded((*children[1:8], *fields)) is None:
-            return None
         if settings.orphan:
             votes = votes.restricted(orphan=True)
-        settings = settings._replace(orphan=votes.competition.orphan)
-        pose, alpha = folded.route(folded.Routing(children, *fields), settings)
+        elif competition.orphan:
+            settings = settings._replace(orphan=True)
+        result = folded.route(folded.Routing(children, *fields), settings)
+    if result is None:
+        return None
+    pose, alpha = result
     return votes, pose, None if alpha is None else InnerProduct(alpha)
 
 
 def agreement(routing: DynamicRouting, votes: Votes) -> Routed | None:
     """Dynamic routing; None where it cannot be."""
-    if routing.squash == "learned":
+    if not votes.shares_transforms or routing.squash == "learned":
         return None
     constant = kind_of(routing.squash).constant
     if constant is None and routing.squash != "none":
@@ -75,6 +77,8 @@ def kmeans(
     routing: InnerProductKMeansRouting, votes: Votes, activation: Tensor | None
 ) -> Routed | None:
     """Inner-product K-Means."""
+    if not votes.shares_transforms:
+        return None
     kind: Any = routing.squashed(routing.squash)
     constant = kind_of(kind).constant if isinstance(kind, str) else None
     settings = FoldedSteps(

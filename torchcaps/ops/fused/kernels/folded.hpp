@@ -83,11 +83,17 @@ struct Groups {
   // Calls work(n, first) for each group; n is known at compile time.
   template <typename Work>
   __attribute__((always_inline)) void each(const Work& work) const {
-    for (int group = 0, first = 0; group < groups; ++group) {
-      const int count = size + (group < larger);
-      with_size<most>(count, [&](auto n) __attribute__((always_inline)) { work(n, first); });
-      first += count;
-    }
+    run(size + 1, 0, larger, work);
+    run(size, larger * (size + 1), groups - larger, work);
+  }
+
+ private:
+  template <typename Work>
+  __attribute__((always_inline)) static void run(int count, int first, int times, const Work& work) {
+    if (!times) return;
+    with_size<most>(count, [&](auto n) __attribute__((always_inline)) {
+      for (int at = first; at < first + times * n; at += n) work(n, at);
+    });
   }
 
   const int groups, size, larger;
@@ -100,13 +106,14 @@ __attribute__((always_inline)) inline void powers_of_two(Vec<float>* t) {
   using V = Vec<float>;
   typedef Lanes<float>::Mask Mask;
   constexpr float kCoefficients[] = {0.009675541293f, 0.0555071329f, 0.2402211972f, 0.6931469671f, 1.000000072f};
+  constexpr float kRounding = 12582912.0f + 127;  // a sum with it is rounded to a whole number, and ends in the bits of an exponent
   Mask whole[n];
   V rest[n], y[n];
 #pragma GCC unroll 16
   for (int k = 0; k < n; ++k) {
-    const V shifted = t[k] + 12582912.0f;  // rounds to the nearest integer
+    const V shifted = t[k] + kRounding;
     whole[k] = (Mask)shifted << 23;
-    rest[k] = t[k] - (shifted - 12582912.0f);
+    rest[k] = t[k] - (shifted - kRounding);
     y[k] = rest[k] * 0.00132764668f + kCoefficients[0];
   }
 #pragma GCC unroll 16
@@ -114,7 +121,7 @@ __attribute__((always_inline)) inline void powers_of_two(Vec<float>* t) {
 #pragma GCC unroll 16
     for (int k = 0; k < n; ++k) y[k] = y[k] * rest[k] + kCoefficients[stage];
 #pragma GCC unroll 16
-  for (int k = 0; k < n; ++k) t[k] = y[k] * (V)(whole[k] + (127 << 23));
+  for (int k = 0; k < n; ++k) t[k] = y[k] * (V)whole[k];
 }
 
 template <int n>
@@ -163,24 +170,28 @@ class FoldedPass {
       : N(N), J(J), E(E), Q(Q), row(whole_vectors<T>(Q)), block(block_of(N, J, row)), places(places), orphan(orphan),
         standard(epsilon >= 0), epsilon(epsilon), logit_groups(J), back_groups(J), narrow_groups(J), wide_groups(J) {
     const int64_t pairs = int64_t{block} * J, wide = int64_t{row} * J;
-    memory.reset(new V[(2 * pairs + int64_t{block} * (row + 2) + 5 * wide + row) / L + Q + 2 * E]);
+    memory.reset(new V[(2 * pairs + int64_t{block} * (row + 1) + 7 * wide + row) / L + Q + 2 * E]);
     T* free = reinterpret_cast<T*>(memory.get());
     const auto take = [&](int64_t count) { return std::exchange(free, free + count); };
     shares = take(pairs), flows = take(pairs), rows = take(int64_t{block} * row);
-    total = take(wide), queries = take(wide), slopes = take(wide), turned_queries = take(wide), turned_slopes = take(wide);
-    factors = take(block), means = take(block), largest = take(row + E * L);
+    centred_queries = take(wide), centred_slopes = take(wide), total = take(wide), queries = take(wide), slopes = take(wide), turned_queries = take(wide), turned_slopes = take(wide);
+    means = take(block), largest = take(row + E * L);
     poses = reinterpret_cast<V*>(take((Q + E) * L));
   }
 
   static int64_t partition_size(int64_t N) { return 2 * whole_vectors<T>(N); }
 
-  // S_tj and its part of the places from A_tj; the partition is null where no pass back follows.
-  void forward(Child child, const T* A, const T* Ae, T* S, T* Se, T* partition) {
+  // S_tj and its part of the places from A_tj; the partition is null where no pass back follows. Neither pass
+  // is inlined: among the variables of its caller, GCC would keep fewer of its own in registers.
+  __attribute__((noinline)) void forward(Child child, const T* A, const T* Ae, T* S, T* Se, T* partition) {
     T* const sum = Q == row ? S : total;
     std::fill_n(sum, int64_t{J} * row, T(0));
     if (Se) std::fill_n(Se, int64_t{J} * E, T(0));
+    A = centred(A, centred_queries);
     if constexpr (kHolds) find_largest(A, Ae);
     A = by_number(A, turned_queries);
+    // Where parents are few, their shares are scaled and poses added up where they lie; else scaled copies of the poses.
+    const bool copies = Q != row || J > 2 * row;
     for (int first = 0; first < N; first += block) {
       const int count = std::min(block, N - first);
       for (int n = 0; n < count; n += L) {
@@ -188,43 +199,46 @@ class FoldedPass {
         V local[kHolds ? Q_ : 1], *x = kHolds ? local : poses;
         const V scale = load_places(child, first + n, there, x, means + n);
         V top, total;
-        exponentials(x, load_extra(first + n), A, Ae, shares + int64_t{n} * J, top, total);
+        T* const share = shares + int64_t{n} * J;
+        exponentials(x, scale * T(kLog2E), load_extra(first + n), A, Ae, share, top, total);
         V factor = T(1) / total;
         if (partition) store_vector<T>(top, partition + 2 * (first + n)), store_vector<T>(factor, partition + 2 * (first + n) + L);
         if (child.weights) factor *= load_weights(child, first + n, there);
-        if (Se) add_up_places(shares + int64_t{n} * J, first + n, factor, Se);
-        store_vector<T>(factor * scale, factors + n);
+        if (Se) add_up_places(share, first + n, factor, Se);
+        copies ? copy_rows(child, first, n, there, factor * scale) : multiply(share, factor * scale);
       }
-      copy_rows(child, first, count);
-      add_up(shares, count, sum);
+      add_up_rows(shares, child, first, count, copies, sum);
     }
     if (Q != row) unpadded(total, S);
+    if (standard) centre(S, S);
   }
 
   // From dS_tj (G) to du_i, which (if poses are not standardised) may be added to what is there, da_i (null if not wanted) and
   // dA_tj.
-  void backward(Child child, const T* A, const T* Ae, const T* G, const T* Ge, const T* partition, T* du, bool adds, T* da, T* dA, T* dAe) {
+  __attribute__((noinline)) void backward(Child child, const T* A, const T* Ae, const T* G, const T* Ge, const T* partition, T* du, bool adds, T* da, T* dA, T* dAe) {
     T* const sum = Q == row ? dA : total;
     std::fill_n(sum, int64_t{J} * row, T(0));
     if (dAe) std::fill_n(dAe, int64_t{J} * E, T(0));
-    const T *wide_A = padded(A, queries), *wide_G = padded(G, slopes);
+    A = centred(A, centred_queries), G = centred(G, centred_slopes);
+    const T *wide_A = kHolds ? A : padded(A, queries), *wide_G = kHolds ? G : padded(G, slopes);
+    const bool copies = Q != row;  // else poses are added up where they lie
     A = by_number(A, turned_queries), G = by_number(G, turned_slopes);
     for (int first = 0; first < N; first += block) {
       const int count = std::min(block, N - first);
       for (int n = 0; n < count; n += L) {
         const int there = std::min(L, count - n);
-        T *R = shares + int64_t{n} * J, *dl = flows + int64_t{n} * J;
-        V along{};
+        T *const R = shares, *const dl = flows + int64_t{n} * J;
+        V along{}, scale;
         {
           V local[kHolds ? Q_ : 1], *x = kHolds ? local : poses;
-          store_vector<T>(load_places(child, first + n, there, x, means + n), factors + n);
+          scale = load_places(child, first + n, there, x, means + n);
           const V* const e = load_extra(first + n);
           const V top = load_vector(partition + 2 * (first + n)), inverse = load_vector(partition + 2 * (first + n) + L);
           back_groups.each([&](auto size, int j) __attribute__((always_inline)) {
             constexpr int m = size;
             V t[m], d[m];
-            logits<m>(x, e, A + j * parent_step(), Ae + j * E, t);
-            logits<m>(x, e, G + j * parent_step(), Ge + j * E, d);
+            logits<m>(x, scale * T(kLog2E), e, A + j * parent_step(), Ae + j * E, t);
+            logits<m>(x, scale * T(kLog2E), e, G + j * parent_step(), Ge + j * E, d);
 #pragma GCC unroll 16
             for (int k = 0; k < m; ++k) t[k] = bounded(t[k] - top);
             powers_of_two<m>(t);
@@ -238,44 +252,51 @@ class FoldedPass {
         }
         if (da) store_weights(along * T(kLn2), child, first + n, there, da);
         const V weight = child.weights ? load_weights(child, first + n, there) : splat(T(1));
+        V flow[kHolds ? Q_ : 1];
+        for (V& sum : flow) sum = V{};
         for (int j = 0; j < J; ++j) {
-          const V y = load_vector(R + j * L) * weight;
-          store_vector<T>(y * T(kLn2) * (load_vector(dl + j * L) - along), dl + j * L);
-          if (child.weights) store_vector<T>(y, R + j * L);
+          const V y = load_vector(R + j * L) * weight, slope = y * T(kLn2) * (load_vector(dl + j * L) - along);
+          store_vector<T>(slope, dl + j * L);
+          if constexpr (kHolds) {
+#pragma GCC unroll 16
+            for (int q = 0; q < Q_; ++q) flow[q] += y * wide_G[j * Q_ + q];
+#pragma GCC unroll 16
+            for (int q = 0; q < Q_; ++q) flow[q] += slope * wide_A[j * Q_ + q];
+          } else if (child.weights) {
+            store_vector<T>(y, R + j * L);
+          }
         }
         if (du) {
-          pass_on(R, dl, wide_G, wide_A, there, du + (first + n) * child.stride, child.stride, adds);
-          if (standard) standard_back(child, first + n, there, means + n, factors + n, du);
+          T* const to = du + (first + n) * child.stride;
+          if constexpr (kHolds)
+            store_places(flow, there, to, child.stride, adds);
+          else
+            pass_on(R, dl, wide_G, wide_A, there, to, child.stride, adds);
+          if (standard) standard_back(child, first + n, there, means + n, scale, du);
         }
         if (dAe) add_up_places(dl, first + n, splat(T(1)), dAe);
+        if (copies)
+          copy_rows(child, first, n, there, scale);
+        else if (standard)
+          multiply(dl, scale);
       }
-      copy_rows(child, first, count);
-      add_up(flows, count, sum);
+      add_up_rows(flows, child, first, count, copies, sum);
     }
     if (Q != row) unpadded(total, dA);
-  }
-
-  // S_t of a step in which all parents take the same share of each child.
-  void uniform(Child child, T share, T* S, T* Se) {
-    std::fill_n(total, row, T(0));
-    if (Se) std::fill_n(Se, E, T(0));
-    for (int n = 0; n < N; ++n) {
-      const T weight = child.weights ? child.weights[n * child.weight_stride] * share : share;
-      const T* const from = child.poses + n * child.stride;
-      for (int q = 0; q < Q; ++q) total[q] += weight * from[q];
-      for (int k = 0; Se && k < E; ++k) Se[k] += weight * places[k * N + n];
-    }
-    std::copy_n(total, Q, S);
+    if (standard) centre(dA, dA);
   }
 
   void uniform_back(Child child, T share, const T* G, const T* Ge, T* du, bool adds, T* da) {
     std::fill_n(total, row, T(0));
     for (int j = 0; j < J; ++j)
-      for (int q = 0; q < Q; ++q) total[q] += G[int64_t{j} * Q + q];
+      for (int q = 0; q < Q; q += L) store_first<T>(load_vector(total + q) + load_first(G + int64_t{j} * Q + q, Q - q), total + q, Q - q);
     for (int n = 0; n < N; ++n) {
       const T weight = child.weights ? child.weights[n * child.weight_stride] * share : share;
       T* const to = du + n * child.stride;
-      for (int q = 0; du && q < Q; ++q) to[q] = (adds ? to[q] : T(0)) + weight * total[q];
+      for (int q = 0; du && q < Q; q += L) {
+        const V flow = load_vector(total + q) * weight;
+        store_first<T>(adds ? flow + load_first(to + q, Q - q) : flow, to + q, Q - q);
+      }
       if (!da) continue;
       T along = 0;
       for (int q = 0; q < Q; ++q) along += total[q] * child.poses[n * child.stride + q];
@@ -292,7 +313,7 @@ class FoldedPass {
     return static_cast<int>(std::clamp<int64_t>(fitting, L, whole_vectors<T>(N)));
   }
 
-  static V bounded(V t) { return t < T(-126) ? splat(T(-126)) : t; }  // NaN stays
+  static V bounded(V t) { return larger<T>(splat(T(-126)), t); }  // NaN stays
 
   V load_weights(Child child, int n, int there) const {
     V value{};
@@ -304,8 +325,9 @@ class FoldedPass {
     for (int lane = 0; lane < there; ++lane) da[(n + lane) * child.weight_stride] += value[lane];
   }
 
-  // The poses of a group of places, one in each lane, times log2 e, so that exponentials are powers of two. Where places are
-  // missing the last one is repeated. If poses are standardised, their means go to `mean`; returns 1 / deviation, else 1.
+  // The poses of a group of places, one in each lane; where places are missing the last one is repeated. Returns 1, or if poses
+  // are standardised 1 / deviation, while their means go to `mean`. Those in registers are multiplied by that and log2 e, so that
+  // exponentials are powers of two; for those in memory, the logits are.
   __attribute__((always_inline)) V load_places(Child child, int n, int there, V* x, T* mean) const {
     const auto each_place = [&](const auto& work) __attribute__((always_inline)) {
       const T* from = child.poses + n * child.stride;
@@ -318,7 +340,11 @@ class FoldedPass {
     int q = 0;
     for (; q + L <= Q; q += L) {
       V tile[L];
-      each_place([&](int lane, const T* from) __attribute__((always_inline)) { tile[lane] = load_vector(from + q); });
+      each_place([&](int lane, const T* from) __attribute__((always_inline)) {
+        tile[lane] = load_vector(from + q);
+        // The same place of the next group: rows lie too far apart for the hardware to foresee.
+        __builtin_prefetch(from + q + L * child.stride);
+      });
       transpose<T>(tile);
 #pragma GCC unroll 16
       for (int lane = 0; lane < L; ++lane) x[q + lane] = tile[lane];
@@ -336,39 +362,63 @@ class FoldedPass {
     if constexpr (!Q_ || Q_ % (L / 2)) {
       for (; q < Q; ++q) each_place([&](int lane, const T* from) __attribute__((always_inline)) { x[q][lane] = from[q]; });
     }
-    V scale = splat(T(1));
-    if (standard) scale = standardise(x, mean);
-    for (int k = 0; k < Q; ++k) x[k] *= T(kLog2E);
+    const V scale = standard ? statistics(x, mean) : splat(T(1));
+    if constexpr (kHolds)
+      for (int k = 0; k < Q; ++k) x[k] *= scale * T(kLog2E);
     return scale;
   }
 
-  V standardise(V* x, T* mean) const {
-    V level{}, square{};
-    for (int q = 0; q < Q; ++q) level += x[q];
-    level *= T(1) / T(int(Q));
-    for (int q = 0; q < Q; ++q) square += (x[q] - level) * (x[q] - level);
-    square = square * (T(1) / T(int(Q))) + T(epsilon);
-    V scale{};
-    for (int lane = 0; lane < L; ++lane) scale[lane] = T(1) / std::sqrt(square[lane]);
-    for (int q = 0; q < Q; ++q) x[q] = (x[q] - level) * scale;
-    store_vector<T>(level, mean);
-    return scale;
+  // The poses of a group of places from one in each lane to where they lie, or added to what is there; x is overwritten.
+  __attribute__((always_inline)) void store_places(V* x, int there, T* to, int64_t stride, bool adds) const {
+    constexpr int wide = Q_ % L ? L / 2 : L;  // numbers of a place that a vector of the transposed has
+    static_assert(Q_ % wide == 0);
+#pragma GCC unroll 4
+    for (int q = 0; q < Q_; q += wide) {
+      transpose<T, wide>(x + q);
+      T* at = to + q;
+      for (int n = 0; n < there; ++n, at += stride) {
+        const T* const from = reinterpret_cast<const T*>(x + q + n % wide) + n / wide * wide;
+        if constexpr (wide == L)
+          store_vector<T>(adds ? load_vector(from) + load_vector(at) : load_vector(from), at);
+        else
+          store_half<T>(adds ? load_half(from) + load_half(at) : load_half(from), at);
+      }
+    }
   }
 
-  // From the gradients of standardised poses x to those of the poses: (dx - mean dx - x mean (x dx)) / deviation.
-  void standard_back(Child child, int n, int there, const T* mean, const T* scale, T* du) const {
+  // 1 / deviation. Sums are taken about the first number: it is at most sqrt(Q) deviations from the mean, so little cancels.
+  V statistics(const V* x, T* mean) const {
+    constexpr int kSums = 4;  // so that no sum waits for the one before
+    V levels[kSums] = {}, squares[kSums] = {};
+    int q = 0;
+    for (; q + kSums <= Q; q += kSums)
+#pragma GCC unroll 4
+      for (int k = 0; k < kSums; ++k) {
+        const V rest = x[q + k] - x[0];
+        levels[k] += rest, squares[k] += rest * rest;
+      }
+    for (; q < Q; ++q) levels[0] += x[q] - x[0], squares[0] += (x[q] - x[0]) * (x[q] - x[0]);
+    const T part = T(1) / T(int(Q));
+    const V level = (levels[0] + levels[1] + levels[2] + levels[3]) * part;
+    const V variance = (squares[0] + squares[1] + squares[2] + squares[3]) * part - level * level;
+    store_vector<T>(x[0] + level, mean);
+    T roots[L];
+    store_vector<T>(larger<T>(V{}, variance) + T(epsilon), roots);
+    for (T& root : roots) root = T(1) / std::sqrt(root);
+    return load_vector(roots);
+  }
+
+  // From the gradients of standardised poses x, whose mean is 0, to those of the poses: (dx - x mean (x dx)) / deviation.
+  void standard_back(Child child, int n, int there, const T* mean, V scale, T* du) const {
     for (int lane = 0; lane < there; ++lane) {
       const T* const from = child.poses + (n + lane) * child.stride;
       T* const to = du + (n + lane) * child.stride;
-      V levels{}, alongs{};
-      for (int q = 0; q < Q; q += L) {
-        const V flow = load_first(to + q, Q - q);
-        levels += flow, alongs += flow * (load_first(from + q, Q - q) - mean[lane]);
-      }
-      const T level = lane_sum<T>(levels) / int(Q), along = lane_sum<T>(alongs) * scale[lane] * scale[lane] / int(Q);
+      V alongs{};
+      for (int q = 0; q < Q; q += L) alongs += load_first(to + q, Q - q) * (load_first(from + q, Q - q) - mean[lane]);
+      const T factor = scale[lane], along = lane_sum<T>(alongs) * factor * factor / int(Q);
       for (int q = 0; q < Q; q += L) {
         const V x = load_first(from + q, Q - q) - mean[lane];
-        store_first<T>((load_first(to + q, Q - q) - level - x * along) * scale[lane], to + q, Q - q);
+        store_first<T>((load_first(to + q, Q - q) - x * along) * factor, to + q, Q - q);
       }
     }
   }
@@ -380,16 +430,37 @@ class FoldedPass {
     return e;
   }
 
-  // The poses of a block as they lie, less their means, times their factors, in rows that are filled up with zeros.
-  void copy_rows(Child child, int first, int count) const {
-    const T* from = child.poses + first * child.stride;
-    T* to = rows;
-    for (int n = 0; n < count; ++n, from += child.stride, to += row) {
-      const T factor = factors[n], mean = standard ? means[n] : T(0), level = mean * factor;
-      int q = 0;
-      for (; q + L <= Q; q += L) store_vector<T>(load_vector(from + q) * factor - level, to + q);
-      if (Q_ && Q_ % L == 0) continue;
-      for (; q < row; ++q) to[q] = q < Q ? (from[q] - mean) * factor : T(0);
+  // The poses of a group of a block as they lie, times a factor each, in rows that are filled up with zeros.
+  __attribute__((always_inline)) void copy_rows(Child child, int first, int n, int there, V factor) const {
+    T factors[L];
+    store_vector<T>(factor, factors);
+    const T* from = child.poses + (first + n) * child.stride;
+    T* to = rows + int64_t{n} * row;
+    for (int k = 0; k < there; ++k, from += child.stride, to += row) {
+      for (int q = 0; q < row; q += L) store_vector<T>(load_first(from + q, Q - q) * factors[k], to + q);
+      for (int q = Q; q < row; ++q) to[q] = 0;
+    }
+  }
+
+  // The shares of a group for all parents times a factor for each place.
+  void multiply(T* share, V factor) const {
+    for (int j = 0; j < J; ++j) store_vector<T>(load_vector(share + j * L) * factor, share + j * L);
+  }
+
+  // Fields of the parents less their means over the numbers of a pose. The inner product of a standardised pose with a field is
+  // that of the pose with the centred field, over its deviation: so poses are not centred themselves.
+  const T* centred(const T* field, T* to) const {
+    if (!standard) return field;
+    centre(field, to);
+    return to;
+  }
+
+  void centre(const T* field, T* to) const {
+    for (int j = 0; j < J; ++j, field += Q, to += Q) {
+      V sum{};
+      for (int q = 0; q < Q; q += L) sum += load_first(field + q, Q - q);
+      const T mean = lane_sum<T>(sum) / int(Q);
+      for (int q = 0; q < Q; q += L) store_first<T>(load_first(field + q, Q - q) - mean, to + q, Q - q);
     }
   }
 
@@ -411,8 +482,9 @@ class FoldedPass {
   }
 
   bool small(const V* x, const V* e) const {
-    V bound{};
-    for (int q = 0; q < Q; ++q) bound += larger<T>(x[q], -x[q]) * largest[q];
+    V bounds[2] = {};  // so that no sum waits for the one before
+    for (int q = 0; q < Q; ++q) bounds[q % 2] += larger<T>(x[q], -x[q]) * largest[q];
+    V bound = bounds[0] + bounds[1];
     for (int k = 0; k < E; ++k) bound += larger<T>(e[k], -e[k]) * largest[row + k];
     return lane_fold<T>(bound, [](V a, V b) { return a < b ? b : a; }) < T(80);  // not if it is NaN
   }
@@ -427,9 +499,9 @@ class FoldedPass {
 
   int64_t parent_step() const { return kHolds ? Q_ : 1; }
 
-  // The logits of n parents, times log2 e.
+  // The logits of n parents, times log2 e, which is in `scale`, as 1 / deviation is.
   template <int n>
-  __attribute__((always_inline)) void logits(const V* x, const V* e, const T* A, const T* Ae, V* t) const {
+  __attribute__((always_inline)) void logits(const V* x, V scale, const V* e, const T* A, const T* Ae, V* t) const {
     if constexpr (kHolds) {
 #pragma GCC unroll 16
       for (int k = 0; k < n; ++k) t[k] = x[0] * A[k * Q_];
@@ -445,21 +517,29 @@ class FoldedPass {
 #pragma GCC unroll 16
         for (int k = 0; k < n; ++k) t[k] += x[q] * A[k];
       }
-    }
-    for (int q = 0; q < E; ++q)
 #pragma GCC unroll 16
-      for (int k = 0; k < n; ++k) t[k] += e[q] * Ae[k * E + q];
+      for (int k = 0; k < n; ++k) t[k] *= scale;
+    }
+    if (E)
+#pragma GCC unroll 16
+      for (int k = 0; k < n; ++k) t[k] = with_places(t[k], e, Ae + k * E);
+  }
+
+  // A logit with the part of what depends on the place alone. Not inlined: most children have none.
+  __attribute__((noinline)) V with_places(V t, const V* e, const T* Ae) const {
+    for (int k = 0; k < E; ++k) t += e[k] * Ae[k];
+    return t;
   }
 
   // The exponentials of l_ij - top_i for all parents, and their sum.
-  __attribute__((always_inline)) void exponentials(const V* x, const V* e, const T* A, const T* Ae, T* to, V& top, V& sum) {
+  __attribute__((always_inline)) void exponentials(const V* x, V scale, const V* e, const T* A, const T* Ae, T* to, V& top, V& sum) {
     top = V{}, sum = orphan ? splat(T(1)) : V{};
     const bool one_group = J <= kParents;
     if (!one_group && kHolds && small(x, e)) {
       return logit_groups.each([&](auto size, int j) __attribute__((always_inline)) {
         constexpr int n = size;
         V t[n];
-        logits<n>(x, e, A + j * parent_step(), Ae + j * E, t);
+        logits<n>(x, scale, e, A + j * parent_step(), Ae + j * E, t);
         powers_of_two<n>(t);
 #pragma GCC unroll 16
         for (int k = 0; k < n; ++k) store_vector<T>(t[k], to + (j + k) * L), sum += t[k];
@@ -470,7 +550,7 @@ class FoldedPass {
       return with_size<kParents>(J, [&](auto size) __attribute__((always_inline)) {
         constexpr int n = size;
         V t[n];
-        logits<n>(x, e, A, Ae, t);
+        logits<n>(x, scale, e, A, Ae, t);
 #pragma GCC unroll 16
         for (int k = 0; k < n; ++k) top = larger<T>(t[k], top);
 #pragma GCC unroll 16
@@ -484,7 +564,7 @@ class FoldedPass {
     logit_groups.each([&](auto size, int j) __attribute__((always_inline)) {
       constexpr int n = size;
       V t[n];
-      logits<n>(x, e, A + j * parent_step(), Ae + j * E, t);
+      logits<n>(x, scale, e, A + j * parent_step(), Ae + j * E, t);
 #pragma GCC unroll 16
       for (int k = 0; k < n; ++k) store_vector<T>(t[k], to + (j + k) * L), top = larger<T>(t[k], top);
     });
@@ -507,11 +587,15 @@ class FoldedPass {
     return t[0];
   }
 
-  // to_j += sum_n share_nj row_n, with the pose in the lanes.
-  void add_up(const T* share, int count, T* to) const {
+  void add_up_rows(const T* share, Child child, int first, int count, bool copies, T* to) const {
+    copies ? add_up(share, count, rows, row, to) : add_up(share, count, child.poses + first * child.stride, child.stride, to);
+  }
+
+  // to_j += sum_n share_nj row_n, with the pose in the lanes; rows are so far apart.
+  void add_up(const T* share, int count, const T* from, int64_t step, T* to) const {
     int q = 0;
-    for (; q + 2 * L <= row; q += 2 * L) add_up_columns<2>(share, count, q, to);
-    for (; q < row; q += L) add_up_columns<1>(share, count, q, to);
+    for (; q + 2 * L <= row; q += 2 * L) add_up_columns<2>(share, count, from + q, step, to + q);
+    for (; q < row; q += L) add_up_columns<1>(share, count, from + q, step, to + q);
   }
 
   template <int wide>
@@ -523,21 +607,21 @@ class FoldedPass {
   }
 
   template <int wide>
-  __attribute__((noinline)) void add_up_columns(const T* share, int count, int q, T* to) const {
+  __attribute__((noinline)) void add_up_columns(const T* share, int count, const T* from, int64_t step, T* to) const {
     groups_of<wide>().each([&](auto size, int j) __attribute__((always_inline)) {
       constexpr int n = size;
       V sum[n][wide];
 #pragma GCC unroll 24
       for (int k = 0; k < n; ++k)
 #pragma GCC unroll 2
-        for (int h = 0; h < wide; ++h) sum[k][h] = load_vector(to + int64_t{j + k} * row + q + h * L);
+        for (int h = 0; h < wide; ++h) sum[k][h] = load_vector(to + int64_t{j + k} * row + h * L);
+      const T* row_n = from;
       for (int first = 0; first < count; first += L) {
         const T* const shares_j = share + int64_t{first} * J + j * L;
-        const T* const rows_n = rows + int64_t{first} * row + q;
-        for (int place = 0; place < std::min(L, count - first); ++place) {
+        for (int place = 0; place < std::min(L, count - first); ++place, row_n += step) {
           V x[wide];
 #pragma GCC unroll 2
-          for (int h = 0; h < wide; ++h) x[h] = load_vector(rows_n + int64_t{place} * row + h * L);
+          for (int h = 0; h < wide; ++h) x[h] = load_vector(row_n + h * L);
 #pragma GCC unroll 24
           for (int k = 0; k < n; ++k)
 #pragma GCC unroll 2
@@ -547,7 +631,7 @@ class FoldedPass {
 #pragma GCC unroll 24
       for (int k = 0; k < n; ++k)
 #pragma GCC unroll 2
-        for (int h = 0; h < wide; ++h) store_vector<T>(sum[k][h], to + int64_t{j + k} * row + q + h * L);
+        for (int h = 0; h < wide; ++h) store_vector<T>(sum[k][h], to + int64_t{j + k} * row + h * L);
     });
   }
 
@@ -612,7 +696,8 @@ class FoldedPass {
 
   const int N, J, E;
   const Size<Q_> Q;
-  const int row, block;  // numbers of a row that is filled up, and places of a block
+  const Size<Q_ ? whole_vectors<T>(Q_) : 0> row;  // the numbers of a row that is filled up
+  const int block;                                 // the places of a block
   const T* const places;
   const bool orphan, standard;
   const double epsilon;
@@ -621,7 +706,7 @@ class FoldedPass {
   const Groups<kRegisters * 3 / 4> narrow_groups;
   const Groups<kRegisters * 3 / 8> wide_groups;
   std::unique_ptr<V[]> memory;
-  T *shares, *flows, *rows, *total, *queries, *slopes, *turned_queries, *turned_slopes, *factors, *means, *largest;
+  T *shares, *flows, *rows, *centred_queries, *centred_slopes, *total, *queries, *slopes, *turned_queries, *turned_slopes, *means, *largest;
   V* poses;
 };
 

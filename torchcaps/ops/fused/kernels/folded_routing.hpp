@@ -49,14 +49,13 @@ struct ParentRule {
   const int H = static_cast<int>(f.M * f.D);
 
   // v from s, and what the next step compares with: `before` is alpha of this step, or null.
-  void forward(const T* s, const T* before, T* v, T* next) const {
+  void forward(const T* __restrict s, const T* before, T* __restrict v, T* __restrict next) const {
     if (f.rule == kAgreement) {
       const T factor = squash(dot(s, s));
-      for (int h = 0; h < H; ++h) {
-        const T pose = s[h] * factor;
-        if (v) v[h] = pose;
-        if (next) next[h] = pose + (before && f.accumulate ? before[h] : T(0));
-      }
+      const bool adds = before && f.accumulate;
+      for (int h = 0; v && h < H; ++h) v[h] = s[h] * factor;
+      for (int h = 0; next && h < H; ++h) next[h] = s[h] * factor;
+      for (int h = 0; next && adds && h < H; ++h) next[h] += before[h];
     } else if (f.rule == kDirections) {
       const T squared = dot(s, s), factor = squash(squared), direction = T(f.scale) / length(squared);
       for (int h = 0; h < H; ++h) {
@@ -74,7 +73,7 @@ struct ParentRule {
   }
 
   // ds from dv and the gradient of what the next step compares with; either may be null. Adds to those of gain and shift.
-  void backward(const T* s, const T* dv, const T* dnext, T* ds, T* dgain, T* dshift) const {
+  void backward(const T* s, const T* dv, const T* dnext, T* __restrict ds, T* dgain, T* dshift) const {
     std::fill_n(ds, H, T(0));
     if (f.rule == kNormalised) {
       if (dv) normalised_back(s, dv, T(1), ds, dgain, dshift);
@@ -96,7 +95,7 @@ struct ParentRule {
   T squash(T squared) const { return f.constant < 0 ? T(1) : std::sqrt(squared) / (T(f.constant) + squared); }
 
   // g u + g' <s, u> s / n, with g = n / (c + n^2) and the gradient u.
-  void squash_back(const T* s, const T* u, T* ds) const {
+  void squash_back(const T* s, const T* u, T* __restrict ds) const {
     const T squared = dot(s, s), factor = squash(squared), n = std::sqrt(squared);
     T along = 0;
     if (f.constant >= 0 && n != 0) {
@@ -148,19 +147,14 @@ class FoldedRouting {
   using V = Vec<T>;
   using Pass = FoldedPass<T, Q_>;
   static constexpr int L = Lanes<T>::count;
-  static constexpr int64_t kExamples = 8;  // of a chunk, for which the transforms are read once
+  static constexpr int64_t kFew = 2;  // examples for which transforms are not transposed
+  // The examples of a chunk, for which the transforms are read once: as many as have room in the second cache.
+  static constexpr int64_t kExamples = 8, kMostExamples = 32, kNumbers = 1 << 16;
 
  public:
   explicit FoldedRouting(const RoutingCall& f)
-      : f(f), rule{f}, Q(f.M * f.P), H(f.M * f.D), routed(f.steps - !evident()), chunk(std::clamp<int64_t>((f.B + f.threads - 1) / f.threads, 1, kExamples)),
-        chunks((f.B + chunk - 1) / chunk), share(T(1) / T(f.J + f.orphan)) {
-    for (int64_t b = 0; b < chunk; ++b)
-      for (int64_t m = 0; m < f.M; ++m) {
-        parents_at.push_back(b * f.J * H + m * f.D);
-        queries_at.push_back(b * f.T * f.J * Q + m * f.P);
-        even_at.push_back(b * f.T * Q + m * f.P);
-      }
-  }
+      : f(f), rule{f}, Q(f.M * f.P), H(f.M * f.D), routed(f.steps - !evident()), chunk(chunk_of(f)),
+        chunks((f.B + chunk - 1) / chunk), share(T(1) / T(f.J + f.orphan)) {}
 
   // How many numbers the pass back needs.
   int64_t kept() const { return Fields(*this, f.B, true, nullptr).total; }
@@ -212,6 +206,11 @@ class FoldedRouting {
   }
 
  private:
+  static int64_t chunk_of(const RoutingCall& f) {
+    const int64_t most = std::clamp(kNumbers / std::max<int64_t>(f.T * f.J * f.M * f.P, 1), kExamples, kMostExamples);
+    return std::clamp<int64_t>((f.B + f.threads - 1) / f.threads, 1, most);
+  }
+
   static T* writable(const void* tensor) { return static_cast<T*>(const_cast<void*>(tensor)); }
   bool evident() const { return f.evidence || f.place_evidence; }
   int64_t size(int64_t examples) const { return examples * f.T * f.J * Q; }
@@ -262,14 +261,12 @@ class FoldedRouting {
       }
     for (int64_t step = 0, query = evident() ? 0 : -1; step < f.steps; ++step, ++query) {
       const int64_t now = fields.of(std::max<int64_t>(query, 0)), next = fields.of(query + 1);
-      for (int64_t b = 0; b < count; ++b)
+      for (int64_t b = 0; query < 0 && b < count; ++b)
+        even_sums(first + b, fields.even + (at + b) * f.T * Q, f.E ? fields.even_places + (at + b) * f.T * f.E : nullptr);
+      for (int64_t b = 0; query >= 0 && b < count; ++b)
         for (int64_t t = 0; t < f.T; ++t) {
           const int64_t task = (at + b) * f.T + t;
-          T* const Se = f.E ? (query < 0 ? fields.even_places + task * f.E : fields.Se + now * fields.place_queries + task * f.J * f.E) : nullptr;
-          if (query < 0) {
-            pass.uniform(child(first + b, t), share, fields.even + task * Q, Se);
-            continue;
-          }
+          T* const Se = f.E ? fields.Se + now * fields.place_queries + task * f.J * f.E : nullptr;
           T* const partition = fields.partitions ? fields.partition + now * fields.partitions + task * Pass::partition_size(f.N) : nullptr;
           pass.forward(child(first + b, t), fields.A + now * fields.queries + task * f.J * Q, fields.Ae + now * fields.place_queries + task * f.J * f.E,
                        fields.S + now * fields.queries + task * f.J * Q, Se, partition);
@@ -296,6 +293,23 @@ class FoldedRouting {
                  fields.Ae + next * fields.place_queries + at * pairs * f.E, turned);
       }
     }
+  }
+
+  // S_t of one example in a step in which all parents take the same share of each child: place by place, as poses lie.
+  void even_sums(int64_t b, T* S, T* Se) const {
+    std::fill_n(S, f.T * Q, T(0));
+    if (Se) std::fill_n(Se, f.T * f.E, T(0));
+    const T* pose = writable(f.children) + b * f.N * f.T * Q;
+    const T* weight = f.weights ? writable(f.weights) + b * f.N * f.T : nullptr;
+    for (int64_t n = 0; n < f.N; ++n)
+      for (int64_t t = 0; t < f.T; ++t, pose += Q) {
+        const T part = weight ? *weight++ * share : share;
+        for (int q = 0; q < Q; q += L) {
+          T* const to = S + t * Q + q;
+          store_first<T>(load_first(to, Q - q) + load_first(pose + q, Q - q) * part, to, Q - q);
+        }
+        for (int64_t k = 0; Se && k < f.E; ++k) Se[t * f.E + k] += part * writable(f.places)[k * f.N + n];
+      }
   }
 
   void backward_of(Pass& pass, int64_t first, int64_t count, const Fields& fields, T* ds, T* dA, T* dAe, T* own, T* dgain, T* dshift, V* turned) const {
@@ -346,26 +360,33 @@ class FoldedRouting {
   const T* transform(int64_t t, int64_t j) const { return writable(f.transforms) + (t * f.J + j) * f.P * f.D; }
   const T* place_transform(int64_t t, int64_t j) const { return writable(f.place_transforms) + (t * f.J + j) * f.E * H; }
 
-  // Tiles of two vectors are whole; a tile of one may be less.
-  //
+  // Rows of one pose of some examples: they are so far apart.
+  struct PoseRows {
+    T* first;
+    int64_t step;
+
+    T* operator[](int64_t example) const { return first + example * step; }
+  };
+
   // s_j = sum_t S_tj W_tj of some examples. S is [examples, T, parents, Q], or [examples, T, Q] with parents = 0.
-  void reduce(const T* S, const T* Se, int64_t parents, int64_t j, int64_t count, T* s) const {
+  __attribute__((noinline)) void reduce(T* S, const T* Se, int64_t parents, int64_t j, int64_t count, T* s) const {
+    constexpr std::integral_constant<int, 1> one;
+    constexpr std::integral_constant<int, 2> two;
+    constexpr std::integral_constant<int, 4> four;
     const int64_t per_type = std::max<int64_t>(parents, 1), at = parents ? j : 0;
-    const std::vector<int64_t>& sums_at = parents ? queries_at : even_at;
-    const auto sums = [&](int64_t row, int64_t t) { return S + sums_at[row] + (t * per_type + at) * Q; };
-    const int64_t rows = count * f.M;
-    const auto to = [&](int64_t row) { return s + parents_at[row] + j * H; };
-    for (int d = 0; d < f.D;) {
-      const int wide = f.D - d >= 2 * L ? 2 : 1;
-      for (int64_t row = 0; row < rows;) {
-        const int64_t size = rows - row >= 4 ? 4 : 1;
-        if (wide == 2)
-          size == 4 ? reduce_tile<4, 2>(sums, to, row, d, j) : reduce_tile<1, 2>(sums, to, row, d, j);
-        else
-          size == 4 ? reduce_tile<4, 1>(sums, to, row, d, j) : reduce_tile<1, 1>(sums, to, row, d, j);
-        row += size;
+    for (int64_t m = 0; m < f.M; ++m) {
+      const PoseRows from{S + at * Q + m * f.P, f.T * per_type * Q}, to{s + j * H + m * f.D, f.J * H};
+      for (int d = 0; d < f.D;) {
+        // Tiles of two vectors are whole; a tile of one may be less.
+        const bool wide = f.D - d >= 2 * L;
+        for (int64_t b = 0; b < count;) {
+          const bool several = count - b >= 4;
+          const auto tile = [&](auto n, auto vectors) { reduce_tile<n, vectors>(from, per_type * Q, to, b, d, j); };
+          several ? (wide ? tile(four, two) : tile(four, one)) : (wide ? tile(one, two) : tile(one, one));
+          b += several ? 4 : 1;
+        }
+        d += wide ? 2 * L : L;
       }
-      d += wide * L;
     }
     if (!f.place_transforms) return;
     for (int64_t b = 0; b < count; ++b)
@@ -377,66 +398,87 @@ class FoldedRouting {
         }
   }
 
-  template <int n, int wide, typename From, typename To>
-  __attribute__((always_inline)) void reduce_tile(const From& from, const To& to, int64_t row, int d, int64_t j) const {
-    V sum[n][wide] = {};
+  template <int n, int wide>
+  __attribute__((always_inline)) void reduce_tile(PoseRows from, int64_t type_step, PoseRows to, int64_t b, int d, int64_t j) const {
+    constexpr int chains = n == 1 ? 4 : 1;  // so that no sum waits for the one before
+    V sum[n * chains][wide] = {};
     const int D = static_cast<int>(f.D), P = static_cast<int>(f.P);
     for (int64_t t = 0; t < f.T; ++t) {
       const T* const w = transform(t, j) + d;
       const T* S[n];
-      for (int k = 0; k < n; ++k) S[k] = from(row + k, t);
-      for (int p = 0; p < P; ++p) {
+#pragma GCC unroll 4
+      for (int k = 0; k < n; ++k) S[k] = from[b + k] + t * type_step;
+      const auto add = [&](int p, int chain) __attribute__((always_inline)) {
 #pragma GCC unroll 2
         for (int h = 0; h < wide; ++h) {
           const V y = wide == 2 ? load_vector(w + p * D + h * L) : load_first(w + p * D, D - d);
 #pragma GCC unroll 4
-          for (int k = 0; k < n; ++k) sum[k][h] += y * S[k][p];
+          for (int k = 0; k < n; ++k) sum[k + chain][h] += y * S[k][p];
         }
-      }
+      };
+      int p = 0;
+      for (; p + chains <= P; p += chains)
+#pragma GCC unroll 4
+        for (int chain = 0; chain < chains; ++chain) add(p + chain, chain);
+      for (; p < P; ++p) add(p, 0);
     }
+#pragma GCC unroll 4
     for (int k = 0; k < n; ++k)
-      for (int h = 0; h < wide; ++h) store_first<T>(sum[k][h], to(row + k) + d + h * L, wide == 2 ? L : D - d);
+      for (int h = 0; h < wide; ++h) {
+        for (int chain = 1; chain < chains; ++chain) sum[k][h] += sum[k + chain][h];
+        store_first<T>(sum[k][h], to[b + k] + d + h * L, wide == 2 ? L : D - d);
+      }
   }
 
   // A_tj = W_tj alpha_j, for all types, of some examples; with the evidence or without.
-  void expand(const T* alpha, int64_t j, int64_t count, bool with_evidence, T* A, T* Ae, V* turned) const {
+  __attribute__((noinline)) void expand(T* alpha, int64_t j, int64_t count, bool with_evidence, T* A, T* Ae, V* turned) const {
     const int D = static_cast<int>(f.D), P = static_cast<int>(f.P);
     for (int64_t t = 0; t < f.T; ++t) {
+      const int64_t pair = t * f.J + j;
       const T* const w = transform(t, j);
-      const T* const more = with_evidence && f.evidence ? writable(f.evidence) + (t * f.J + j) * Q : nullptr;
+      const T* const evidence = with_evidence && f.evidence ? writable(f.evidence) + pair * Q : nullptr;
       for (int p = 0; p < P; p += L) {
         const int there = std::min(L, P - p);
-        turn(w + p * D, there, turned);
-        const auto tile = [&](auto rows, int64_t row) __attribute__((always_inline)) {
-          constexpr int n = rows;
-          V sum[n];
-          const T* a[n];
+        if (count > kFew) turn(w + p * D, there, turned);
+        for (int64_t m = 0; m < f.M; ++m) {
+          const PoseRows from{alpha + j * H + m * D, f.J * H}, to{A + pair * Q + m * P + p, f.T * f.J * Q};
+          const V start = evidence ? load_first(evidence + m * P + p, there) : V{};
+          int64_t b = 0;
+          for (; count <= kFew && b < count; ++b) store_first<T>(start + products(w + p * D, there, from[b]), to[b], there);
+          const auto tile = [&](auto examples) __attribute__((always_inline)) {
+            constexpr int n = examples;
+            V sum[n];
+            const T* a[n];
 #pragma GCC unroll 8
-          for (int k = 0; k < n; ++k) {
-            a[k] = alpha + parents_at[row + k] + j * H;
-            sum[k] = more ? load_first(more + (f.M == 1 ? 0 : (row + k) % f.M * P) + p, there) : V{};
-          }
-          for (int d = 0; d < D; ++d)
+            for (int k = 0; k < n; ++k) a[k] = from[b + k], sum[k] = start;
+            for (int d = 0; d < D; ++d)
 #pragma GCC unroll 8
-            for (int k = 0; k < n; ++k) sum[k] += turned[d] * a[k][d];
+              for (int k = 0; k < n; ++k) sum[k] += turned[d] * a[k][d];
 #pragma GCC unroll 8
-          for (int k = 0; k < n; ++k)
-            store_first<T>(sum[k], A + queries_at[row + k] + (t * f.J + j) * Q + p, there);
-        };
-        const int64_t rows = count * f.M;
-        int64_t row = 0;
-        for (; row + 8 <= rows; row += 8) tile(std::integral_constant<int, 8>{}, row);
-        for (; row + 2 <= rows; row += 2) tile(std::integral_constant<int, 2>{}, row);
-        for (; row < rows; ++row) tile(std::integral_constant<int, 1>{}, row);
+            for (int k = 0; k < n; ++k) store_first<T>(sum[k], to[b + k], there);
+          };
+          for (; b + 8 <= count; b += 8) tile(std::integral_constant<int, 8>{});
+          for (; b < count; ++b) tile(std::integral_constant<int, 1>{});
+        }
       }
       for (int64_t b = 0; b < count; ++b)
         for (int64_t k = 0; k < f.E; ++k) {
-          T sum = with_evidence && f.place_evidence ? writable(f.place_evidence)[(t * f.J + j) * f.E + k] : T(0);
+          T sum = with_evidence && f.place_evidence ? writable(f.place_evidence)[pair * f.E + k] : T(0);
           if (f.place_transforms)
             for (int h = 0; h < H; ++h) sum += place_transform(t, j)[k * H + h] * alpha[(b * f.J + j) * H + h];
-          Ae[((b * f.T + t) * f.J + j) * f.E + k] = sum;
+          Ae[(b * f.T * f.J + pair) * f.E + k] = sum;
         }
     }
+  }
+
+  // The inner products of some rows of D numbers with another one.
+  V products(const T* rows, int count, const T* other) const {
+    const int D = static_cast<int>(f.D);
+    V sum[L] = {};
+    for (int k = 0; k < count; ++k)
+      for (int d = 0; d < D; d += L) sum[k] += load_first(rows + k * D + d, D - d) * load_first(other + d, D - d);
+    fold_all<T, L / 2>(sum);
+    return sum[0];
   }
 
   // Some rows of D numbers, transposed: a vector with the numbers d of all rows for each d.
@@ -477,42 +519,44 @@ class FoldedRouting {
       if (!f.grad_place_transforms) continue;
       T* const to = writable(f.grad_place_transforms) + pair * f.E * H;
       std::fill_n(to, f.E * H, T(0));
-      each_product(t, j, fields, ds, [&](const T* sums, const T* flow, bool even, int64_t query, int64_t b) {
-        const T* along = even ? fields.even_places + (b * f.T + t) * f.E : sums == nullptr ? dAe + query * fields.place_queries + (b * f.T * f.J + pair) * f.E
-                                                                                         : fields.Se + query * fields.place_queries + (b * f.T * f.J + pair) * f.E;
-        for (int64_t k = 0; k < f.E; ++k)
-          for (int h = 0; h < H; ++h) to[k * H + h] += along[k] * flow[h];
+      each_product(t, j, fields.even_places, fields.Se, dAe, f.E, ds, fields.alpha, [&](const T* along, int64_t along_step, const T* flow, int64_t step) {
+        for (int64_t b = 0; b < f.B; ++b, along += along_step, flow += step)
+          for (int64_t k = 0; k < f.E; ++k)
+            for (int h = 0; h < H; ++h) to[k * H + h] += along[k] * flow[h];
       });
     }
   }
 
-  // Calls work for S_tj beside ds_j of each step, and (with null for S) for dA_tj beside alpha_j.
+  // Calls work with S_tj and ds_j of each step, and with dA_tj and alpha_j: of the first example, and how far those of the next
+  // one are. `even` is whether S_t is that of all parents.
   template <typename Work>
-  void each_product(int64_t t, int64_t j, const Fields& fields, const T* ds, const Work& work) const {
-    for (int64_t step = 0, query = routed - f.steps; step < f.steps; ++step, ++query)
-      for (int64_t b = 0; b < f.B; ++b) {
-        const int64_t parent = step * fields.parents + (b * f.J + j) * H;
-        work(fields.S, ds + parent, query < 0, query, b);
-        if (step) work(nullptr, fields.alpha + parent, false, query, b);
-      }
+  void each_product(int64_t t, int64_t j, const T* even, const T* S, const T* dA, int64_t numbers, const T* ds, const T* alphas,
+                    const Work& work) const {
+    const int64_t pairs = f.T * f.J * numbers, parents = f.B * f.J * H, next = f.J * H;
+    const int64_t at = (t * f.J + j) * numbers;
+    for (int64_t step = 0, query = routed - f.steps; step < f.steps; ++step, ++query) {
+      const T* const flow = ds + step * parents + j * H;
+      query < 0 ? work(even + t * numbers, f.T * numbers, flow, next) : work(S + query * f.B * pairs + at, pairs, flow, next);
+      if (step) work(dA + query * f.B * pairs + at, pairs, alphas + step * parents + j * H, next);
+    }
   }
 
   void transform_gradient(int64_t t, int64_t j, const Fields& fields, const T* ds, const T* dA) const {
     const int D = static_cast<int>(f.D), P = static_cast<int>(f.P);
-    const int64_t pair = t * f.J + j;
-    T* const to = writable(f.grad_transforms) + pair * P * D;
+    T* const to = writable(f.grad_transforms) + (t * f.J + j) * P * D;
     const auto tile = [&](auto rows, auto vectors, int p, int d) {
       constexpr int n = rows, wide = vectors;
       V sum[n][wide] = {};
-      each_product(t, j, fields, ds, [&](const T* sums, const T* flow, bool even, int64_t query, int64_t b) __attribute__((always_inline)) {
-        const T* S = even ? fields.even + (b * f.T + t) * Q : (sums ? sums : dA) + query * fields.queries + (b * f.T * f.J + pair) * Q;
-        for (int64_t m = 0; m < f.M; ++m)
+      each_product(t, j, fields.even, fields.S, dA, Q, ds, fields.alpha,
+                   [&](const T* S, int64_t S_step, const T* flow, int64_t step) __attribute__((always_inline)) {
+        for (int64_t b = 0; b < f.B; ++b, S += S_step, flow += step)
+          for (int64_t m = 0; m < f.M; ++m)
 #pragma GCC unroll 2
-          for (int h = 0; h < wide; ++h) {
-            const V y = wide == 2 ? load_vector(flow + m * D + d + h * L) : load_first(flow + m * D + d, D - d);
+            for (int h = 0; h < wide; ++h) {
+              const V y = wide == 2 ? load_vector(flow + m * D + d + h * L) : load_first(flow + m * D + d, D - d);
 #pragma GCC unroll 4
-            for (int k = 0; k < n; ++k) sum[k][h] += y * S[m * P + p + k];
-          }
+              for (int k = 0; k < n; ++k) sum[k][h] += y * S[m * P + p + k];
+            }
       });
       for (int k = 0; k < n; ++k)
         for (int h = 0; h < wide; ++h) store_first<T>(sum[k][h], to + (p + k) * D + d + h * L, wide == 2 ? L : D - d);
@@ -536,10 +580,10 @@ class FoldedRouting {
 
   const RoutingCall& f;
   const ParentRule<T> rule;
-  const int Q, H;
+  const Size<Q_> Q;
+  const int H;
   const int64_t routed, chunk, chunks;
   const T share;
-  std::vector<int64_t> parents_at, queries_at, even_at;  // where the rows of the poses of a chunk lie in fields of the parents
 };
 
 // Calls work with a pass or routing for Q numbers of a pose.

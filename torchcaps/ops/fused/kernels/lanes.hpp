@@ -184,18 +184,18 @@ __attribute__((always_inline)) inline void transpose(Vec<T>* v) {
   if constexpr (width > 1) transpose<T, count, width / 2>(v);
 }
 
+// Vectors anywhere in an array of numbers. To the compiler they are numbers of that type, so that a store does not make it load
+// sizes and addresses again, as after memcpy.
 template <typename T>
 inline Vec<T> load_vector(const T* from) {
-  Vec<T> value;
-  std::memcpy(&value, from, sizeof value);
-  return value;
+  typedef Vec<T> Anywhere __attribute__((aligned(alignof(T))));
+  return *reinterpret_cast<const Anywhere*>(from);
 }
 
 template <typename T>
 inline Half<T> load_half(const T* from) {
-  Half<T> value;
-  std::memcpy(&value, from, sizeof value);
-  return value;
+  typedef Half<T> Anywhere __attribute__((aligned(alignof(T))));
+  return *reinterpret_cast<const Anywhere*>(from);
 }
 
 template <typename T, size_t... lane>
@@ -213,8 +213,15 @@ __attribute__((always_inline)) inline Vec<T> in_register(Vec<T> value) {
 }
 
 template <typename T>
+inline void store_half(Half<T> value, T* to) {
+  typedef Half<T> Anywhere __attribute__((aligned(alignof(T))));
+  *reinterpret_cast<Anywhere*>(to) = value;
+}
+
+template <typename T>
 inline void store_vector(Vec<T> value, T* to) {
-  std::memcpy(to, &value, sizeof value);
+  typedef Vec<T> Anywhere __attribute__((aligned(alignof(T))));
+  *reinterpret_cast<Anywhere*>(to) = value;
 }
 
 // The same past the caches, if `to` is aligned: for what is written once and read much later.
