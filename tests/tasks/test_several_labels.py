@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 from several_digits import Masks, Pairs
+from sklearn import metrics
 
 import torchcaps as tc
 from tests.runs import rows, summary
@@ -385,6 +386,8 @@ class TestAnswers:
             "recall": 0.0,
             "f1": 0.0,
         }
+        assert actual.figures["micro_f1"] == pytest.approx(6 / 9)
+        assert actual.figures["macro_f1"] == pytest.approx((1 + 1 + 0) / 3)
         assert actual.details["per_class"]["4"] == {
             "images": 0,
             "precision": 0.0,
@@ -392,6 +395,27 @@ class TestAnswers:
             "f1": 0.0,
         }
         assert actual.details["per_class"]["9"]["f1"] is None
+
+    def test_means_over_classes_are_those_of_scikit_learn(self):
+        draw = torch.Generator().manual_seed(0)
+        activation = (torch.rand(60, 4, generator=draw) * 9).round() / 9
+        labels = torch.rand(60, 4, generator=draw) < 0.3
+
+        class Fixed(torch.nn.Module):
+            classes = 4
+
+            def forward(self, images):
+                rows = (255 * images[:, 0, 0, 0]).round().long()
+                return Prediction(activation[rows], None, None)
+
+        pixels = torch.arange(60, dtype=torch.uint8).view(60, 1, 1, 1)
+        images = Examples(pixels, labels, tuple("abcd"))
+        actual = SeveralLabels().examine(Fixed(), images).figures
+        average_precision = metrics.average_precision_score(labels, activation)
+        assert actual["mean_average_precision"] == pytest.approx(average_precision)
+        for average in ("micro", "macro"):
+            f1 = metrics.f1_score(labels, activation > 0.5, average=average)
+            assert actual[f"{average}_f1"] == pytest.approx(f1)
 
 
 class TestTasks:

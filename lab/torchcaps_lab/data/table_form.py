@@ -315,7 +315,8 @@ def reasons(
         if option == "delimiter":
             why[f"data.{option}"] = f"{value!r}, between the labels of one row"
         elif len(names) == 1:
-            why[f"data.{option}"] = f"{value}, the column of the {option}s"
+            plural = f"{option.removesuffix('s')}s"
+            why[f"data.{option}"] = f"{names[0]}, the column of the {plural}"
         elif names:
             why[f"data.{option}"] = f"{', '.join(names):.200}, a column for each"
     if unused := columns.unused(used):

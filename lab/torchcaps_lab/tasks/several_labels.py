@@ -165,8 +165,9 @@ class SeveralLabels(Task):
         images: Examples,
         batch_size: int = 128,
     ) -> Examination:
-        """Exact accuracy, and for each class the number of images that have it,
-        precision, recall and F1.
+        """Exact accuracy, F1 over all labels (``micro_f1``) and as the mean of the
+        classes (``macro_f1``), the mean average precision of the classes, and for each
+        class the number of images that have it, precision, recall and F1.
         """
         self.check(images)
         examination = self._examination(
@@ -196,12 +197,17 @@ class SeveralLabels(Task):
             name: _class_figures(predicted[:, index], labels[:, index])
             for index, name in enumerate(images.classes)
         }
+        means = _means(activation, predicted, labels)
         return Examination(
-            {"accuracy": accuracy, "error_percent": 100 * (1 - accuracy)},
+            {"accuracy": accuracy, "error_percent": 100 * (1 - accuracy), **means},
             {"per_class": classes},
             (
                 f"{accuracy:.2%} of {counted(len(images), images.what)} right in all their "
                 "classes",
+                "F1 {micro_f1:.3f} over all labels, {macro_f1:.3f} as the mean of the "
+                "classes; mean average precision {mean_average_precision:.3f}".format(
+                    **means
+                ),
                 *(
                     f"  {readable(name)}: in {counted(int(row['images'] or 0), 'images')}, {class_text(row)}"
                     for name, row in classes.items()
@@ -334,6 +340,45 @@ def _chosen(selection: Selection, places: list[int]) -> Selection:
 def _labels(images: Examples, batch_size: int) -> Tensor:
     """The masks of all images, bool (N, E), on the CPU."""
     return torch.cat([batch.labels.cpu() for batch in images.batches(batch_size)])
+
+
+def _means(activation: Tensor, predicted: Tensor, present: Tensor) -> dict[str, float]:
+    """Figures over all classes, and as the mean of those that some images have.
+
+    Args:
+        activation: (N, E).
+        predicted: bool (N, E).
+        present: bool (N, E).
+    """
+    known = present.any(0)
+    right = (predicted & present).sum(0).double()
+    said = predicted.sum(0) + present.sum(0)
+    f1 = 2 * right / said.clamp_min(1)
+    columns = known.nonzero().flatten().tolist()
+    precisions = [
+        _average_precision(activation[:, index], present[:, index]) for index in columns
+    ]
+    return {
+        "micro_f1": (2 * right.sum() / said.sum().clamp_min(1)).item(),
+        "macro_f1": f1[known].mean().item() if columns else 0.0,
+        "mean_average_precision": sum(precisions) / max(len(columns), 1),
+    }
+
+
+def _average_precision(activation: Tensor, present: Tensor) -> float:
+    """The mean, over the images that have a class, of the precision at a threshold of
+    their activation.
+
+    Args:
+        activation: (N,).
+        present: bool (N,), some of which are true.
+    """
+    scores = activation.sort().values
+    positive = activation[present].sort().values
+    # Images at or above each threshold: with the class, and all.
+    right = len(positive) - torch.searchsorted(positive, positive)
+    above = len(scores) - torch.searchsorted(scores, positive)
+    return (right.double() / above).mean().item()
 
 
 def _class_figures(predicted: Tensor, present: Tensor) -> dict[str, float | int | None]:
