@@ -24,12 +24,13 @@ Role = Literal[
     "group",
     "split",
     "identifier",
+    "object",
     "constant",
     "empty",
 ]
 """What a column holds: texts, one label each, several labels each, yes or no, numbers,
 dates or times, names of files, whom or what a row is of, which split it belongs to, the
-name of the row, the same everywhere, or nothing.
+name of the row, an object of JSON, the same everywhere, or nothing.
 """
 
 LABELS = (
@@ -73,6 +74,9 @@ YES = frozenset(("1", "1.0", "true", "yes", "t", "y", "x"))
 
 _FLAGS = ("1 1.0 0 0.0", "true false", "yes no", "t f", "y n", "x")
 """The cells of flags in lower case, besides empty ones, which are a no."""
+
+_LISTED = re.compile(r"""'([^']*)'|"([^"]*)"|([^][,'"]+)""")
+"""A label of a list, with quotation marks or without."""
 
 LIST = "[]"
 """What stands around several labels that are a list, as Python and JSON write it."""
@@ -234,7 +238,11 @@ class Columns:
                 measurements; names the columns and what to type.
         """
         names = {*taken}
-        rest = [column for column in self.columns if column.name not in names]
+        rest = [
+            column
+            for column in self.columns
+            if column.name and column.name not in names
+        ]
         flags = [
             column
             for column in rest
@@ -394,13 +402,10 @@ def parts_of(cell: str, sign: str) -> list[str]:
         >>> parts_of("sea | sky", "|"), parts_of("['sea', 'sky']", LIST)
         (['sea', 'sky'], ['sea', 'sky'])
     """
+    parts = cell.split(sign)
     if sign == LIST:
-        signs = " \t'\""
-        parts = cell.strip().removeprefix("[").removesuffix("]").split(",")
-    else:
-        signs = None
-        parts = cell.split(sign)
-    return [part.strip(signs) for part in parts if part.strip(signs)]
+        parts = ["".join(groups) for groups in _LISTED.findall(cell)]
+    return [part.strip() for part in parts if part.strip()]
 
 
 def _seen(name: str, cells: Sequence[str], is_file: bool) -> Column:
@@ -430,6 +435,8 @@ def _role(
     values = f"{counted(len(different), 'values')} in {counted(len(cells), 'rows')}"
     if not filled:
         return "empty", "all cells are empty"
+    if all(cell[0] == "{" and cell[-1] == "}" for cell in different):
+        return "object", "its cells are objects of JSON"
     if name in TEXTS:
         return "text", "by its name"
     parts = {part_called(cell) for cell in different}

@@ -4,6 +4,9 @@ from pathlib import Path
 
 from torchcaps.whole import LARGEST_TABLE, encoding_of, read_bytes
 
+_LOOKED_AT = 100_000
+"""Letters that tell whether a file without a known encoding is in a Western script."""
+
 
 def decoded(path: Path) -> str:
     """The text of a file, see :func:`decoded_as`."""
@@ -16,8 +19,9 @@ def decoded_as(path: Path) -> tuple[str, str]:
     marks and the euro.
 
     Raises:
-        ValueError: if it holds zeros, as pictures do and texts do not, is no regular
-            file, or is larger than 4 GiB.
+        ValueError: if it holds zeros, as pictures do and texts do not, or most of
+            its letters are in another script, is no regular file, or is larger than
+            4 GiB.
     """
     content = read_bytes(path, LARGEST_TABLE)
     encoding = encoding_of(content)
@@ -28,6 +32,11 @@ def decoded_as(path: Path) -> tuple[str, str]:
             raise ValueError(f"{path} begins as UTF-16 and is not: {error}") from None
         encoding = "cp1252"
         text = _windows(content)
+        letters = [*filter(str.isalpha, text[:_LOOKED_AT])]
+        if 2 * sum(map(str.isascii, letters)) < len(letters):
+            raise ValueError(
+                f"{path} is neither UTF-8 nor in a Western script: save it as UTF-8"
+            ) from None
     if "\0" in text:
         raise ValueError(
             f"{path} is not text in UTF-8, Windows-1252 or UTF-16 with a byte order "

@@ -247,7 +247,7 @@ def _text_column(columns: Columns, table: Path) -> str:
     Raises:
         ValueError: there is none, or two have texts that are about as long.
     """
-    named = columns.called(TEXTS)
+    named = [column for column in columns.called(TEXTS) if column.role == "text"]
     texts = columns.of_role("text")
     if named:
         return named[0].name
@@ -265,7 +265,7 @@ def _text_column(columns: Columns, table: Path) -> str:
 
 def _no_texts(columns: Columns, table: Path) -> UnclearColumns:
     """The error for a table that nothing reads."""
-    held = ", ".join(f"{column.name} ({column.role})" for column in columns.columns)
+    held = columns.unused(()) or "it is empty"
     if not columns.of_role("number"):
         return UnclearColumns(
             f"{table} holds no texts and names no images that are there: {held}. Name "
