@@ -28,7 +28,7 @@ from torchcaps.routing import (
     Heinsen2019Routing,
     Routed,
 )
-from torchcaps.routing.base import BatchStandard
+from torchcaps.routing.batch_norm import BatchStandard
 
 I, J, H = 6, 3, 4
 

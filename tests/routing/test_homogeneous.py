@@ -10,7 +10,7 @@ from torch import Tensor
 from torchcaps import CapsLinear
 from torchcaps.ops import Votes
 from torchcaps.routing import HomogeneousRouting, LayerShape, Routing
-from torchcaps.routing.base import BatchStandard
+from torchcaps.routing.batch_norm import BatchStandard
 
 B = 4
 I = 5

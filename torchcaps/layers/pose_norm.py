@@ -16,7 +16,7 @@ from torchcaps.numerics import (
     full_precision,
     real_dtype,
 )
-from torchcaps.routing.base import BatchStandard
+from torchcaps.routing.batch_norm import BatchStandard, follow
 from torchcaps.spec import SuggestsNames
 
 PoseScale = Literal["element", "type"]
@@ -39,7 +39,8 @@ class PoseNorm(SuggestsNames, nn.Module):
 
     Means are over the batch, all positions and (``type``) the elements of a pose.
     Training uses those of the batch (``element``: of a batch with more than one
-    position) and keeps running means of them for evaluation. Nothing is learned: the
+    position) and keeps running means of them for evaluation, which follow early
+    (:func:`~torchcaps.routing.batch_norm.follow`). Nothing is learned: the
     transforms of the next layer can scale as they need.
 
     Args:
@@ -67,6 +68,7 @@ class PoseNorm(SuggestsNames, nn.Module):
     """
 
     mean_square: Tensor
+    batches: Tensor
 
     def __init__(
         self,
@@ -93,6 +95,7 @@ class PoseNorm(SuggestsNames, nn.Module):
             )
         else:
             self.register_buffer("mean_square", torch.ones(types))
+            self.register_buffer("batches", torch.zeros(()))
 
     def forward(self, pose: Tensor) -> Tensor:
         """Normalise the poses."""
@@ -124,9 +127,8 @@ class PoseNorm(SuggestsNames, nn.Module):
             return self.mean_square
         mean_square = flat.square().mean((0, 2))
         with torch.no_grad():
-            self.mean_square.lerp_(
-                mean_square.to(self.mean_square.dtype), self.momentum
-            )
+            self.batches += 1
+            follow(self.mean_square, mean_square, self.batches, self.momentum)
         return mean_square
 
     def extra_repr(self) -> str:
@@ -150,9 +152,9 @@ class PoseMagnitude(SuggestsNames, nn.Module):
     r"""The magnitude of poses, :math:`\sqrt{\overline{M^2}}` over all of their numbers:
     a scalar without gradient.
 
-    In training it is that of the batch, in evaluation a running one: the squares are
-    averaged over the first batches, and from the (1 / ``momentum``)-th on
-    exponentially. An orthogonal change of viewpoint leaves it as it is.
+    In training it is that of the batch, in evaluation a running one, which follows early
+    (:func:`~torchcaps.routing.batch_norm.follow`). An orthogonal change of
+    viewpoint leaves it as it is.
 
     Args:
         momentum: least weight of a new batch in the running mean, from 0 to 1.
@@ -192,8 +194,5 @@ class PoseMagnitude(SuggestsNames, nn.Module):
             numbers = mask.sum().clamp(min=1) * (square.numel() // mask.numel())
         mean_square = square.sum() / numbers
         self.batches += 1
-        share = (1 / self.batches).clamp(min=self.momentum)
-        self.mean_square.lerp_(
-            mean_square.to(self.mean_square.dtype), share.to(self.mean_square.dtype)
-        )
+        follow(self.mean_square, mean_square, self.batches, self.momentum)
         return mean_square.sqrt()

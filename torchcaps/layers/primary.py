@@ -10,6 +10,11 @@ from torchcaps.capsules import CapsuleLayer, Capsules
 from torchcaps.layers.pose import AXES, PerAxis, Pose, per_axis, pose_shape
 from torchcaps.layers.pose_norm import PoseScale, norm_of
 from torchcaps.numerics import check_choice, check_size
+from torchcaps.routing.batch_norm import (
+    EarlyBatchNorm1d,
+    EarlyBatchNorm2d,
+    EarlyBatchNorm3d,
+)
 from torchcaps.squashing import kind_of, length, squash
 
 _CONVOLUTIONS = {
@@ -18,9 +23,9 @@ _CONVOLUTIONS = {
     3: nn.Conv3d,
 }
 _NORMS = {
-    1: nn.BatchNorm1d,
-    2: nn.BatchNorm2d,
-    3: nn.BatchNorm3d,
+    1: EarlyBatchNorm1d,
+    2: EarlyBatchNorm2d,
+    3: EarlyBatchNorm3d,
 }
 
 

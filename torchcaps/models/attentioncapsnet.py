@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsConv2d, CapsConvNd, CapsLinear, ClassCaps
 from torchcaps.layers.concurrent import concurrent_routing
-from torchcaps.layers.early_norm import EarlyBatchNorm2d
 from torchcaps.models.base import CapsuleClassifier, check_extent
 from torchcaps.models.registry import register_model
 from torchcaps.models.residual import Residual
 from torchcaps.numerics import Size, TwoSizes, compute_dtype
 from torchcaps.routing import AttentionRouting, Routed, Routing
+from torchcaps.routing.batch_norm import EarlyBatchNorm2d
 from torchcaps.spec import settings
 from torchcaps.squashing import length
 

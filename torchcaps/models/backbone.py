@@ -27,6 +27,7 @@ from torchcaps.models.installed import IMAGENET_PIXELS, imagenet_weights, import
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import AnySizes, NotNegative, Size, Sizes
 from torchcaps.routing import DynamicRouting, Routing
+from torchcaps.routing.batch_norm import EarlyBatchNorm2d
 from torchcaps.spec import SuggestsNames, settings
 from torchcaps.whole import WEIGHTS_FILE, check_file, network_folder
 
@@ -114,7 +115,7 @@ def _convolution(
     convolution = nn.Conv2d(
         before, width, kernel_size, stride, padding=kernel_size // 2, bias=False
     )
-    return nn.Sequential(convolution, nn.BatchNorm2d(width))
+    return nn.Sequential(convolution, EarlyBatchNorm2d(width))
 
 
 class TimmBackbone(Backbone):

@@ -16,7 +16,7 @@ from torchcaps.models.base import CapsuleClassifier, check_extent
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import Size, Sizes, compute_dtype
 from torchcaps.routing import HomogeneousRouting, Routed, Routing
-from torchcaps.routing.base import BatchStandard
+from torchcaps.routing.batch_norm import BatchStandard, EarlyBatchNorm2d
 from torchcaps.spec import settings
 from torchcaps.squashing import length
 
@@ -215,7 +215,7 @@ class ShiftedNorm(nn.Module):
 
     def __init__(self, channels: int, momentum: float) -> None:
         super().__init__()
-        self.standard: nn.Module = nn.BatchNorm2d(
+        self.standard: nn.Module = EarlyBatchNorm2d(
             channels, _EPSILON, momentum, affine=False
         )  # or what sync_batchnorm makes of it
         self.bias = nn.Parameter(torch.zeros(channels))

@@ -21,6 +21,7 @@ from torchcaps.models.initial import cut_normal
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import AnySizes, NotNegative, Share, Size, ThreeSizes, TwoSizes
 from torchcaps.routing import DynamicRouting, Routing
+from torchcaps.routing.batch_norm import EarlyBatchNorm2d
 from torchcaps.spec import settings
 
 
@@ -138,7 +139,7 @@ class CapsNet(CapsuleClassifier):
         self.conv = nn.Conv2d(
             (in_channels, *self.stem)[-1], self.channels, self.kernel_size, self.stride
         )
-        self.norm = nn.BatchNorm2d(self.channels) if self.stem else nn.Identity()
+        self.norm = EarlyBatchNorm2d(self.channels) if self.stem else nn.Identity()
         self.primary_caps = PrimaryCaps(
             self.channels,
             self.types,
@@ -200,7 +201,7 @@ def _stem(in_channels: int, widths: Sequence[int], kernel_size: int) -> nn.Seque
     for before, width in pairwise((in_channels, *widths)):
         layers += [
             nn.Conv2d(before, width, kernel_size),
-            nn.BatchNorm2d(width),
+            EarlyBatchNorm2d(width),
             nn.ReLU(),
         ]
     return nn.Sequential(*layers)

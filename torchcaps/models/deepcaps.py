@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear, DecoderInput
-from torchcaps.layers.early_norm import EarlyBatchNorm2d
 from torchcaps.models.base import CapsuleClassifier, same_padded
 from torchcaps.models.initial import cut_normal, glorot, he_deviation
 from torchcaps.models.registry import register_model
@@ -19,6 +18,7 @@ from torchcaps.ops import Competition, InnerProduct, Votes, VoteSource
 from torchcaps.ops.similarity import Similarity
 from torchcaps.routing import DynamicRouting, Routing
 from torchcaps.routing.base import Steps
+from torchcaps.routing.batch_norm import EarlyBatchNorm2d
 from torchcaps.spec import SuggestsNames, settings
 from torchcaps.squashing import length, squash
 

@@ -16,7 +16,6 @@ from torchcaps.layers import (
     FullyConnectedDecoder,
     PrimaryCaps,
 )
-from torchcaps.layers.early_norm import EarlyBatchNorm2d
 from torchcaps.models.base import CapsuleClassifier, check_extent
 from torchcaps.models.initial import cut_normal, glorot, he_deviation, zero_bias
 from torchcaps.models.registry import register_model
@@ -30,6 +29,7 @@ from torchcaps.numerics import (
     transformed,
 )
 from torchcaps.routing import Routing, SelfAttentionRouting
+from torchcaps.routing.batch_norm import EarlyBatchNorm2d
 from torchcaps.spec import SuggestsNames, settings
 
 Norm = Literal["batch", "instance"]

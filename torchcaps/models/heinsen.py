@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear
-from torchcaps.layers.early_norm import EarlyBatchNorm2d
 from torchcaps.models.base import CapsuleClassifier, check_extent
 from torchcaps.models.initial import zero_bias
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import Size, Sizes, TwoSizes, compute_dtype
 from torchcaps.routing import Heinsen2019Routing, Routed, Routing
+from torchcaps.routing.batch_norm import EarlyBatchNorm2d
 from torchcaps.spec import settings
 
 

@@ -3,6 +3,8 @@
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from torchcaps.routing.batch_norm import EarlyBatchNorm2d
+
 
 class Residual(nn.Module):
     """Two 3 x 3 convolutions with batch normalisation, beside a shortcut.
@@ -38,14 +40,14 @@ class Residual(nn.Module):
             stride,
         )
         self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
-        self.norm1 = nn.BatchNorm2d(channels)
+        self.norm1 = EarlyBatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.norm2 = nn.BatchNorm2d(channels)
+        self.norm2 = EarlyBatchNorm2d(channels)
         self.projection: nn.Sequential | None = None
         if projected and (stride > 1 or self.added):
             self.projection = nn.Sequential(
                 nn.Conv2d(in_channels, channels, 1, stride, bias=False),
-                nn.BatchNorm2d(channels),
+                EarlyBatchNorm2d(channels),
             )
 
     def forward(self, features: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from torchcaps.numerics import (
     full_precision,
 )
 from torchcaps.routing import DynamicRouting, Routed, Routing
+from torchcaps.routing.batch_norm import EarlyBatchNorm2d
 from torchcaps.spec import argument, settings
 from torchcaps.squashing import length
 
@@ -191,7 +192,7 @@ class _SceneNetwork(ImageClassifier):
             # An even kernel's outputs tile the image: cell k covers [k, k + 1] times
             # the stride.
             halving = nn.Conv2d(before, width, 4, 2, padding=1, bias=False)
-            self.features.extend([halving, nn.BatchNorm2d(width), nn.ReLU()])
+            self.features.extend([halving, EarlyBatchNorm2d(width), nn.ReLU()])
             if stage:
                 self.features.append(Residual(width, width))
             before = width

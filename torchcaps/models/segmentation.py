@@ -19,11 +19,12 @@ from torchcaps.models.base import IN_RANGE, ImageClassifier, check_batch, layer_
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import AnySizes, Size, Sizes, check_series
 from torchcaps.routing import DynamicRouting, Routing
+from torchcaps.routing.batch_norm import EarlyBatchNorm2d, EarlyBatchNorm3d
 from torchcaps.spec import settings
 
 _CONV: dict[int, Any] = {2: nn.Conv2d, 3: nn.Conv3d}
 _UP: dict[int, Any] = {2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
-_NORM: dict[int, Any] = {2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+_NORM: dict[int, Any] = {2: EarlyBatchNorm2d, 3: EarlyBatchNorm3d}
 _POOL: dict[int, Any] = {2: F.max_pool2d, 3: F.max_pool3d}
 
 

@@ -17,6 +17,7 @@ from torchcaps.models.registry import register_model
 from torchcaps.models.residual import Residual
 from torchcaps.numerics import Size
 from torchcaps.routing import Routing, SelfRouting
+from torchcaps.routing.batch_norm import EarlyBatchNorm2d
 from torchcaps.spec import settings
 
 
@@ -75,7 +76,7 @@ class SelfRoutingResNet(CapsuleClassifier):
 
         self.features = nn.Sequential(
             nn.Conv2d(self.image_shape[0], channels, 3, padding=1, bias=False),
-            nn.BatchNorm2d(channels),
+            EarlyBatchNorm2d(channels),
             nn.ReLU(),
         )
         before = channels
@@ -88,9 +89,9 @@ class SelfRoutingResNet(CapsuleClassifier):
                 )
                 before = width
         self.activations = nn.Conv2d(before, types, 3, padding=1, bias=False)
-        self.activation_norm = nn.BatchNorm2d(types)
+        self.activation_norm = EarlyBatchNorm2d(types)
         self.poses = nn.Conv2d(before, types * pose_dim, 3, padding=1, bias=False)
-        self.pose_norm = nn.BatchNorm2d(types * pose_dim)
+        self.pose_norm = EarlyBatchNorm2d(types * pose_dim)
         options: dict[str, Any] = {
             "kernel_size": 3,
             "padding": 1,
@@ -110,7 +111,7 @@ class SelfRoutingResNet(CapsuleClassifier):
             for number in range(self.depth - 1)
         )
         self.conv_norms = nn.ModuleList(
-            nn.BatchNorm2d(types * pose_dim) for _ in self.conv_caps
+            EarlyBatchNorm2d(types * pose_dim) for _ in self.conv_caps
         )
         places = math.prod(
             _halved(extent, 2 if self.depth == 1 else 3)

@@ -15,6 +15,7 @@ from torchcaps.models.base import all_finite, layer_routing
 from torchcaps.models.network import Network
 from torchcaps.numerics import ProperShare, Size, Sizes, at_hand
 from torchcaps.routing import EuclideanKMeansRouting, Routed, Routing
+from torchcaps.routing.batch_norm import EarlyBatchNorm1d
 from torchcaps.spec import settings
 
 Pool = Literal["mean", "sum", "max"]
@@ -57,7 +58,7 @@ class SetClassifier(Network):
         self.neighbours = nn.ModuleList(
             nn.Linear(*size, bias=False) for size in sizes if self.edges
         )
-        self.norms = nn.ModuleList(map(nn.BatchNorm1d, self.channels))
+        self.norms = nn.ModuleList(map(EarlyBatchNorm1d, self.channels))
         self.drop = nn.Dropout(self.dropout)
 
     def features(

@@ -15,6 +15,7 @@ from torchcaps.models.initial import Affine, glorot
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import FourSizes, NotNegative, Size
 from torchcaps.routing import InnerProductKMeansRouting, Routing
+from torchcaps.routing.batch_norm import EarlyBatchNorm2d
 from torchcaps.spec import settings
 from torchcaps.squashing import length
 
@@ -43,7 +44,7 @@ def _convolution(
     """A 3x3 convolution, batch normalisation if asked for, ReLU."""
     yield nn.Conv2d(in_channels, channels, 3)
     if batch_norm:
-        yield nn.BatchNorm2d(channels)
+        yield EarlyBatchNorm2d(channels)
     yield nn.ReLU()
 
 

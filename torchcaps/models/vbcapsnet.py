@@ -14,6 +14,7 @@ from torchcaps.models.base import CapsuleClassifier, check_extent
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import Size, ThreeSizes, TwoSizes
 from torchcaps.routing import Routing, VariationalBayesRouting
+from torchcaps.routing.batch_norm import EarlyBatchNorm2d, EarlyBatchNorm3d
 from torchcaps.spec import settings
 
 _SMALLEST = (
@@ -84,13 +85,13 @@ class VBCapsNet(CapsuleClassifier):
         self.conv = nn.Conv2d(
             self.image_shape[0], self.channels, 5, stride=2, bias=False
         )
-        self.norm = nn.BatchNorm2d(self.channels)
+        self.norm = EarlyBatchNorm2d(self.channels)
         self.primary_poses = nn.Conv2d(
             self.channels, first * math.prod(self.pose), 1, bias=False
         )
         self.primary_activations = nn.Conv2d(self.channels, first, 1, bias=False)
-        self.primary_pose_norm = nn.BatchNorm3d(first)
-        self.primary_activation_norm = nn.BatchNorm2d(first)
+        self.primary_pose_norm = EarlyBatchNorm3d(first)
+        self.primary_activation_norm = EarlyBatchNorm2d(first)
         shape = pose, pose
         self.conv_caps1 = CapsConv2d(
             first, second, *shape, 3, 2, routing=routing, competition=self.competition

@@ -10,14 +10,11 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from torchcaps.capsules import Capsules
 from torchcaps.numerics import (
     as_constants,
-    check_floor,
     check_series,
-    check_share,
     check_size,
 )
 from torchcaps.ops import EvidentVotes, Similarity, Votes
@@ -542,61 +539,3 @@ def as_capsules(routed: Routed, pose_shape: tuple[int, ...], dtype: Any) -> Caps
         pose = pose.to(dtype)
         activation = activation.to(dtype)
     return Capsules(pose, activation)
-
-
-class BatchStandard(nn.BatchNorm1d):
-    """Batch normalisation over all axes but one, without scale and shift, in the dtype
-    of the input.
-
-    In training, a batch with one number a feature is normalised with the running
-    values; the base class raises an error.
-
-    Args:
-        features: the length of the axis.
-        axis: the axis that has statistics of its own.
-        epsilon: added to the variance.
-        momentum: share of a batch in the new running values.
-
-    Raises:
-        ValueError: if the momentum is not a share, or epsilon not a floor that float32
-            holds.
-    """
-
-    running_mean: Tensor
-    running_var: Tensor
-
-    def __init__(
-        self,
-        features: int,
-        axis: int = 1,
-        epsilon: float = 1e-5,
-        momentum: float = 0.1,
-    ) -> None:
-        check_share(momentum=momentum)
-        check_floor(epsilon=epsilon)
-        super().__init__(features, eps=epsilon, momentum=momentum, affine=False)
-        self.axis = axis
-
-    def forward(self, batch: Tensor) -> Tensor:
-        """The same shape, standardised."""
-        batch = batch.movedim(self.axis, 1)
-        many = self.training
-        # A statement, and not an expression: where a compiler leaves sizes
-        # open it decides here.
-        if batch.numel() <= self.num_features:
-            many = False
-        mean = self.running_mean.to(batch)
-        variance = self.running_var.to(batch)
-        normalised = functional.batch_norm(
-            batch,
-            mean,
-            variance,
-            training=many,
-            momentum=self.momentum or 0.0,
-            eps=self.eps,
-        )
-        # Only the copies were updated.
-        if many and mean.dtype != self.running_mean.dtype:
-            self.running_mean.copy_(mean)
-            self.running_var.copy_(variance)
-        return normalised.movedim(1, self.axis)

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torchcaps.ops import PARENTS, Gaussian, Moments, Votes
 from torchcaps.ops.backend import mean_of
 from torchcaps.routing.base import (
-    BatchStandard,
     LayerShape,
     Routed,
     Routing,
@@ -18,6 +17,7 @@ from torchcaps.routing.base import (
     check_parents,
     register_routing,
 )
+from torchcaps.routing.batch_norm import BatchStandard
 from torchcaps.spec import settings
 
 

@@ -15,6 +15,7 @@ from torchcaps.models.base import CapsuleNetwork, ClassifierNetwork, check_batch
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import ProperShare, Size, Sizes
 from torchcaps.routing import EuclideanKMeansRouting, Routed, Routing
+from torchcaps.routing.batch_norm import EarlyBatchNorm1d
 from torchcaps.spec import settings
 
 
@@ -35,7 +36,7 @@ class MomentNorm(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.norm = nn.BatchNorm1d(channels)
+        self.norm = EarlyBatchNorm1d(channels)
 
     def forward(self, features: Tensor, present: Tensor) -> Tensor:
         """The normalised features: padding neither counts among the statistics nor is

@@ -1,0 +1,157 @@
+"""Batch normalisation whose running values are right from the first steps on."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from torchcaps.numerics import check_floor, check_share
+
+
+def follow(running: Tensor, value: Tensor, batches: Tensor, momentum: float) -> None:
+    r"""Let a running value follow that of the n-th batch, with the weight
+    :math:`m_n = \max(m, \tfrac{10}{9 + n})`.
+
+    The first batch replaces what the value starts from. After n batches it is a mean
+    over about the last tenth of them, until that is 1 / m: those of a training that
+    still changes fast are forgotten.
+
+    Args:
+        running: the running value, which is changed.
+        value: that of the batch.
+        batches: n, at least 1, as a tensor of one number.
+        momentum: m, the weight in the end.
+
+    Example:
+        >>> from torchcaps.routing.batch_norm import follow
+        >>> mean = torch.ones(())
+        >>> follow(mean, torch.tensor(5.0), torch.tensor(1), 0.1)
+        >>> mean
+        tensor(5.)
+    """
+    share = (10 / (9 + batches)).clamp(min=momentum)
+    running.lerp_(value.to(running.dtype), share.to(running.dtype))
+
+
+class _EarlyBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """Running values that follow early, of any number of axes."""
+
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The same shape, normalised."""
+        if not self.training:
+            return super().forward(input)
+        self._check_input_dim(input)
+        return self._by_the_batch(input, self.running_mean.dtype)
+
+    def _by_the_batch(self, batch: Tensor, dtype: torch.dtype) -> Tensor:
+        """Normalise a batch with its own values, of this dtype, which the running ones
+        follow.
+        """
+        mean = torch.zeros_like(self.running_mean, dtype=dtype)
+        variance = torch.zeros_like(mean)
+        # With momentum 1 these become the values of the batch.
+        normalised = functional.batch_norm(
+            batch, mean, variance, self.weight, self.bias, True, 1.0, self.eps
+        )
+        with torch.no_grad():
+            self.num_batches_tracked.add_(1)
+            momentum = self.momentum or 0.0
+            follow(self.running_mean, mean, self.num_batches_tracked, momentum)
+            follow(self.running_var, variance, self.num_batches_tracked, momentum)
+        return normalised
+
+
+class EarlyBatchNorm1d(_EarlyBatchNorm, nn.BatchNorm1d):
+    """Batch normalisation of (B, C) or (B, C, L) with running values that follow early:
+    see :class:`EarlyBatchNorm2d`.
+    """
+
+
+class EarlyBatchNorm2d(_EarlyBatchNorm, nn.BatchNorm2d):
+    r"""Batch normalisation of maps (B, C, H, W) with running values that follow early.
+
+    .. math::
+        \bar x_n = (1 - m_n) \bar x_{n-1} + m_n x_n, \quad
+        m_n = \max\big(m, \tfrac{10}{9 + n}\big)
+
+    With the momentum m = 0.1 that is usual, ``torch.nn.BatchNorm2d`` keeps 0.6 of what
+    its values start from after 5 steps, and with the 0.01 of some published networks
+    after 50: a network that has learned in training mode guesses in evaluation mode.
+
+    The state is that of ``torch.nn.BatchNorm2d``; values that were loaded with a count
+    of batches go on from there.
+
+    Args:
+        num_features: C.
+        eps: added to the variances.
+        momentum: m, the share of a batch in the end.
+
+    Raises:
+        ValueError: in training, if a feature has one number.
+
+    Example:
+        >>> from torchcaps.routing.batch_norm import EarlyBatchNorm2d
+        >>> norm = EarlyBatchNorm2d(3, momentum=0.01)
+        >>> images = torch.rand(8, 3, 4, 4)
+        >>> trained = norm(images)
+        >>> torch.allclose(norm.eval()(images), trained, atol=0.02)
+        True
+    """
+
+
+class EarlyBatchNorm3d(_EarlyBatchNorm, nn.BatchNorm3d):
+    """Batch normalisation of volumes (B, C, D, H, W) with running values that follow
+    early: see :class:`EarlyBatchNorm2d`.
+    """
+
+
+class BatchStandard(EarlyBatchNorm1d):
+    """Batch normalisation over all axes but one, without scale and shift, in the dtype
+    of the input.
+
+    In training, a batch with one number a feature is normalised with the running
+    values; the base class raises an error.
+
+    Args:
+        features: the length of the axis.
+        axis: the axis that has statistics of its own.
+        epsilon: added to the variance.
+        momentum: share of a batch in the new running values, in the end.
+
+    Raises:
+        ValueError: if the momentum is not a share, or epsilon not a floor that float32
+            holds.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        axis: int = 1,
+        epsilon: float = 1e-5,
+        momentum: float = 0.1,
+    ) -> None:
+        check_share(momentum=momentum)
+        check_floor(epsilon=epsilon)
+        super().__init__(features, eps=epsilon, momentum=momentum, affine=False)
+        self.axis = axis
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The same shape, standardised."""
+        batch = input.movedim(self.axis, 1)
+        many = self.training
+        # In a statement: where a compiler leaves sizes open it decides here.
+        if batch.numel() <= self.num_features:
+            many = False
+        if many:
+            normalised = self._by_the_batch(batch, batch.dtype)
+        else:
+            normalised = functional.batch_norm(
+                batch,
+                self.running_mean.to(batch),
+                self.running_var.to(batch),
+                eps=self.eps,
+            )
+        return normalised.movedim(1, self.axis)
