@@ -13,7 +13,15 @@ from PIL import Image
 
 from tests.kinds import shapes
 from tests.runs import status
-from torchcaps_lab.data import ImageTable, Series, Text
+from torchcaps_lab.data import (
+    AnnotatedImages,
+    DataSet,
+    ImageFolder,
+    ImageTable,
+    Masks,
+    Series,
+    Text,
+)
 from torchcaps_lab.data.base import share_of_labels, stable_split, stratified_split
 from torchcaps_lab.data.listed import ListedData
 
@@ -118,6 +126,54 @@ def test_nobody_is_on_both_sides(
             },
             test_groups=("nobody",),
         )
+
+
+def named_after(root: Path) -> None:
+    """Pictures, their masks and their annotations get the names of people."""
+    for path in sorted(root.rglob("*.*")):
+        number = int(path.stem)
+        path.rename(path.with_name(f"p{number // 2 % PEOPLE}_{path.name}"))
+        if path.suffix == ".xml":
+            named = path.with_name(f"p{number // 2 % PEOPLE}_{path.name}")
+            text = named.read_text()
+            named.write_text(text.replace("<filename>", f"<filename>{named.stem[:3]}"))
+
+
+def folder_of_people(root: Path) -> DataSet:
+    photos = shapes.class_folders(root)
+    named_after(photos)
+    return ImageFolder(photos, group_before="_", validation=0.3)
+
+
+def scenes_of_people(root: Path) -> DataSet:
+    scenes = shapes.voc(root)
+    named_after(scenes)
+    images = scenes / "JPEGImages"
+    annotations = scenes / "Annotations"
+    return AnnotatedImages(images, annotations, group_before="_", validation=0.3)
+
+
+def masks_of_people(root: Path) -> DataSet:
+    cells = shapes.masks(root)
+    named_after(cells)
+    return Masks(cells, group_before="_", validation=0.3)
+
+
+@pytest.mark.parametrize("make", [folder_of_people, scenes_of_people, masks_of_people])
+def test_nobody_named_in_files_is_on_both_sides(
+    make: Callable[[Path], DataSet], tmp_path: Path
+) -> None:
+    data = make(tmp_path)
+    record = data.record()
+    assert record is not None
+    people = {
+        part: {Path(entry.name).name[:2] for entry in entries}
+        for part, entries in record.parts.items()
+    }
+    assert all(people.values())
+    assert sum(map(len, people.values())) == PEOPLE
+    for part in ("train", "validation", "test"):
+        assert len(getattr(data, part)) == len(record.parts[part])
 
 
 def test_people_that_the_table_itself_has_on_both_sides_are_told(
@@ -278,8 +334,41 @@ def image_in_folder(root: Path) -> Path:
     return photos
 
 
+def cut_short(folder: Path) -> None:
+    """Half of a picture, of which the header alone can be read."""
+    picture = folder / "3.png"
+    picture.write_bytes(picture.read_bytes()[:1000])
+
+
+def image_of_coco(root: Path) -> Path:
+    scenes = shapes.coco(root)
+    cut_short(scenes / "train2017")
+    return scenes
+
+
+def image_of_yolo(root: Path) -> Path:
+    scenes = shapes.yolo(root)
+    cut_short(scenes / "images" / "val")
+    return scenes
+
+
+def image_with_mask(root: Path) -> Path:
+    cells = shapes.masks(root)
+    cut_short(cells / "images")
+    return cells
+
+
 @pytest.mark.parametrize(
-    "make", [empty_image, empty_sound, text_of_zeros, image_in_folder]
+    "make",
+    [
+        empty_image,
+        empty_sound,
+        text_of_zeros,
+        image_in_folder,
+        image_of_coco,
+        image_of_yolo,
+        image_with_mask,
+    ],
 )
 def test_check_goes_on_past_a_broken_file(
     make: Callable[[Path], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -287,7 +376,7 @@ def test_check_goes_on_past_a_broken_file(
     path = str(make(tmp_path))
     assert status("check", path) == 1
     printed = capsys.readouterr().out
-    assert "1 file cannot be read" in printed
+    assert "cannot" in printed
     assert "of 2 classes" in printed
     advised = next(line for line in printed.splitlines() if "train on it" in line)
     assert "--data.skip_broken true" in advised
@@ -295,6 +384,89 @@ def test_check_goes_on_past_a_broken_file(
     printed = capsys.readouterr().out
     assert "left out 1" in printed
     assert "PROBLEM" not in printed
+
+
+def twice_in_folder(root: Path, classes: int) -> Path:
+    photos = shapes.class_folders(root)
+    other = photos / ("gold" if classes == 1 else "navy") / "a.png"
+    shutil.copy(photos / "gold" / "0.png", other)
+    return photos
+
+
+def twice_in_texts(root: Path, classes: int) -> Path:
+    reviews = shapes.text_folders(root)
+    other = reviews / ("good" if classes == 1 else "bad") / "a.txt"
+    shutil.copy(reviews / "good" / "0.txt", other)
+    return reviews
+
+
+def twice_in_series(root: Path, classes: int) -> Path:
+    path = shapes.series_file(root)
+    *lines, last = path.read_text().splitlines()
+    values = last.partition(":")[0]
+    label = "up" if classes == 1 else "down"
+    path.write_text("\n".join([*lines, last, f"{values}:{label}", ""]))
+    return path
+
+
+def twice_in_sounds(root: Path, classes: int) -> Path:
+    sounds = shapes.sounds(root)
+    other = sounds / ("low" if classes == 1 else "high") / "a.wav"
+    shutil.copy(sounds / "low" / "0.wav", other)
+    return sounds
+
+
+def twice_in_voc(root: Path, classes: int) -> Path:
+    scenes = shapes.voc(root)
+    shutil.copy(scenes / "JPEGImages" / "0.png", scenes / "JPEGImages" / "a.png")
+    text = (scenes / "Annotations" / "0.xml").read_text().replace("0.png", "a.png")
+    text = text.replace("gold", "gold" if classes == 1 else "navy")
+    (scenes / "Annotations" / "a.xml").write_text(text)
+    return scenes
+
+
+def twice_in_yolo(root: Path, classes: int) -> Path:
+    scenes = shapes.yolo(root)
+    for folder, ending in (("images", "png"), ("labels", "txt")):
+        place = scenes / folder / "train"
+        shutil.copy(place / f"0.{ending}", place / f"a.{ending}")
+    label = scenes / "labels" / "train" / "a.txt"
+    label.write_text(f"{classes - 1}{label.read_text()[1:]}")
+    return scenes
+
+
+def twice_in_masks(root: Path, classes: int) -> Path:
+    cells = shapes.masks(root)
+    shutil.copy(cells / "images" / "4.png", cells / "images" / "4a.png")
+    mask = Image.open(cells / "masks" / "4.png")
+    mask.rotate(0 if classes == 1 else 90).save(cells / "masks" / "4a.png")
+    return cells
+
+
+@pytest.mark.parametrize("classes", [1, 2])
+@pytest.mark.parametrize(
+    "make",
+    [
+        twice_in_folder,
+        twice_in_texts,
+        twice_in_series,
+        twice_in_sounds,
+        twice_in_voc,
+        twice_in_yolo,
+        twice_in_masks,
+    ],
+)
+def test_check_tells_what_is_there_twice(
+    make: Callable[[Path, int], Path],
+    classes: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In two classes it is a problem: the command fails."""
+    assert status("check", str(make(tmp_path, classes))) == classes - 1
+    printed = capsys.readouterr().out
+    assert "there more than once: " in printed
+    assert ("in several classes: " in printed) == (classes == 2)
 
 
 def test_half_a_letter_in_a_text(tmp_path: Path) -> None:

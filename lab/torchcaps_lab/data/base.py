@@ -7,7 +7,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from torchcaps.spec import Within, argument, is_finite, settings
 from torchcaps.whole import resolved
 from torchcaps_lab.data.examples import Examples
-from torchcaps_lab.data.manifest import Changes, Manifest
+from torchcaps_lab.data.manifest import (
+    Changes,
+    Manifest,
+    copies_lines,
+    repeated_lines,
+    several_lines,
+)
 from torchcaps_lab.data.view import Preprocess
 from torchcaps_lab.kinds import SharedRegistry
 from torchcaps_lab.look import Fit
@@ -91,6 +97,9 @@ class DataSet(ABC):
     """
 
     task: ClassVar[str | Mapping[str, Any]] = "classification"
+
+    thing: ClassVar[str] = "image"
+    """The name of an example in messages."""
 
     gives: ClassVar[str] = "images"
 
@@ -227,15 +236,30 @@ class DataSet(ABC):
         """
         return ()
 
+    def record(self) -> Manifest | None:
+        """Return what tells copies: the examples split by split, those of the same
+        content with one digest; None if they are not the user's own.
+        """
+        return self.manifest()
+
+    def copies(self) -> tuple[str, ...]:
+        """Return which examples are there more than once, a sentence each."""
+        record = self.record()
+        return () if record is None else tuple(several_lines(record, self.thing))
+
     def repeated(self) -> tuple[str, ...]:
         """Return those of the notes that name a split without examples of its own, which
         measures nothing new.
         """
-        return ()
+        record = self.record()
+        return () if record is None else tuple(repeated_lines(record, self.thing))
 
     def contradictions(self) -> tuple[str, ...]:
-        """Return those of the notes that should be repaired before a training."""
-        return self.repeated()
+        """Return those of the notes that should be repaired before a training: examples
+        of the same content in several splits or classes.
+        """
+        record = self.record()
+        return () if record is None else tuple(copies_lines(record, self.thing))
 
     @property
     def called(self) -> str:
@@ -345,6 +369,25 @@ def share_of_labels(labels: Tensor, order: Tensor, share: float) -> Tensor:
         chosen = rows[worth.argsort(descending=True, stable=True)]
         held_out[chosen[: max(int(missing[label]), 0)]] = True
     return torch.zeros_like(held_out).index_put((order,), held_out)
+
+
+def group_of(name: str, before: str) -> str:
+    """Return whom or what a file is of, by its name.
+
+    Args:
+        name: the name, with its folders.
+        before: what the group ends at in the name of the file; ``/`` for the name of
+            its folder; empty for no group.
+
+    Example:
+        >>> from torchcaps_lab.data.base import group_of
+        >>> group_of("cats/tom_01.png", "_"), group_of("cats/tom/01.png", "/")
+        ('tom', 'tom')
+    """
+    path = PurePosixPath(name)
+    if before == "/":
+        return path.parent.name
+    return path.stem.partition(before)[0] if before else ""
 
 
 def stable_split(

@@ -64,6 +64,7 @@ class DataReport:
             classes[part] = split.counts()
         problems = data.contradictions()
         notes = tuple(note for note in data.notes() if note not in problems)
+        notes = (*notes, *data.copies())
         return cls(data.train.what, examples, classes, notes, problems)
 
     def json(self) -> dict[str, Any]:

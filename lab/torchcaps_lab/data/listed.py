@@ -16,6 +16,7 @@ from torchcaps_lab.data.base import (
     TEST_SEED,
     DataSet,
     HeldOut,
+    group_of,
     stable_split,
 )
 from torchcaps_lab.data.classes import places_of
@@ -26,14 +27,12 @@ from torchcaps_lab.data.manifest import (
     Changes,
     Entry,
     Manifest,
-    copies_lines,
     count_of,
     groups_lines,
     lacking_lines,
     left_out_lines,
     names_doubts,
     readable,
-    repeated_lines,
     some,
 )
 from torchcaps_lab.data.streams import digest_of
@@ -122,6 +121,16 @@ class Listed:
     refused: list[str] = field(default_factory=list)
     broken: dict[str, BrokenItem] = field(default_factory=dict)
 
+    def group(self, before: str) -> None:
+        """Group the items by their names, see
+        :func:`~torchcaps_lab.data.base.group_of`.
+        """
+        if before:
+            for part, items in self.parts.items():
+                self.parts[part] = [
+                    replace(item, group=group_of(item.name, before)) for item in items
+                ]
+
     @property
     def items(self) -> list[Item]:
         """The items of all parts."""
@@ -169,6 +178,9 @@ class ListedData(DataSet):
         test_groups: the groups to test on, of items whose group is known; default: a
             share of them, ``test``, the same for every ``seed``.
         validation_groups: likewise; default: a share of the others, ``validation``.
+        group_before: what the group of an item ends at in its name, such as ``_`` in
+            ``anna_01.png``, or ``/`` for the name of the folder that it is in; whole
+            groups are put aside; default: those that the source knows.
         skip_broken: leave out items that cannot be read, with a note, instead of
             raising an error.
 
@@ -176,9 +188,6 @@ class ListedData(DataSet):
         ValueError: there are fewer than two classes, or items of another one, or no
             such groups.
     """
-
-    thing: ClassVar[str] = "image"
-    """The name of an item in messages."""
 
     in_file: ClassVar[str] = "file"
     """The name of what an item is in, likewise."""
@@ -192,6 +201,7 @@ class ListedData(DataSet):
     )
     test_groups: tuple[str, ...] = argument(default=(), kw_only=True)
     validation_groups: tuple[str, ...] = argument(default=(), kw_only=True)
+    group_before: str = argument(default="", kw_only=True)
     skip_broken: bool = argument(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -214,6 +224,7 @@ class ListedData(DataSet):
         if listed.broken and not self.skip_broken:
             raise all_broken(list(listed.broken.values()), self.advice)
         listed.left_out |= {name: why.why for name, why in listed.broken.items()}
+        listed.group(self.group_before)
         self._check_groups(listed)
         trained = listed.parts.get("train", listed.parts.get("all", ()))
         listed.classes = (
@@ -350,7 +361,7 @@ class ListedData(DataSet):
         """What was left out and why, where test items are from, what changed, copies
         in several splits, lookalikes.
         """
-        manifest = self._merged
+        manifest = self.record()
         return (
             *self.listed.notes,
             *self._changes.lines(),
@@ -361,8 +372,7 @@ class ListedData(DataSet):
                 self.thing,
             ),
             *self._without_labels(),
-            *copies_lines(manifest, self.thing),
-            *self._groups_in_several_parts(),
+            *self.contradictions(),
             *names_doubts(manifest.classes),
         )
 
@@ -376,22 +386,16 @@ class ListedData(DataSet):
             f"classes: {some(bare)}"
         ]
 
-    def repeated(self) -> tuple[str, ...]:
-        """The splits that have no items of their own, a sentence each."""
-        return tuple(repeated_lines(self._merged, self.thing))
-
     def contradictions(self) -> tuple[str, ...]:
         """Copies in several parts or classes, and groups in several parts."""
-        copies = copies_lines(self._merged, self.thing)
-        return (*copies, *self._groups_in_several_parts())
+        return (*super().contradictions(), *self._groups_in_several_parts())
 
     def _groups_in_several_parts(self) -> list[str]:
         """Tell people of groups that the source has in several parts."""
         groups = {name: item.group for name, item in self._items.items()}
         return groups_lines(groups, self.manifest())
 
-    @property
-    def _merged(self) -> Manifest:
+    def record(self) -> Manifest:
         """The manifest, with one digest for files of the same pixels."""
         return self.manifest().merged(self._read.same)
 

@@ -299,6 +299,17 @@ def copies_lines(manifest: Manifest, thing: str = "image") -> list[str]:
     return lines + repeated_lines(manifest, thing)
 
 
+def several_lines(manifest: Manifest, thing: str = "image") -> list[str]:
+    """Tell people which images, or other items, are there more than once."""
+    names: dict[str, list[str]] = {}
+    for entry in chain.from_iterable(manifest.parts.values()):
+        names.setdefault(entry.digest, []).append(entry.name)
+    several = [" = ".join(copies) for copies in names.values() if len(copies) > 1]
+    if not several:
+        return []
+    return [f"{count_of(several, thing)} there more than once: {some(several)}"]
+
+
 def groups_lines(group_of: Mapping[str, str], manifest: Manifest) -> list[str]:
     """Tell people which groups are in several splits.
 

@@ -42,7 +42,7 @@ def content() -> dict[str, Any]:
 
 def read_coco(folder: Path, text: str) -> AnnotatedImages:
     for number in range(2):
-        Image.new("L", (40, 24)).save(folder / f"{number}.png")
+        Image.new("L", (40, 24), number).save(folder / f"{number}.png")
     (folder / "all.json").write_text(text)
     data = AnnotatedImages(
         folder, folder / "all.json", channels=1, validation=0.0, test=0.0

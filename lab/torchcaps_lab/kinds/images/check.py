@@ -25,6 +25,7 @@ from torchcaps_lab.data.manifest import (
     left_out_lines,
     names_doubts,
     readable,
+    several_lines,
     some,
 )
 from torchcaps_lab.kinds.images.alike import first_alike, look_of, pixels_digest
@@ -194,12 +195,15 @@ class _Look(NamedTuple):
     broken: str = ""
 
 
-def check_folder(root: str | Path, skip_broken: bool = False) -> ImagesReport:
+def check_folder(
+    root: str | Path, skip_broken: bool = False, group_before: str = ""
+) -> ImagesReport:
     """Check the images of a folder, see :func:`check_images`.
 
     Args:
         root: as of :class:`~torchcaps_lab.data.ImageFolder`.
         skip_broken: likewise.
+        group_before: likewise.
 
     Raises:
         FileNotFoundError: there is no `root`.
@@ -211,6 +215,7 @@ def check_folder(root: str | Path, skip_broken: bool = False) -> ImagesReport:
     listing = looked_through(root, ImageListing, skip_empty=skip_broken)
     if not listing.items:
         raise ValueError("; ".join(listing.refused))
+    listing.group(group_before)
     return check_images(listing, skip_broken=skip_broken)
 
 
@@ -313,7 +318,7 @@ def check_images(
         turned=sum(look.turned for look in readable_files.values()),
         broken={} if skip_broken else broken,
         left_out={**listing.left_out, **(broken if skip_broken else {})},
-        copies=tuple(_copies(readable_files)),
+        copies=tuple(several_lines(manifest)),
         near_copies=tuple(_near_copies(readable_files)),
         folders=tuple(listing.refused),
         contradictions=(
@@ -490,17 +495,6 @@ def _lacking(counts: dict[str, dict[str, int]]) -> list[str]:
 def _ranked(names: Sequence[str]) -> dict[str, int]:
     """How often each name occurs, the most frequent first."""
     return dict(Counter(names).most_common())
-
-
-def _copies(looks: dict[ListedFile, _Look]) -> list[str]:
-    """Tell people of images of the same pixels."""
-    groups: dict[str, list[str]] = {}
-    for file, look in looks.items():
-        groups.setdefault(look.pixels, []).append(file.name)
-    several = [" = ".join(names) for names in groups.values() if len(names) > 1]
-    if several:
-        return [f"{count_of(several)} there more than once: {some(several)}"]
-    return []
 
 
 def _near_copies(looks: dict[ListedFile, _Look]) -> list[str]:

@@ -134,7 +134,8 @@ class ImageReader(Reader):
         data = values_of(seen.options["data"]) if isinstance(seen, Guess) else {}
         skips = bool(data.get("skip_broken"))
         if data.get("name") != "ImageTable":
-            return check_folder(place.path, skips)
+            before = str(data.get("group_before") or "")
+            return check_folder(place.path, skips, before)
         form = TableForm(
             data["file"],
             names_in(data["label"]),

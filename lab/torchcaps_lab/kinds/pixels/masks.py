@@ -2,6 +2,7 @@
 pixels of scenes.
 """
 
+import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -19,17 +20,20 @@ from torchcaps.numerics import Size
 from torchcaps.spec import Within, argument, settings
 from torchcaps.whole import LARGEST_NOTE, read_text, seen_from
 from torchcaps_lab.data.augment import random_integers
-from torchcaps_lab.data.base import DataSet, find_data_dir, register_dataset
+from torchcaps_lab.data.base import (
+    DataSet,
+    find_data_dir,
+    group_of,
+    register_dataset,
+)
 from torchcaps_lab.data.boxes import INK
 from torchcaps_lab.data.examples import Batch, Composition, Examples
 from torchcaps_lab.data.manifest import (
     PARTS,
     Entry,
     Manifest,
-    copies_lines,
     lacking_lines,
     left_out_lines,
-    repeated_lines,
 )
 from torchcaps_lab.data.schema import each_once
 from torchcaps_lab.data.streams import digest_of
@@ -38,6 +42,7 @@ from torchcaps_lab.kinds.images.decoding.bands import Bands, Range, check_range
 from torchcaps_lab.kinds.images.decoding.handwriting import orientation, upright
 from torchcaps_lab.kinds.images.decoding.picture import (
     BLACK,
+    broken_images,
     check_background,
     image_suffixes,
     in_mode,
@@ -236,6 +241,9 @@ class Masks(DataSet):
         range: the pixel values of pictures that become black and white; default: the
             whole range of the type.
         background: the colour behind transparent parts, by name or as ``#ffd700``.
+        group_before: as of :class:`ImageFolder`; blocks are of whole groups.
+        skip_broken: leave out pictures that cannot be read, or whose mask cannot, with
+            a note, instead of raising an error.
 
     Raises:
         FileNotFoundError: there is no such folder or file, or a picture has no mask.
@@ -277,11 +285,14 @@ class Masks(DataSet):
     nearest: bool = False
     levels: Range | None = argument(default=None, alias="range")
     background: str = argument(default=BLACK)
+    group_before: str = ""
+    skip_broken: bool = False
 
     def __post_init__(self) -> None:
         check_range(self.levels)
         check_background(self.background)
         self._lines: tuple[str, ...] = ()
+        self._broken: dict[Path, str] = {}
         if self.nearest and not self.values:
             raise ValueError(
                 "nearest needs values, those that masks should have, got none"
@@ -350,25 +361,38 @@ class Masks(DataSet):
 
     @cached_property
     def _parts(self) -> dict[str, list[int]]:
-        count = len(self._pairs)
+        units = self._units
+        count = len(units)
         if count < self.folds:
             held = f"{Path(self.root) / self.images} holds {count}"
+            things = "groups of pictures" if self.group_before else "pictures"
             raise ValueError(
-                f"folds must be at most the number of pictures, {count}, got "
+                f"folds must be at most the number of {things}, {count}, got "
                 f"{self.folds}: {held}"
             )
         start, end = (count * fold // self.folds for fold in (self.fold, self.fold + 1))
-        train_rows = [*range(end, count), *range(start)]
-        aside = min(round(self.validation_share * len(train_rows)), len(train_rows) - 1)
-        train_rows = (
-            train_rows[self.seed * aside % len(train_rows) :]
-            + train_rows[: self.seed * aside % len(train_rows)]
-        )
-        return {
-            "train": sorted(train_rows[aside:]),
-            "validation": sorted(train_rows[:aside]),
-            "test": list(range(start, end)),
+        train = [*range(end, count), *range(start)]
+        aside = min(round(self.validation_share * len(train)), len(train) - 1)
+        first = self.seed * aside % len(train)
+        train = train[first:] + train[:first]
+        parts = {
+            "train": train[aside:],
+            "validation": train[:aside],
+            "test": range(start, end),
         }
+        return {
+            part: sorted(row for place in places for row in units[place])
+            for part, places in parts.items()
+        }
+
+    @cached_property
+    def _units(self) -> list[list[int]]:
+        """The rows of the pictures that stay in one part: of each group, or of one."""
+        units: dict[object, list[int]] = {}
+        for row, pair in enumerate(self._pairs):
+            group = group_of(pair.picture.as_posix(), self.group_before)
+            units.setdefault(group or row, []).append(row)
+        return [*units.values()]
 
     @cached_property
     def _pairs(self) -> list[_Pair]:
@@ -394,7 +418,13 @@ class Masks(DataSet):
                 for part in re.split(r"(\d+)", path.stem)
             ]
         )
-        return [_Pair(path, self._mask_of(path)) for path in files]
+        pairs = [_Pair(path, self._mask_of(path)) for path in files]
+        if self.skip_broken:
+            masks = [] if self._coco else [pair.mask for pair in pairs]
+            pictures = [pair.picture for pair in pairs]
+            self._broken = broken_images((*pictures, *masks), self.levels)
+            pairs = [pair for pair in pairs if not self._broken.keys() & {*pair}]
+        return pairs
 
     def _mask_of(self, picture: Path) -> Path:
         place = Path(self.root) / self.masks
@@ -423,35 +453,40 @@ class Masks(DataSet):
         pixels got another value.
         """
         _ = self._whole
-        copies = copies_lines(self._files)
         parts = {part: getattr(self, part).shown() for part in PARTS}
         lacking = lacking_lines(self.classes, parts)
-        return (*self._lines, *copies, *lacking, *self._unused())
-
-    def contradictions(self) -> tuple[str, ...]:
-        """Which pictures are in several splits."""
-        return tuple(copies_lines(self._files))
+        broken = left_out_lines({str(file): why for file, why in self._broken.items()})
+        return (
+            *self._lines,
+            *self.contradictions(),
+            *lacking,
+            *broken,
+            *self._unused(),
+        )
 
     def _unused(self) -> list[str]:
         """Tell people of masks that are of no picture, which are left out."""
         if self._coco or self.listed:
             return []
-        used = {pair.mask for pair in self._pairs}
+        used = {pair.mask for pair in self._pairs} | self._broken.keys()
         files = image_files(Path(self.root) / self.masks)
         others = [file for file in files if file not in used]
         return left_out_lines(dict.fromkeys(map(str, others), "it is of no picture"))
 
-    def repeated(self) -> tuple[str, ...]:
-        """Which splits have no pictures of their own."""
-        return tuple(repeated_lines(self._files))
+    def record(self) -> Manifest:
+        """The pictures of each split; the class of a picture is its mask."""
+        return self._files
 
     @cached_property
     def _files(self) -> Manifest:
-        """The files of the pictures, which have no class of their own."""
         parts = {}
         for part, rows in self._parts.items():
-            files = [self._pairs[row].picture for row in rows]
-            parts[part] = [Entry(str(file), "", digest_of(file)) for file in files]
+            entries = []
+            for row in rows:
+                file = self._pairs[row].picture
+                mask = hashlib.sha256(self._whole.labels[row].numpy().tobytes())
+                entries.append(Entry(str(file), mask.hexdigest(), digest_of(file)))
+            parts[part] = entries
         return Manifest((), parts)
 
     @cached_property

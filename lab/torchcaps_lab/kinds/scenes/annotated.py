@@ -26,6 +26,7 @@ from torchcaps_lab.data.base import (
     DataSet,
     HeldOut,
     check_held_out_share,
+    group_of,
     register_dataset,
     stable_split,
 )
@@ -33,16 +34,15 @@ from torchcaps_lab.data.examples import Batch, Examples, Parts
 from torchcaps_lab.data.manifest import (
     Entry,
     Manifest,
-    copies_lines,
     lacking_lines,
     left_out_lines,
-    repeated_lines,
 )
 from torchcaps_lab.data.streams import digest_of
 from torchcaps_lab.kinds.images.decoding.bands import Range, check_range
 from torchcaps_lab.kinds.images.decoding.handwriting import orientation
 from torchcaps_lab.kinds.images.decoding.picture import (
     BLACK,
+    broken_images,
     check_background,
     image_suffixes,
     in_mode,
@@ -176,6 +176,9 @@ class AnnotatedImages(DataSet):
             the type.
         background: the colour behind transparent parts, by name or as ``#ffd700``.
         test: share of the images that become the test set, the same for every ``seed``.
+        group_before: as of :class:`ImageFolder`.
+        skip_broken: leave out images that cannot be read, with a note, instead of
+            raising an error.
 
     Raises:
         FileNotFoundError: there is no root, no file of annotations, or no image that
@@ -223,6 +226,8 @@ class AnnotatedImages(DataSet):
     levels: Range | None = argument(default=None, alias="range", kw_only=True)
     background: str = argument(default=BLACK, kw_only=True)
     test_share: HeldOut = argument(default=0.2, alias="test", kw_only=True)
+    group_before: str = argument(default="", kw_only=True)
+    skip_broken: bool = argument(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         check_held_out_share("test", self.test_share)
@@ -266,22 +271,49 @@ class AnnotatedImages(DataSet):
         }
         lacking = lacking_lines(self.classes, parts)
         lines = left_out_lines(self._annotated.left_out)
-        return (*copies_lines(self._files), *lacking, *lines, *doubts(noted))
+        return (*self.contradictions(), *lacking, *lines, *doubts(noted))
 
-    def contradictions(self) -> tuple[str, ...]:
-        """Which images to test on are also trained on."""
-        return tuple(copies_lines(self._files))
-
-    def repeated(self) -> tuple[str, ...]:
-        """Whether there are no images to test on but those to train on."""
-        return tuple(repeated_lines(self._files))
+    def record(self) -> Manifest:
+        """The files of each split; the classes of its things are those of an image."""
+        return self._files
 
     @cached_property
     def _files(self) -> Manifest:
-        """The files to train on, validation included, and those to test on."""
-        train, test = self._annotated.train, self._annotated.test or ()
-        parts = {"train": _entries(train), "test": _entries(test)}
-        return Manifest(self.classes, parts)
+        train = self._annotated.train
+        parts = {
+            "train": [train[row] for row in self._rows[0]],
+            "validation": [train[row] for row in self._rows[1]],
+            "test": self._annotated.test or (),
+        }
+        entries = {part: _entries(noted) for part, noted in parts.items()}
+        return Manifest(self.classes, entries)
+
+    @cached_property
+    def _train_and_validation(self) -> tuple[Examples, Examples]:
+        both = self.load_train()
+        rest, aside = self._rows
+        return both.subset(rest), both.subset(aside)
+
+    @cached_property
+    def _rows(self) -> tuple[Tensor, Tensor]:
+        """The images to train on, and those to validate on."""
+        return self._apart(self._annotated, self.validation_share, self.seed)
+
+    def _apart(
+        self, read: Annotations, share: float, seed: int
+    ) -> tuple[Tensor, Tensor]:
+        """Put aside a share of the images to train on, chosen by content in whole
+        groups: the rows of the rest, and of those put aside.
+        """
+        digests = [digest_of(image.file) for image in read.train]
+        shown = [
+            [name in image.labels for name in read.classes] for image in read.train
+        ]
+        groups = None
+        if self.group_before:
+            names = [image.file.as_posix() for image in read.train]
+            groups = [group_of(name, self.group_before) for name in names]
+        return stable_split(torch.tensor(shown), digests, share, seed, groups)
 
     @cached_property
     def _annotated(self) -> Annotations:
@@ -310,15 +342,11 @@ class AnnotatedImages(DataSet):
                 name: why for name, why in left_out.items() if Path(name) not in named
             }
             read = read._replace(test=tested.train, left_out=left_out)
+        if self.skip_broken:
+            read = _without_broken(read, self.levels)
         if read.test is not None:
             return read
-        digests = [digest_of(image.file) for image in read.train]
-        shown = [
-            [name in image.labels for name in read.classes] for image in read.train
-        ]
-        train_rows, test_rows = stable_split(
-            torch.tensor(shown), digests, self.test_share, TEST_SEED
-        )
+        train_rows, test_rows = self._apart(read, self.test_share, TEST_SEED)
         parts = [[read.train[row] for row in rows] for rows in (train_rows, test_rows)]
         return read._replace(train=parts[0], test=parts[1])
 
@@ -378,11 +406,28 @@ class AnnotatedImages(DataSet):
 
 
 def _entries(noted: Sequence[Noted]) -> list[Entry]:
-    """The files of images. They may show things of several classes, so they have
-    none.
-    """
-    files = [image.file for image in noted]
-    return [Entry(str(file), "", digest_of(file)) for file in files]
+    """The files of images, and the classes of their things."""
+    return [
+        Entry(
+            str(image.file), ", ".join(sorted({*image.labels})), digest_of(image.file)
+        )
+        for image in noted
+    ]
+
+
+def _without_broken(read: Annotations, levels: Range | None) -> Annotations:
+    """Annotations without the images that cannot be read."""
+    files = [image.file for image in (*read.train, *(read.test or ()))]
+    broken = broken_images(files, levels)
+
+    def rest(noted: Sequence[Noted]) -> list[Noted]:
+        return [image for image in noted if image.file not in broken]
+
+    left_out = {**read.left_out, **{str(file): why for file, why in broken.items()}}
+    test = None if read.test is None else rest(read.test)
+    if not (train := rest(read.train)):
+        raise ValueError(f"none of {len(read.train)} images to train on can be read")
+    return read._replace(train=train, test=test, left_out=left_out)
 
 
 def _placed(noted_image: Noted, shown: tuple[int, int], turn: int) -> Tensor:

@@ -60,6 +60,10 @@ class MadeOf(DataSet):
         """Which files the images are made of, split by split."""
         return self.data.manifest()
 
+    def record(self) -> Manifest | None:
+        """What tells copies of these files."""
+        return self.data.record()
+
     def follow(self, manifest: Manifest) -> Changes:
         """Takes over the split of a manifest."""
         return self.data.follow(manifest)
