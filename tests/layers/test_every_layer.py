@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from torchcaps import (
     CapsConv1d,
     CapsConv2d,
+    CapsHead,
     CapsLinear,
     Capsules,
     ClassCaps,
+    PrimaryCaps1d,
     Slots,
     create_routing,
     list_routings,
@@ -157,6 +159,24 @@ SLOTS = ("slots", "slot_mixture")
 """Routings that start from learned slots, which are what is left without children."""
 
 
+class Primary(PrimaryCaps1d):
+    """Primary capsules of what poses hold, channels at moments."""
+
+    def forward(self, children: Capsules) -> Capsules:
+        return super().forward(children.pose.mT)
+
+
+class Head(CapsHead):
+    """Capsules on tokens that poses hold, after a first batch."""
+
+    def __init__(self, classes: int, *, routing: Routing) -> None:
+        super().__init__(classes, types=2, dim=3, pose_dim=3, routing=routing)
+        super().forward(torch.randn(2, 3, 4))
+
+    def forward(self, children: Capsules) -> Capsules:
+        return super().forward(children.pose)
+
+
 OPTIONS: dict[str, tuple[str, Make, tuple[int, ...], tuple[int, ...]]] = {
     "linear": ("kmeans", partial(CapsLinear, 5, 3, 3, 3), (5,), (3,)),
     "any number": (
@@ -185,9 +205,16 @@ OPTIONS: dict[str, tuple[str, Make, tuple[int, ...], tuple[int, ...]]] = {
     ),
     "local": ("spectral", partial(LocalCaps, 2, 2, 3, 3), (3, 2, 2), (3,)),
     "slots": ("slots", partial(Slots, 3, dim=4, features=6), (5,), POSE),
+    "head": ("variational_bayes", partial(Head, 3), (5,), (4,)),
 }
 """By name, the routing that is always tried, what makes the layer, the sites and the
 poses of its children.
+"""
+
+
+ROUTINGS_OF = {"slots": SLOTS, "head": ("variational_bayes", "dynamic")}
+"""Of layers that do not take every routing, or that others with the same class layer
+stand for.
 """
 
 
@@ -198,7 +225,7 @@ poses of its children.
             routing, layer, marks=[] if routing == always else [pytest.mark.thorough]
         )
         for layer, (always, *_) in OPTIONS.items()
-        for routing in (SLOTS if layer == "slots" else list_routings())
+        for routing in ROUTINGS_OF.get(layer, list_routings())
     ],
 )
 def test_options_of_every_layer_with_those_of_every_routing(
@@ -210,6 +237,13 @@ def test_options_of_every_layer_with_those_of_every_routing(
     check_layer(
         partial(make, routing=routing), capsules(*sites, pose=pose), skip=others
     )
+
+
+def test_options_of_primary_capsules() -> None:
+    torch.manual_seed(0)
+    others = [check.__name__.removeprefix("_") for check in CHECKS]
+    make = partial(Primary, 4, 2, (2,), kernel_size=2, stride=1)
+    check_layer(make, capsules(5, pose=(4,)), skip=others)
 
 
 def test_hard_assignments_need_parents_that_differ() -> None:
