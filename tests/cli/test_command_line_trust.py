@@ -15,6 +15,9 @@ import yaml
 from PIL import Image
 
 import torchcaps as tc
+from benchmarks.__main__ import PARTS
+from benchmarks.__main__ import main as benchmarks
+from recipes.__main__ import main as recipes
 from torchcaps.models import ImageClassifier
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli import COMMANDS, main
@@ -207,16 +210,32 @@ class TestCommandLine:
         assert curves["panels"][0]["curves"]["training"]["epochs"] == [1, 2]
 
     @pytest.mark.parametrize(
-        "arguments",
-        [["models", "capsnet_digits"], ["--help"], ["--version"]],
-        ids=lambda given: given[0],
+        ("command", "arguments"),
+        [
+            (main, ["models", "capsnet_digits"]),
+            (main, ["--version"]),
+            (main, ["--help"]),
+            *((main, [name, "--help"]) for name in COMMANDS),
+            (recipes, []),
+            (recipes, ["--help"]),
+            (recipes, ["run", "--help"]),
+            (recipes, ["queue", "--help"]),
+            (benchmarks, ["--help"]),
+            *((benchmarks, [part, "--help"]) for part in PARTS),
+        ],
+        ids=lambda given: " ".join(given) if isinstance(given, list) else "",
     )
-    def test_a_pipe_that_nobody_reads_is_no_error(self, arguments, monkeypatch, capsys):
+    @pytest.mark.parametrize("both", [False, True])
+    def test_a_pipe_that_nobody_reads_is_no_error(
+        self, command, arguments, both, monkeypatch, capsys
+    ):
         reading, writing = os.pipe()
         os.close(reading)
         with os.fdopen(writing, "w") as closed:
             monkeypatch.setattr(sys, "stdout", closed)
-            assert main(arguments) == 141
+            if both:
+                monkeypatch.setattr(sys, "stderr", closed)
+            assert command(arguments) == 141
         assert capsys.readouterr().err == ""
 
     def test_a_training_goes_on_when_nobody_reads_its_output(
