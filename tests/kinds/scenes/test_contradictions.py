@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from tests.kinds import shapes
 from tests.kinds.shapes import masks, voc, yolo
 from tests.kinds.shapes import picture as photo
+from tests.runs import status
 from torchcaps_lab.data import AnnotatedImages, Masks
 from torchcaps_lab.look import number_in
 
@@ -359,3 +361,14 @@ def test_numbers(text: str) -> None:
 def test_texts_that_are_no_numbers(text: str) -> None:
     with pytest.raises(ValueError, match="expected a number, got"):
         number_in(text)
+
+
+def test_a_file_whose_images_are_missing_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its boxes were not used, without a word."""
+    scenes = shapes.coco(tmp_path)
+    (file,) = (scenes / "annotations").glob("*train*")
+    file.write_text(file.read_text().replace('"0.png"', '"gone.png"'))
+    assert status("check", str(scenes)) == 0
+    assert f"images are missing: {file.name}" in capsys.readouterr().out

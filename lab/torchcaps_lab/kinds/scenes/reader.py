@@ -1,7 +1,7 @@
 """Reads images with boxes around things, in the forms that people have them in."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from html import unescape
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchcaps.whole import encoding_of, named_below, opened, parsed_json
+from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.parts import part_called
 from torchcaps_lab.data.reader import register_reader
 from torchcaps_lab.kinds.images.decoding.picture import image_suffixes
@@ -34,6 +35,7 @@ class Form(NamedTuple):
         annotations: the file or the folder of the annotations.
         more: other arguments of the data set.
         trained: how many images are trained on, about; 0: a share of all.
+        unused: the names of other files of annotations, whose images are missing.
     """
 
     said: str
@@ -41,6 +43,7 @@ class Form(NamedTuple):
     annotations: Path
     more: Mapping[str, Any] = {}
     trained: int = 0
+    unused: Sequence[str] = ()
 
 
 @register_reader("scenes")
@@ -70,6 +73,8 @@ class SceneReader(ImageReader):
             **shape,
         }
         summary = f"AnnotatedImages, boxes as of {form.said} in {form.annotations}"
+        if form.unused:
+            summary += f"; not used, as images are missing: {some(form.unused)}"
         why = {"data": summary, **why_shape, **why_steps}
         return watched(Guess({**options, "data": data}, why), given, train // 9)
 
@@ -104,21 +109,20 @@ def _of_yaml(place: Place) -> Form | None:
 
 def _of_coco(place: Place) -> Form | None:
     """Files of COCO, one for each split, or one."""
-    files = []
-    for path in place.with_suffix(".json"):
-        if _is_coco(path) and _images_of(path, place) is not None:
-            files.append(path)
+    noted = [path for path in place.with_suffix(".json") if _is_coco(path)]
+    files = [path for path in noted if _images_of(path, place) is not None]
     if not files:
         return None
+    unused = tuple(path.name for path in noted if path not in files)
     parts = {_part(path): path for path in reversed(files)}
     train = parts.get("train", files[0])
     test = parts.get("test") or parts.get("validation")
     root = _images_of(train, place)
     assert root is not None
     if test is None or test == train:
-        return Form("COCO", root, train)
+        return Form("COCO", root, train, unused=unused)
     more = {"test_annotations": str(test), "test_root": str(_images_of(test, place))}
-    return Form("COCO", root, train, more)
+    return Form("COCO", root, train, more, unused=unused)
 
 
 def _is_coco(path: Path) -> bool:
