@@ -92,7 +92,9 @@ class SlotMLP(SlotAutoencoder):
     def _make_slots(self, dim: int, routing: Routing | None) -> None:
         with torch.no_grad():
             places = self.features(torch.zeros(1, *self.image_shape)).shape[1]
-        self.slots = SlotsByMLP(places, self.classes, dim, self.hidden)
+        # Not a layer that routes: nothing is shared out.
+        by_mlp: Any = SlotsByMLP(places, self.classes, dim, self.hidden)
+        self.slots = by_mlp
 
 
 class PublishedObjects(Recipe[TrainingOptions]):

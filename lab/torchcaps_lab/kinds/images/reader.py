@@ -275,7 +275,8 @@ class ImageReader(Reader):
         if fit in ("keep", "handwriting") or mask.shape != read.shape[1:]:
             return mask, read
         picture = self.read(given, "keep").values
-        return at_size(mask, *picture.shape[1:], fit), picture
+        height, width = picture.shape[1:]
+        return at_size(mask, height, width, fit), picture
 
     def _pixels(self, image: Any, fit: Fit) -> Tensor:
         channels = self.image_shape[0]
