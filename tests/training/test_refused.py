@@ -23,22 +23,19 @@ LATE = [
 
 REFUSED = [
     # names and numbers
-    (["--model", "capsnut"], "model must be one of .*capsnet.* got 'capsnut'"),
+    (["--model", "capsnut"], "model must be .* got 'capsnut'; did you mean capsnet"),
     (
         ["--model", "text_cnn"],
         "text_cnn takes no images; model must be one of attentioncapsnet",
     ),
     (["--epochs", "x"], "epochs"),
-    (
-        ["--routing", "Nothing"],
-        r"(?s)routing must be one of .*'dynamic', 'em'.* --import",
-    ),
-    (["--loss", "Nothing"], r"loss must be one of .'LengthCrossEntropy', 'MarginLoss'"),
-    (["--data", "Nothing"], r"(?s)data must be one of .*'digits'.* --import"),
-    (["--task", "guessing"], "task must be one of .*classification"),
+    (["--routing", "Nothing"], "(?s)routing must be .* --import .*dynamic, em"),
+    (["--loss", "Nothing"], "(?s)loss must be .*LengthCrossEntropy, MarginLoss"),
+    (["--data", "Nothing"], "(?s)data must be .* --import .*digits"),
+    (["--task", "guessing"], "(?s)task must be .*classification"),
     (["--loss.present", "x", "--loss", "MarginLoss"], "present"),
     (["--batch_size", "0"], "batch_size must be at least 1, got 0"),
-    (["--seed", str(2**64)], r"seed must be less than 2\^64, got 18446744073709551616"),
+    (["--seed", str(2**64)], r"seed must be .*2\^64.*, got 18446744073709551616"),
     (["--reconstruction", "-1"], "reconstruction must be at least 0, got -1.0"),
     (["--speed.resident", "-1"], "resident must be .*0.*, got -1.0"),
     # the network and its images
