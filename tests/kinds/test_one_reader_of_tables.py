@@ -3,6 +3,7 @@ check, train and tc.train.
 """
 
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from PIL import Image
 
 import torchcaps as tc
 from tests.runs import status
-from torchcaps_lab.data import MapStyle, Text
+from torchcaps.spec import fit
+from torchcaps_lab.data import DataSet, MapStyle, Text
 from torchcaps_lab.options.guess import guess
 
 WORDS = ["alpha", "beta", "gamma", "delta", "bank", "doctor", "match", "heart"]
@@ -257,3 +259,71 @@ def test_flags_beside_pictures_called_0_and_1_are_no_names_of_pictures(
     name = write("t.csv", ("a", "b", "c"), lambda k: (text(k), k % 2, int(k % 3 == 0)))
     data = guess(name).options["data"]
     assert (data["name"], data["text"], data["label"]) == ("Text", "a", ["b", "c"])
+
+
+@pytest.mark.parametrize(
+    ("typed", "classes"),
+    [
+        ('" "', ("bad", "good", "very")),
+        ("null", ("bad", "good", "very bad", "very good")),
+    ],
+)
+def test_a_sign_that_may_stand_between_labels_is_asked_for(
+    typed: str,
+    classes: tuple[str, ...],
+    write: Write,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    verdicts = ("good", "bad", "very good", "very bad")
+    name = write("v.csv", ("text", "verdict"), lambda k: (text(k), verdicts[k % 4]))
+    message = refused(name, capsys)
+    assert "'verdict'" in message
+    assert f"--data.delimiter {shlex.quote(typed)}" in message
+    status("check", name, "--data.delimiter", typed)
+    out = capsys.readouterr().out
+    assert all(f"  {label}: " in out for label in classes)
+    assert f"--data.delimiter {shlex.quote(typed)}" in out
+
+
+def test_numbered_columns_name_the_command_that_reads_them_as_series(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = ("kind", *(f"f{moment}" for moment in range(9)))
+    name = write(
+        "wide.csv",
+        head,
+        lambda k: ("ab"[k % 2], *(k % 7 + m * (k % 2) for m in range(9))),
+    )
+    command = re.search(
+        "torchcaps (train --data Series .* runs/series)", refused(name, capsys)
+    )
+    assert command is not None
+    words = shlex.split(command[1].replace("COLUMN", "kind"))
+    steps = ("--epochs", "1", "--report", "false")
+    assert status(*words, *steps) == 0
+    assert tc.Classifier.open("runs/series").classes == ("a", "b")
+
+
+def test_rows_of_one_time_are_not_read_as_moments(write: Write) -> None:
+    """Two sensors in one column would become one channel."""
+    name = write(
+        "tidy.csv",
+        ("id", "time", "sensor", "value", "kind"),
+        lambda k: (k // 12, k // 2 % 6, "uv"[k % 2], k % 5, "ab"[k // 12 % 2]),
+        count=480,
+    )
+    options = guess(name, {"data": {"series": "id", "label": "kind"}}).options["data"]
+    with pytest.raises(ValueError, match="several rows of one time"):
+        fit(DataSet, options, "data").make()
+
+
+def test_a_bar_is_typed_as_it_is(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """YAML reads it as an empty text, so that each cell was one class."""
+    name = write("v.csv", ("text", "topic"), lambda k: (text(k), ("a|b", "c|d")[k % 2]))
+    assert "--data.delimiter '|'" in refused(name, capsys)
+    assert status("check", name, "--data.delimiter", "|") == 0
+    out = capsys.readouterr().out
+    assert all(f"  {label}: " in out for label in "abcd")
+    assert out.rstrip().endswith("--data.delimiter '|'")

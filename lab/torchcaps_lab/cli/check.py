@@ -50,7 +50,9 @@ def command(
     trained = guess if isinstance(guess, Guess) else seen(place, skipping)[1]
     if isinstance(trained, Guess) and not json:
         advised = report.advised(trained.options)
-        chosen = {f"--data.{name}": str(value) for name, value in (data or {}).items()}
+        chosen = {
+            f"--data.{name}": _typed(value) for name, value in (data or {}).items()
+        }
         advised = None if advised is None else {**chosen, **advised}
         print("\n".join(_advice(folder, trained, advised)))
     if report.problems:
@@ -67,3 +69,8 @@ def _advice(folder: str, guess: Guess, advised: dict[str, str] | None) -> list[s
     words = chain.from_iterable(advised.items())
     command = shlex.join(["torchcaps", "train", folder, *words])
     return [*lines, f"train on it: {command}"]
+
+
+def _typed(value: Any) -> str:
+    """The value of an option as it is typed."""
+    return value if isinstance(value, str) and value.strip() else dumps(value)

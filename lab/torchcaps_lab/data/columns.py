@@ -552,5 +552,5 @@ def _is_code(cell: str) -> bool:
 
 
 def quoted(name: str) -> str:
-    """The name of a column as it is typed on a command line."""
-    return shlex.quote(name)
+    """The name of a column, or a sign, as it is typed on a command line."""
+    return shlex.quote(name if name.strip() else f'"{name}"')

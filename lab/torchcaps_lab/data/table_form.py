@@ -129,7 +129,7 @@ class TableForm(NamedTuple):
         if not labels:
             chosen = columns.labels((item, split, group, *taken), str(table))
             labels = tuple(column.name for column in chosen)
-        form = cls(item, labels, given.get("delimiter", ""), split, group)
+        form = cls(item, labels, given.get("delimiter") or "", split, group)
         column = columns.by_name.get(labels[0])
         if len(labels) > 1 or column is None or "delimiter" in given:
             return form
@@ -137,7 +137,7 @@ class TableForm(NamedTuple):
             raise UnclearColumns(
                 f"cells of column {column.name!r} of {table} hold {column.unclear!r}, "
                 "which may stand between several labels or be part of their names. Add "
-                f"--data.delimiter {quoted(column.unclear)} or --data.delimiter ''"
+                f"--data.delimiter {quoted(column.unclear)} or --data.delimiter null"
             )
         return form._replace(delimiter=column.between)
 

@@ -239,6 +239,9 @@ def _count(
 
 def typed(text: str) -> Typed:
     """A value from a command line."""
+    # YAML reads these alone as the beginning of an empty text.
+    if text in ("|", ">"):
+        return Typed(text, text)
     try:
         return Typed(text, parsed(text, "the value"))
     except ValueError:

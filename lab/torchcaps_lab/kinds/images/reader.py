@@ -139,7 +139,7 @@ class ImageReader(Reader):
         form = TableForm(
             data["file"],
             names_in(data["label"]),
-            data.get("delimiter", ""),
+            data.get("delimiter") or "",
             data.get("split"),
             data.get("group"),
         )

@@ -52,8 +52,8 @@ class Series(ListedData):
         label: the column of the classes; or several, of yes and no (1 and 0, true and
             false), with a class each.
         group: the column that says whom a series is of; None for none.
-        delimiter: what stands between several labels in one cell; empty: each series
-            has one label.
+        delimiter: what stands between several labels in one cell, ``[]`` around lists;
+            None: each series has one label.
         split: a column that says which split a series belongs to; None for none.
         time: the column that says when a row was measured, in numbers or dates; the
             rows of a series are put in this order, and it is no channel; None: rows are
@@ -101,7 +101,7 @@ class Series(ListedData):
     series: str = "series"
     label: str | Sequence[str] = "label"
     group: str | None = None
-    delimiter: str = argument(default="", kw_only=True)
+    delimiter: str | None = argument(default=None, kw_only=True)
     split: str | None = argument(default=None, kw_only=True)
     time: str | None = argument(default=None, kw_only=True)
     values: Sequence[str] = argument(default=(), kw_only=True)
@@ -125,7 +125,7 @@ class Series(ListedData):
         """What the columns of tables are read as."""
         item = None if self.wide else self.series
         labels = names_in(self.label)
-        form = TableForm(item, labels, self.delimiter, self.split, self.group)
+        form = TableForm(item, labels, self.delimiter or "", self.split, self.group)
         return SeriesForm(form, self.time, tuple(self.values), self.wide)
 
     @property

@@ -378,8 +378,12 @@ def _series_of(
     times = [given["time"]] if "time" in given else [*_time_columns(columns), None]
     looks = [_Look(cells, columns, time) for time in times]
     if "series" in given:
-        apart = [look for look in looks if look.is_apart(given["series"])]
-        return [*apart, looks[-1]][0], given["series"]
+        series = given["series"]
+        moving = [
+            look for look in looks if look.time and look.time not in look.steady(series)
+        ]
+        apart = [look for look in moving if look.is_apart(series)]
+        return [*apart, *moving, looks[-1]][0], series
     found = ((look, look.series()) for look in looks)
     return next((pair for pair in found if pair[1] is not None), (looks[-1], None))
 

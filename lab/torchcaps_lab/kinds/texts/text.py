@@ -53,8 +53,8 @@ class Text(ListedData):
         text: the column of the texts.
         label: the column of the labels; or several, of yes and no (1 and 0, true and
             false), with a class each.
-        delimiter: what stands between several labels in one cell; empty: each text has
-            one label.
+        delimiter: what stands between several labels in one cell, ``[]`` around lists;
+            None: each text has one label.
         split: a column that says which split a row belongs to; None for none.
         group: the column that says whom or what a text is of, such as its author; whole
             groups are put aside; None for none.
@@ -97,7 +97,7 @@ class Text(ListedData):
     text: str = "text"
     label: str | Sequence[str] = "label"
     group: str | None = None
-    delimiter: str = argument(default="", kw_only=True)
+    delimiter: str | None = argument(default=None, kw_only=True)
     split: str | None = argument(default=None, kw_only=True)
     longest: Size = 512
     most: Size = 50_000
@@ -144,7 +144,9 @@ class Text(ListedData):
     def form(self) -> TableForm:
         """What the columns of tables are read as."""
         labels = names_in(self.label)
-        return TableForm(self.text, labels, self.delimiter, self.split, self.group)
+        return TableForm(
+            self.text, labels, self.delimiter or "", self.split, self.group
+        )
 
     @property
     def separator(self) -> str:

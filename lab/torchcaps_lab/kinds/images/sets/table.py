@@ -308,7 +308,8 @@ class ImageTable(ListedImages):
         root: the table, or the folder with the folders of the splits.
         file: the column of the names of the images.
         label: the column of the labels, or the columns, one for each class.
-        delimiter: what stands between the labels of one image; empty: each has one.
+        delimiter: what stands between the labels of one image, ``[]`` around lists; None:
+            each has one.
         split: a column that says which split a row belongs to; default: shares are put
             aside by content, as with :class:`~torchcaps_lab.data.ImageFolder`.
         group: the column that says whom or what an image is of, such as a person; whole
@@ -339,7 +340,7 @@ class ImageTable(ListedImages):
     root: str | Path
     file: str = "file_name"
     label: str | Sequence[str] = "label"
-    delimiter: str = ""
+    delimiter: str | None = None
     split: str | None = argument(default=None)
     group: str | None = argument(default=None)
 
@@ -354,7 +355,9 @@ class ImageTable(ListedImages):
                 f"test{seen_from(self.root)}"
             )
         labels = names_in(self.label)
-        self.form = TableForm(self.file, labels, self.delimiter, self.split, self.group)
+        self.form = TableForm(
+            self.file, labels, self.delimiter or "", self.split, self.group
+        )
         _ = self.listed  # problems of the table are reported at once
 
     @property
