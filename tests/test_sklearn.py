@@ -155,3 +155,19 @@ def test_one_answer_for_all_rows_is_told() -> None:
     rows, labels = features(1.0)
     with pytest.warns(ConvergenceWarning, match="the same for all rows"):
         CapsNetClassifier(**SMALL).fit(1e-30 * rows, labels)
+
+
+def test_features_beside_a_much_larger_one_are_told() -> None:
+    """Lengths differ in the fourth digit, and all rows get one class."""
+    rows, labels = two_clouds()
+    rows = np.concatenate([rows, np.full((len(rows), 1), 1e6)], 1)
+    with pytest.warns(ConvergenceWarning, match="the same for all rows"):
+        CapsNetClassifier(random_state=0, epochs=5).fit(rows, labels)
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, np.inf])
+def test_wrong_weights_of_classes_are_named(weight: float) -> None:
+    rows, labels = two_clouds()
+    weights = dict.fromkeys(np.unique(labels).tolist(), weight)
+    with pytest.raises(ValueError, match="class_weight must be 0 or more, finite"):
+        CapsNetClassifier(class_weight=weights).fit(rows, labels)

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from torchcaps.layers import CapsHead
 from torchcaps.names import needing
-from torchcaps.numerics import Positive, Size, resolution
+from torchcaps.numerics import Positive, Size
 from torchcaps.routing import create_routing
 from torchcaps.spec import SuggestsNames, Within, check_fields
 
@@ -30,6 +30,9 @@ with needing("estimators", "torchcaps[mixture]"):
         check_is_fitted,
         validate_data,
     )
+
+_ALIKE = 0.01
+"""Lengths that differ by less from row to row, relatively, are one answer."""
 
 # Of the loss, and so of the probabilities.
 _INVERSE_TEMPERATURE = 10.0
@@ -131,7 +134,13 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
         labels = labels[counts]
         weights = weights[counts]
         self.classes_, target = np.unique(labels, return_inverse=True)
-        weights = weights * compute_sample_weight(self.class_weight, labels)
+        counted = compute_sample_weight(self.class_weight, labels)
+        if not (np.isfinite(counted).all() and (counted >= 0).all() and counted.any()):
+            raise ValueError(
+                "class_weight must be 0 or more, finite, and not 0 for all classes, "
+                f"got {self.class_weight}"
+            )
+        weights = weights * counted
         if len(self.classes_) < 2:
             raise ValueError(
                 f"y must have two classes or more, got one class, {self.classes_[0]!r}"
@@ -224,7 +233,7 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
         with torch.no_grad():
             lengths = self._lengths(rows)
         least, most = lengths.aminmax(dim=0)
-        if len(rows.unique(dim=0)) > 1 and (most - least <= resolution(most)).all():
+        if len(rows.unique(dim=0)) > 1 and (most - least <= _ALIKE * most).all():
             warnings.warn(
                 "CapsNetClassifier answers the same for all rows of X: scale them "
                 "before (StandardScaler), or lower learning_rate",
