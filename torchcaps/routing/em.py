@@ -137,7 +137,9 @@ class EMRouting(AgreementRouting):
         cost_floor: c, a floor under the deviation that standardised costs are divided
             by, as a share of their mean size: :math:`\sqrt{\operatorname{var} + (c
             \operatorname{mean}|\text{cost}|)^2}`. Above 0, parents of nearly the same
-            cost get nearly the same activation.
+            cost get nearly the same activation. Float32 loses the digits in which votes
+            agree, with every backend: gradients are within 2e-5 of float64's where votes
+            differ by their size, and 12 % off where all differ by a thousandth of it.
 
     Source: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", Procedure
     1; the code released with it; Gritzman 2019, "Avoiding implementation pitfalls of
