@@ -320,7 +320,7 @@ BAD = {
                 {"conv2d_0/kernel:0": np.zeros((3, 3, 2, 32), np.float32)}
             )
         ),
-        r"no published form .* got \(3, 8\)",
+        r"not a published form .* got \(3, 8\)",
     ),
     "other widths": (
         changed(
