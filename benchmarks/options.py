@@ -45,7 +45,17 @@ TRAINING: tuple[type, ...] = (
 OF_THE_USER = {
     "data set": (
         *("data_dir", "root", "test", "test_root", "test_annotations", "listed"),
-        *("image", "text", "label", "series", "group", "split", "delimiter", "classes"),
+        *(
+            "image",
+            "text",
+            "label",
+            "series",
+            "group",
+            "group_before",
+            "split",
+            "delimiter",
+            "classes",
+        ),
         *("configuration", "revision", "fold", "ignore", "skip_broken", "memory"),
         *("nearest", "fit", "bands", "highest", "background"),
     ),
