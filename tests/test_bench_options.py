@@ -4,8 +4,16 @@ import ast
 
 import pytest
 
-from benchmarks.options import Names, UsesInCode, uses_in_options, without_users
+from benchmarks.options import (
+    EXPECTED,
+    Names,
+    UsesInCode,
+    rooms,
+    uses_in_options,
+    without_users,
+)
 from torchcaps.routing import DynamicRouting, InnerProductKMeansRouting
+from torchcaps.spec import declared
 from torchcaps_lab import kinds
 
 NAMES = Names([DynamicRouting, InnerProductKMeansRouting])
@@ -47,6 +55,13 @@ def test_an_attribute_may_be_of_any_class() -> None:
 def test_every_option_has_a_user() -> None:
     kinds.load()
     assert not without_users()
+    declared_names = {
+        f"{cls.__name__}.{option}"
+        for classes in rooms().values()
+        for cls in classes
+        for option in declared(cls).arguments
+    }
+    assert EXPECTED.keys() <= declared_names
 
 
 def test_files_that_set_an_option() -> None:
