@@ -163,7 +163,9 @@ class Votes:
         self.vote_bias: Tensor | None = None
         self.epsilon: float | None = None
         self.dtype = compute_dtype(self.children, transforms)
-        self.competition = self._fitting_competition(competition)
+        self.competition = PARENTS
+        if competition is not None:
+            self.competition = self._fitting_competition(competition)
         self._plan: Plan | None = None
         self._sources: dict[tuple[str, bool], VoteSource] = {}
         self._versions: tuple[int, int] | None = None
@@ -179,7 +181,7 @@ class Votes:
     @property
     def shares_transforms(self) -> bool:
         """Whether places share transforms, so that inner products may need no votes."""
-        return len(self.transforms) != self.shape[1] and self.sites is None
+        return self.transforms.shape[0] != self.shape[1] and self.sites is None
 
     @property
     def source(self) -> VoteSource:
@@ -300,7 +302,7 @@ class Votes:
             weights: the child activations ``a``, (N, G); None for ones.
         """
         B, I, J, H = self.shape
-        T = len(self.transforms)
+        T = self.transforms.shape[0]
         coordinates = self.coordinates
         if not self.shares_transforms or not I * J * H * self.children.shape[-1]:
             return None
@@ -310,7 +312,8 @@ class Votes:
             return None
         dtype = self.dtype
         N = I // T
-        weights = self.present(weights)
+        if self.mask is not None:
+            weights = self.present(weights)
         if weights is not None:
             weights = cast(weights, dtype).unflatten(1, (N, T))
         numbers: Any = None
@@ -384,9 +387,9 @@ class Votes:
         present = None if self.mask is None else self.gather(self.mask)
         return self.under(OverChildren(present=present))
 
-    def _fitting_competition(self, competition: Competition | None) -> Competition:
+    def _fitting_competition(self, competition: Competition) -> Competition:
         """The competition, with tensors that fit the votes."""
-        if competition is None or competition is PARENTS:
+        if competition is PARENTS:
             return PARENTS
         if not isinstance(competition, Competition):
             raise TypeError(

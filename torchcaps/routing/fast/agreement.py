@@ -118,9 +118,12 @@ def agreement_in_cpp(
     """All steps in one call: without votes where places share the transforms, else of
     vectors.
     """
-    routed = folded.agreement(routing, votes)
-    if routed is not None or type(votes) is not Votes:
-        return routed
+    if votes.shares_transforms:
+        routed = folded.agreement(routing, votes)
+        if routed is not None:
+            return routed
+    if type(votes) is not Votes:
+        return None
     with full_precision(votes.children):
         problem = _Problem.of(routing, votes)
         source = votes.source

@@ -54,7 +54,7 @@ def routed(
 
 def agreement(routing: DynamicRouting, votes: Votes) -> Routed | None:
     """Dynamic routing; None where it cannot be."""
-    if not votes.shares_transforms or routing.squash == "learned":
+    if routing.squash == "learned":
         return None
     constant = kind_of(routing.squash).constant
     if constant is None and routing.squash != "none":
@@ -77,8 +77,6 @@ def kmeans(
     routing: InnerProductKMeansRouting, votes: Votes, activation: Tensor | None
 ) -> Routed | None:
     """Inner-product K-Means."""
-    if not votes.shares_transforms:
-        return None
     kind: Any = routing.squashed(routing.squash)
     constant = kind_of(kind).constant if isinstance(kind, str) else None
     settings = FoldedSteps(
