@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from torchcaps.numerics import cast, compute_dtype, full_precision
+from torchcaps.numerics import as_variables, cast, compute_dtype, full_precision
 from torchcaps.ops.backend import Moments
 from torchcaps.ops.fields import axes
 from torchcaps.ops.folded import Folded
@@ -111,9 +111,7 @@ class EvidentVotes(Votes):
         self.weight = weight
         self.bias = bias
         self.gaussian = gaussian
-        # Made before the first step: a step may be one without gradients, and the next
-        # one need them.
-        self._extended = self._extend(self._copies)
+        self._extended: Votes | None = None
 
     def _check(self, weight: Tensor, bias: Tensor) -> None:
         _, I, J, _ = self.shape
@@ -280,8 +278,13 @@ class EvidentVotes(Votes):
 
     def _votes(self, copies: int) -> Votes:
         """The votes with so many copies of the evidence beside their poses."""
-        votes = self._extended if copies == self._copies else self._extend(copies)
-        return votes.under(self.competition)
+        if copies != self._copies:
+            return self._extend(copies).under(self.competition)
+        if self._extended is None:
+            # With gradients even in a step without: the next one may need them.
+            with as_variables():
+                self._extended = self._extend(copies)
+        return self._extended.under(self.competition)
 
     def _extend(self, copies: int) -> Votes:
         children, transforms, coordinates = self.without._formed()
