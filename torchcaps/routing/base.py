@@ -298,42 +298,46 @@ class Routing(SuggestsNames, nn.Module, ABC):
         Source: concurrent routing: Tsai et al. 2020, "Capsules with Inverted
         Dot-Product Attention Routing".
         """
-        B, I, J, H = votes.shape
         # The arguments of ``route`` that only some routings take.
         more: dict[str, Any] = {}
         if initial is not None:
-            if not self.resumable:
-                raise ValueError(
-                    f"{type(self).__name__} cannot go on from earlier parents: "
-                    "initial must be None"
-                )
-            if not isinstance(initial, Routed):
-                raise TypeError(
-                    "initial must be what route() of the same layer returned, got "
-                    f"{type(initial).__name__}: write initial=layer.route(inputs)"
-                )
-            if initial.pose.shape != (B, J, H):
-                raise ValueError(
-                    f"initial must have poses {(B, J, H)}, got "
-                    f"{tuple(initial.pose.shape)}"
-                )
+            self._check_initial(initial, votes)
             more["initial"] = initial
         if pairs is not None:
-            if not self.masks_pairs:
-                raise ValueError(
-                    f"{type(self).__name__} cannot leave out pairs: mask must be one "
-                    "value for each child"
-                )
-            if pairs.dtype != torch.bool or pairs.shape != (B, I, J):
-                raise ValueError(
-                    f"pairs must be bool {(B, I, J)}, got {pairs.dtype} "
-                    f"{tuple(pairs.shape)}"
-                )
+            self._check_pairs(pairs, votes)
             more["pairs"] = pairs
         if self.evidence:
             votes = self.prepared(votes)
-        routed = None if more else self._at_once(votes, activation)
-        return self.route(votes, activation, **more) if routed is None else routed
+        if not more:
+            routed = self._at_once(votes, activation)
+            if routed is not None:
+                return routed
+        return self.route(votes, activation, **more)
+
+    def _check_initial(self, initial: Routed, votes: Votes) -> None:
+        B, _, J, H = votes.shape
+        if not self.resumable:
+            raise ValueError(
+                f"{type(self).__name__} cannot go on from earlier parents: initial "
+                "must be None"
+            )
+        if initial.pose.shape != (B, J, H):
+            raise ValueError(
+                f"initial must have poses {(B, J, H)}, got {tuple(initial.pose.shape)}"
+            )
+
+    def _check_pairs(self, pairs: Tensor, votes: Votes) -> None:
+        pairs_shape = votes.shape[:3]
+        if not self.masks_pairs:
+            raise ValueError(
+                f"{type(self).__name__} cannot leave out pairs: mask must be one value "
+                "for each child"
+            )
+        if pairs.dtype != torch.bool or pairs.shape != pairs_shape:
+            raise ValueError(
+                f"pairs must be bool {pairs_shape}, got {pairs.dtype} "
+                f"{tuple(pairs.shape)}"
+            )
 
     def _at_once(self, votes: Votes, activation: Tensor | None) -> Routed | None:
         """The parents by a function in :data:`FAST`; None if there is none for this
