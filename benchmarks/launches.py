@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchcaps as tc
-from torchcaps.routing import EMRouting
+from torchcaps.routing import EMRouting, create_routing
 
 MEMORY = ("empty", "lift_fresh", "_unsafe_view", "detach", "_local_scalar_dense")
 """Operations that take memory, look at it in another way, or read a number."""
@@ -83,6 +83,7 @@ def _inside(name: str) -> Callable[..., Any]:
         "torchcaps.routing.fast.agreement",
         "torchcaps.routing.fast.em",
         "torchcaps.ops.fused.operators",
+        "torchcaps.ops.fused.triton_folded",
     ):
         run: Callable[..., Any] | None = getattr(
             import_module(module), f"_{name}", None
@@ -104,7 +105,7 @@ def _imagined_gpu(counter: _Counter) -> Iterator[None]:
     with (
         mock.patch(f"{fused}.triton_launch.run", counter.launch),
         mock.patch(f"{fused}.triton_layers.run", counter.launch),
-        mock.patch(f"{fused}.triton_launch._processors", return_value=PROCESSORS),
+        mock.patch(f"{fused}.triton_launch.processors", return_value=PROCESSORS),
         mock.patch(f"{windows}.Windows.children", kept(made._kept_children)),
         mock.patch(f"{windows}.Windows.seen", kept(made._kept_seen)),
         tc.use_backend("triton"),
@@ -204,11 +205,33 @@ def _capsnet(batch: int) -> Work:
     return loss
 
 
+def _head(routing: str, **settings: Any) -> Callable[[int], Work]:
+    """Class capsules over a map of 7 x 7 places with 32 types of capsules."""
+
+    def work(batch: int) -> Work:
+        layer = tc.ClassCaps(32, 10, 8, 16, routing=create_routing(routing, **settings))
+        pose = torch.randn(batch, 7, 7, 32, 8, requires_grad=True)
+        activation = torch.rand(batch, 7, 7, 32)
+        return lambda: _tensors(layer(tc.Capsules(pose, activation)))
+
+    return work
+
+
+def _slots(batch: int) -> Work:
+    layer = tc.Slots(7, 64, features=64)
+    features = torch.randn(batch, 128, 64, requires_grad=True)
+    return lambda: _tensors(layer(features))
+
+
 CASES = {
     "DigitCaps": _digitcaps,
     "ConvCaps1 32-32": _convcaps,
     "MatrixCapsNet 64-8-16": _matrixcapsnet,
     "CapsNet": _capsnet,
+    "Head, dynamic": _head("dynamic"),
+    "Head, kmeans": _head("kmeans"),
+    "Head, kmeans, evidence": _head("kmeans", evidence=True),
+    "Slots": _slots,
 }
 
 

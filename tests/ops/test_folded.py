@@ -57,15 +57,17 @@ class Problem:
             self.mask = torch.rand(B, N * T, generator=generator) < 0.7
 
     def votes(self, backend: str, dtype: torch.dtype = torch.float64) -> Votes:
-        """The votes on a backend."""
-        leaves = {name: leaf.to(dtype) for name, leaf in self.leaves.items()}
-        coordinates = self.coordinates
+        """The votes on a backend, and on its device."""
+        on_gpu = backend == "triton" and torch.cuda.is_available()
+        device = "cuda" if on_gpu else "cpu"
+        leaves = {name: leaf.to(device, dtype) for name, leaf in self.leaves.items()}
+        coordinates, mask = self.coordinates, self.mask
         votes = Votes(
             leaves["children"],
             leaves["transforms"],
-            None if coordinates is None else coordinates.to(dtype),
+            None if coordinates is None else coordinates.to(device, dtype),
             backend=backend,
-            mask=self.mask,
+            mask=None if mask is None else mask.to(device),
             places=self.places,
         )
         if "bias" in leaves:
@@ -80,7 +82,7 @@ class Problem:
         total = torch.zeros((), dtype=torch.float64)
         for result in results:
             weight = torch.randn(result.shape, generator=generator, dtype=torch.float64)
-            total = total + (result.double() * weight).sum()
+            total = total + (result.double().cpu() * weight).sum()
         leaves = list(self.leaves.values())
         grads = torch.autograd.grad(total, leaves, allow_unused=True)
         return [
@@ -99,7 +101,7 @@ def assert_alike(
 ) -> None:
     for result, other in zip(results, expected, strict=True):
         size = other.abs().max().clamp(min=1e-6)
-        assert (result.double() - other).abs().max() <= tolerance * size
+        assert (result.double().cpu() - other).abs().max() <= tolerance * size
 
 
 GIVEN = [(), ("bias", "weights"), ("evidence",), ("coordinates", "mask", "evidence")]

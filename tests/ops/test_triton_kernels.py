@@ -575,16 +575,14 @@ def test_says_what_is_missing() -> None:
     assert "cpu" in output
 
 
-COMPILE = """
+DRIVER = """
 import re, subprocess, tempfile, torch, triton
 from pathlib import Path
 from triton.backends.compiler import GPUTarget
-from torchcaps.ops import Windows
-from torchcaps.ops.fused.call import EMOptions
-from torchcaps.ops.fused import Call, triton_launch, triton_layers
+from torchcaps.ops.fused import triton_launch
 
 class Driver:
-    get_current_target = lambda self: GPUTarget("cuda", 90, 32)
+    get_current_target = lambda self: GPUTarget("cuda", CAPABILITY, 32)
     get_current_device = lambda self: 0
     get_current_stream = lambda self, device: 0
 
@@ -603,8 +601,14 @@ def compiled(self, *arguments, grid, warmup, run=triton.JITFunction.run, **optio
 
 triton.runtime.driver.set_active(Driver())
 triton.JITFunction.run = compiled
-triton_launch._check_device = lambda tensor: None
-triton_launch._processors = lambda place: 132
+triton_launch.check_device = lambda tensor: None
+triton_launch.processors = lambda place: 132
+"""
+
+COMPILE = """
+from torchcaps.ops import Windows
+from torchcaps.ops.fused.call import EMOptions
+from torchcaps.ops.fused import Call, triton_layers
 
 def step(call, scatter, **options):
     mass, total, second, _ = triton_launch.moments(call, hard=False, scatter=scatter, **options)
@@ -671,6 +675,21 @@ keep the fields of two steps, or of two rows, in registers, and run 8.
 """
 
 
+def usages_of(program: str, capability: int) -> list[tuple[Any, ...]]:
+    """The kernels that a program compiles with :data:`DRIVER`: name, kind, lanes,
+    registers of a lane, bytes of stack, shared and local memory.
+    """
+    backend = pytest.importorskip("triton.backends.nvidia")
+    if not (Path(backend.__file__).parent / "bin" / "ptxas").exists():
+        pytest.skip("this Triton comes without ptxas")
+    driver = DRIVER.replace("CAPABILITY", str(capability))
+    lines = without_interpreter(driver + program).splitlines()
+    return [
+        (kernel, kind, *map(int, usage))
+        for kernel, kind, *usage in map(str.split, lines)
+    ]
+
+
 def warps_at_once(lanes: int, registers: int, shared: int) -> int:
     """How many warps one processor of an H100 runs at once.
 
@@ -700,14 +719,10 @@ def test_compiles_for_a_gpu_without_spilling_registers() -> None:
     """Every kind of tile, with the layers of docs/speed.md, for compute capability 9.0,
     with no GPU needed.
     """
-    backend = pytest.importorskip("triton.backends.nvidia")
-    if not (Path(backend.__file__).parent / "bin" / "ptxas").exists():
-        pytest.skip("this Triton comes without ptxas")
-    lines = without_interpreter(COMPILE).splitlines()
-    assert {line.split()[0] for line in lines} == NAMES
-    for line in lines:
-        kernel, kind, *usage = line.split()
-        lanes, registers, stack, shared, local = map(int, usage)
+    usages = usages_of(COMPILE, 90)
+    assert {kernel for kernel, *_ in usages} == NAMES
+    for line in usages:
+        kernel, kind, lanes, registers, stack, shared, local = line
         assert stack == local == 0, line
         least = WARPS.get((kernel, kind), 8)
         assert warps_at_once(lanes, registers, shared) >= least, line

@@ -35,6 +35,7 @@ from torchcaps.ops.competition import (
 )
 from torchcaps.ops.fields import FieldsType, check_numbers
 from torchcaps.ops.folded import Folded
+from torchcaps.ops.fused.triton_folded import TritonFolded
 from torchcaps.ops.naive import NaiveVotes, dense_votes, gram
 from torchcaps.ops.plan import (
     BACKENDS,
@@ -167,7 +168,7 @@ class Votes:
         if competition is not None:
             self.competition = self._fitting_competition(competition)
         self._plan: Plan | None = None
-        self._sources: dict[tuple[str, bool], VoteSource] = {}
+        self._sources: dict[tuple[str, bool], Any] = {}
         self._versions: tuple[int, int] | None = None
         compiling = torch.compiler.is_compiling()  # which knows no inference tensors
         if not (compiling or self.children.is_inference() or transforms.is_inference()):
@@ -217,7 +218,7 @@ class Votes:
         # gradients.
         compiling = torch.compiler.is_compiling()
         key = backend, not compiling and torch.is_inference_mode_enabled()
-        source = self._sources.get(key)
+        source: VoteSource | None = self._sources.get(key)
         if source is not None:
             return source
         kind = BACKENDS[backend]
@@ -312,10 +313,7 @@ class Votes:
             return None
         dtype = self.dtype
         N = I // T
-        if self.mask is not None:
-            weights = self.present(weights)
-        if weights is not None:
-            weights = cast(weights, dtype).unflatten(1, (N, T))
+        weights = self._folded_weights(weights)
         numbers: Any = None
         rows: Any = None
         options: dict[str, Any] = {"dtype": dtype, "device": self.children.device}
@@ -337,6 +335,16 @@ class Votes:
             rows,
             epsilon=self.epsilon,
         )
+
+    def _folded_weights(self, weights: Tensor | None) -> Tensor | None:
+        """The activations of the children by place and type, (B, N, T), if there are
+        any; 0 where a child is absent.
+        """
+        if self.mask is not None:
+            weights = self.present(weights)
+        if weights is None:
+            return None
+        return cast(weights, self.dtype).unflatten(1, (-1, len(self.transforms)))
 
     def choose(self, similarity: Similarity | None = None) -> Choice:
         """Return the backend of ``moments(similarity)`` and the reason:
@@ -528,16 +536,37 @@ class Votes:
         if similarity is not None and type(similarity) is not InnerProduct:
             return None
         backend = self.plan.choice.backend
-        if backend == "naive" or (backend == "triton" and len(self.transforms) > 1):
+        if backend == "naive":
             return None
         if weights is not None:
             check_field("weights", weights, self.children)
+        alpha = None if similarity is None else similarity.alpha
+        orphan = competition.orphan
+        if backend == "triton":
+            prepared = self.folded_on_triton()
+            if prepared is not None:
+                weights = self._folded_weights(weights)
+                return Moments(*prepared.moments(alpha, weights, orphan), None)
+            if len(self.transforms) > 1:
+                return None
         children = self.folded(weights)
         if children is None:
             return None
-        alpha = None if similarity is None else similarity.alpha
         moments = fused.folded.moments if backend == "native" else folded.moments
-        return Moments(*moments(children, alpha, competition.orphan), None)
+        return Moments(*moments(children, alpha, orphan), None)
+
+    def folded_on_triton(self) -> TritonFolded | None:
+        """The children as the Triton kernels of folded routing take them, made once;
+        None where they do not.
+        """
+        compiling = torch.compiler.is_compiling()
+        key = "folded", not compiling and torch.is_inference_mode_enabled()
+        if key not in self._sources:
+            # With gradients even if the first call is without, as in source_on.
+            with as_variables():
+                self._sources[key] = TritonFolded.of(self.folded())
+        prepared: TritonFolded | None = self._sources[key]
+        return prepared
 
     def total(self, shares: Tensor | None = None) -> Tensor:
         """Return the sum of the votes of all children for each parent, (B, J, H),

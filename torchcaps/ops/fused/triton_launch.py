@@ -372,7 +372,7 @@ class Launch:
         orphan: bool = False,
         hard: bool = False,
     ) -> None:
-        _check_device(call.children)
+        check_device(call.children)
         self.source = call
         self.dtype = compute_dtype(call.children, call.transforms, *call.similarity)
         self.B, self.I, self.J, self.M, self.P, self.D = sizes_of(call)
@@ -398,7 +398,7 @@ class Launch:
             self.dtype,
             work,
             self.tiling,
-            _processors(call.children.device),
+            processors(call.children.device),
             orphan=self.orphan,
             hard=self.hard,
             shared=call.transforms.shape[0] == 1 and self.I > 1,
@@ -726,7 +726,12 @@ def _as_called(field: Tensor) -> Tensor:
     return total.mT.contiguous() if total.ndim == 3 else total
 
 
-def _check_device(tensor: Tensor) -> None:
+def check_device(tensor: Tensor) -> None:
+    """Checks that the kernels can run where the tensor is.
+
+    Raises:
+        RuntimeError: if it is not on a GPU, and there is no interpreter.
+    """
     if not tensor.is_cuda and not interpreted():
         raise RuntimeError(
             "torchcaps' Triton kernels run on a GPU, but the children are on "
@@ -754,7 +759,7 @@ def run(
 
 
 @cache
-def _processors(place: torch.device) -> int:
+def processors(place: torch.device) -> int:
     """The multiprocessors of a GPU."""
     return (
         torch.cuda.get_device_properties(place).multi_processor_count
