@@ -1,11 +1,13 @@
 """``python -m benchmarks gpu``: is it right on a GPU, how fast, and what falls short.
 
-Values and gradients of every routing on three layers, and of every network for images,
+Values and gradients of every routing on four layers, and of every network for images,
 are compared with stored votes in float64 on the CPU. Then layers and networks are
 timed: step by step in Python, compiled (``torch.compile``), and as a CUDA graph; beside
-stored votes and the convolutions of CapsNet alone. It takes at most five minutes on one
-GPU, and needs torch, triton and numpy alone. With ``--device cpu`` it runs small sizes
-with the kernels of the CPU, to try the command itself.
+stored votes, slot attention as textbooks have it, and the convolutions of CapsNet alone.
+A profile shows what the processor does in a step before the GPU has anything to do. It
+takes at most six minutes on one GPU, and needs torch, triton and numpy alone. With
+``--device cpu`` it runs small sizes with the kernels of the CPU, to try the command
+itself.
 """
 
 import argparse
@@ -24,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 import torchcaps as tc
+from benchmarks import host, slots
 from benchmarks.cases import DIGITCAPS, EM, YardstickCase
 from torchcaps.models import ClassifierNetwork
 from torchcaps.routing import create_routing, list_routings
@@ -32,7 +35,7 @@ TOLERANCE = 2e-3
 """The most that a tensor may differ, as a share of its length: EM routing's gradients
 are steep. More is right where stored votes in float32 are a third as far off.
 """
-CHECKING, TIMING = 130.0, 270.0
+CHECKING, TIMING = 150.0, 330.0
 """Seconds after which no further check, and no further time, is begun."""
 ON_CPU = ("capsnet_digits", "sharedcapsnet_cnn")
 """Networks that are checked with ``--device cpu``: small ones."""
@@ -92,17 +95,27 @@ class Trial:
         build: makes the module.
         inputs: makes what it takes.
         objective: from the module and its inputs to a number.
+        stored: whether it is timed with stored votes, too.
+        profiled: whether the processor's time is looked into.
     """
 
     name: str
     build: Callable[[], nn.Module]
     inputs: Callable[[], Inputs]
     objective: Callable[..., Tensor]
+    stored: bool = True
+    profiled: bool = False
 
 
 def _of_layer(module: nn.Module, *inputs: Tensor) -> Tensor:
     parents = module(tc.Capsules(*inputs))
     return parents.pose.square().sum() + parents.activation.sum()
+
+
+def _of_slots(module: nn.Module, features: Tensor) -> Tensor:
+    answer = module(features)
+    pose: Tensor = answer.pose if isinstance(answer, tc.Capsules) else answer
+    return pose.square().mean()
 
 
 def _of_capsnet(module: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
@@ -136,7 +149,6 @@ def _images(batch: int, size: int, classes: int) -> Inputs:
 def trials(small: bool) -> list[Trial]:
     """What is timed; ``small``: at sizes for trying the command."""
     few = 2 if small else 64
-    many = 1024 if small else 65536
     matrix = (4, 4)
     conv = partial(
         tc.CapsConv2d,
@@ -173,11 +185,14 @@ def trials(small: bool) -> list[Trial]:
                 pose=(8,),
             ),
             _of_layer,
+            profiled=batch == digits[0],
         )
         for batch in digits
     ]
     return [
         *layers,
+        *_heads(small),
+        *_slots(small),
         Trial(
             f"ConvCaps1 {few}",
             lambda: conv(routing=EM()),
@@ -203,12 +218,6 @@ def trials(small: bool) -> list[Trial]:
             _of_matrixcapsnet,
         ),
         Trial(
-            f"Slots {many} x 32",
-            partial(tc.Slots, 32, dim=64, features=64),
-            partial(_children, 1, many, pose=(64,)),
-            _of_layer,
-        ),
-        Trial(
             f"CapsNet {2 * few}",
             capsnet,
             partial(
@@ -220,6 +229,52 @@ def trials(small: bool) -> list[Trial]:
             _of_capsnet,
         ),
     ]
+
+
+def _heads(small: bool) -> Iterator[Trial]:
+    """Class capsules over maps of 32 types, whose places share their transforms."""
+    sizes = ((2, 3, 5),) if small else ((128, 7, 10), (8, 14, 100), (8, 7, 1000))
+    for batch, side, classes in sizes:
+        for name in ("dynamic", "kmeans"):
+            # Routing to 1000 classes would store 6 GB of votes.
+            yield Trial(
+                f"Head {name} {batch} x {side}x{side}, {classes}",
+                partial(_head, name, classes),
+                partial(_children, batch, side, side, 32, pose=(8,)),
+                _of_layer,
+                stored=classes < 1000,
+                profiled=classes == sizes[0][-1],
+            )
+
+
+def _head(routing: str, classes: int) -> nn.Module:
+    return tc.ClassCaps(32, classes, 8, 16, routing=create_routing(routing))
+
+
+def _slots(small: bool) -> Iterator[Trial]:
+    """Slot attention, ours and the textbook's with the same weights."""
+    tiny = slots.Sizes(2, 16, 8, 3)
+    for sizes in [tiny] if small else slots.SIZES["cuda"]:
+        batch, count, dim, parents = sizes
+        name = f"{batch} x {count} x {dim}, {parents}"
+        for kind in ("Slots", "Textbook"):
+            yield Trial(
+                f"{kind} {name}",
+                partial(_slot_layer, kind, sizes),
+                partial(_features, sizes),
+                _of_slots,
+                stored=False,
+                profiled=sizes in (tiny, slots.SIZES["cuda"][0]),
+            )
+
+
+def _features(sizes: slots.Sizes) -> Inputs:
+    return (torch.randn(*sizes[:3]),)
+
+
+def _slot_layer(kind: str, sizes: slots.Sizes) -> nn.Module:
+    textbook = slots.Textbook(sizes)
+    return slots.ours(textbook, sizes) if kind == "Slots" else textbook
 
 
 def _milliseconds(call: Callable[[], object], device: str) -> float:
@@ -265,7 +320,7 @@ def _calls(
     module = trial.build().to(device)
     inputs = tuple(tensor.to(device) for tensor in trial.inputs())
     for tensor in inputs:
-        if tensor.is_floating_point() and trial.objective is _of_layer:
+        if tensor.is_floating_point() and trial.objective in (_of_layer, _of_slots):
             tensor.requires_grad_()
     leaves = [one for one in (*module.parameters(), *inputs) if one.requires_grad]
     objective: Callable[..., Tensor] = partial(trial.objective, module)
@@ -344,7 +399,12 @@ def timings(device: str, show: Callable[[str], None], until: float) -> Iterator[
         ),
         _of_yardstick,
     )
-    pairs = [(trial, way) for way in ways for trial in trials(small)]
+    pairs = [
+        (trial, way)
+        for way in ways
+        for trial in trials(small)
+        if trial.stored or way != "naive"
+    ]
     for trial, way in [(plain, "eager"), *pairs]:
         if time.monotonic() > until:
             show(f"time is up before {trial.name} {way}")
@@ -358,13 +418,34 @@ def timings(device: str, show: Callable[[str], None], until: float) -> Iterator[
         yield timing
 
 
+def profiles(device: str, show: Callable[[str], None]) -> dict[str, Any]:
+    """What the processor does in an eager training step, by trial."""
+    results = {}
+    for trial in trials(device == "cpu"):
+        if not trial.profiled:
+            continue
+        try:
+            with tc.use_backend("triton" if device == "cuda" else None):
+                _, step = _calls(trial, device)
+                result = results[trial.name] = host.profile(step, device)
+        except Exception as error:
+            show(f"{trial.name} profile: {type(error).__name__}: {str(error)[:200]}")
+            continue
+        shares = ", ".join(f"{k} {v:.3f}" for k, v in result["milliseconds"].items())
+        launches = result["launches of Triton"]
+        each = result["microseconds a launch"]
+        show(f"HOST {trial.name}: {shares} ms; {launches} launches of {each} us")
+    return results
+
+
 def _checked_layers(name: str) -> Iterator[tuple[str, nn.Module, Inputs]]:
-    """Three small layers with a routing, and their children in float64."""
+    """Four small layers with a routing, and their children in float64."""
     matrix = (4, 4)
     shapes = {
         "vectors": ((16, 96), (8,)),
         "matrices": ((12, 50), matrix),
         "windows": ((4, 9, 9, 6), matrix),
+        "places": ((4, 5, 5, 6), (8,)),
     }
     for kind, (shape, pose) in shapes.items():
         torch.manual_seed(0)
@@ -385,6 +466,8 @@ def _checked_layers(name: str) -> Iterator[tuple[str, nn.Module, Inputs]]:
                 matrix,
                 routing=routing,
             )
+        elif kind == "places":
+            layer = tc.ClassCaps(6, 10, 8, 16, routing=routing)
         else:
             conv = partial(
                 tc.CapsConv2d,
@@ -511,7 +594,7 @@ def short_of(results: Sequence[Timing]) -> list[str]:
 
 
 def run(options: argparse.Namespace, show: Callable[[str], None]) -> None:
-    """Checks, times, and says what falls short.
+    """Checks, times and profiles, and says what falls short.
 
     Raises:
         ValueError: if there is no GPU and none was waived.
@@ -528,6 +611,7 @@ def run(options: argparse.Namespace, show: Callable[[str], None]) -> None:
     wrong = check(device, show, begin + CHECKING)
     torch.backends.cudnn.allow_tf32 = True  # as trainings have it
     results = list(timings(device, show, begin + TIMING))
+    profiled = profiles(device, show)
     short = short_of(results) if device == "cuda" else []
     for line in short:
         show(f"SHORT {line}")
@@ -538,5 +622,6 @@ def run(options: argparse.Namespace, show: Callable[[str], None]) -> None:
             "wrong": wrong,
             "short": short,
             "timings": [asdict(timing) for timing in results],
+            "profiles": profiled,
         }
         options.out.write_text(json.dumps(content, indent=1) + "\n")
