@@ -21,9 +21,9 @@ MOST = {
     "ConvCaps1 32-32": (13, 32),
     "MatrixCapsNet 64-8-16": (74, 150),
     "CapsNet": (54, 110),
-    "Head, dynamic": (23, 38),
-    "Head, kmeans": (46, 113),
-    "Head, kmeans, evidence": (64, 139),
+    "Head, dynamic": (22, 37),
+    "Head, kmeans": (45, 112),
+    "Head, kmeans, evidence": (48, 123),
     "Slots": (127, 331),
 }
 
