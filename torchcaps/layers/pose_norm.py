@@ -16,7 +16,7 @@ from torchcaps.numerics import (
     full_precision,
     real_dtype,
 )
-from torchcaps.routing.batch_norm import BatchStandard, follow
+from torchcaps.routing.batch_norm import BatchStandard, early_share
 from torchcaps.spec import SuggestsNames
 
 PoseScale = Literal["element", "type"]
@@ -40,7 +40,7 @@ class PoseNorm(SuggestsNames, nn.Module):
     Means are over the batch, all positions and (``type``) the elements of a pose.
     Training uses those of the batch (``element``: of a batch with more than one
     position) and keeps running means of them for evaluation, which follow early
-    (:func:`~torchcaps.routing.batch_norm.follow`). Nothing is learned: the
+    (:func:`~torchcaps.routing.batch_norm.early_share`). Nothing is learned: the
     transforms of the next layer can scale as they need.
 
     Args:
@@ -128,7 +128,8 @@ class PoseNorm(SuggestsNames, nn.Module):
         mean_square = flat.square().mean((0, 2))
         with torch.no_grad():
             self.batches += 1
-            follow(self.mean_square, mean_square, self.batches, self.momentum)
+            share = early_share(self.batches, self.momentum)
+            self.mean_square.lerp_(mean_square.to(share.dtype), share)
         return mean_square
 
     def extra_repr(self) -> str:
@@ -153,7 +154,7 @@ class PoseMagnitude(SuggestsNames, nn.Module):
     a scalar without gradient.
 
     In training it is that of the batch, in evaluation a running one, which follows early
-    (:func:`~torchcaps.routing.batch_norm.follow`). An orthogonal change of
+    (:func:`~torchcaps.routing.batch_norm.early_share`). An orthogonal change of
     viewpoint leaves it as it is.
 
     Args:
@@ -194,5 +195,6 @@ class PoseMagnitude(SuggestsNames, nn.Module):
             numbers = mask.sum().clamp(min=1) * (square.numel() // mask.numel())
         mean_square = square.sum() / numbers
         self.batches += 1
-        follow(self.mean_square, mean_square, self.batches, self.momentum)
+        share = early_share(self.batches, self.momentum)
+        self.mean_square.lerp_(mean_square.to(share.dtype), share)
         return mean_square.sqrt()

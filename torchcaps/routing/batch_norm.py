@@ -7,8 +7,8 @@ from torch.nn import functional
 from torchcaps.numerics import check_floor, check_share
 
 
-def follow(running: Tensor, value: Tensor, batches: Tensor, momentum: float) -> None:
-    r"""Let a running value follow that of the n-th batch, with the weight
+def early_share(batches: Tensor, momentum: float) -> Tensor:
+    r"""The share of the n-th batch in a running value that follows early,
     :math:`m_n = \max(m, \tfrac{10}{9 + n})`.
 
     The first batch replaces what the value starts from. After n batches it is a mean
@@ -16,20 +16,15 @@ def follow(running: Tensor, value: Tensor, batches: Tensor, momentum: float) -> 
     still changes fast are forgotten.
 
     Args:
-        running: the running value, which is changed.
-        value: that of the batch.
         batches: n, at least 1, as a tensor of one number.
-        momentum: m, the weight in the end.
+        momentum: m, the share in the end.
 
     Example:
-        >>> from torchcaps.routing.batch_norm import follow
-        >>> mean = torch.ones(())
-        >>> follow(mean, torch.tensor(5.0), torch.tensor(1), 0.1)
-        >>> mean
-        tensor(5.)
+        >>> from torchcaps.routing.batch_norm import early_share
+        >>> early_share(torch.tensor([1, 11, 1_000]), 0.1)
+        tensor([1.0000, 0.5000, 0.1000])
     """
-    share = (10 / (9 + batches)).clamp(min=momentum)
-    running.lerp_(value.to(running.dtype), share.to(running.dtype))
+    return (10 / (9 + batches)).clamp(min=momentum)
 
 
 class _EarlyBatchNorm(nn.modules.batchnorm._BatchNorm):
@@ -50,17 +45,18 @@ class _EarlyBatchNorm(nn.modules.batchnorm._BatchNorm):
         """Normalise a batch with its own values, of this dtype, which the running ones
         follow.
         """
-        mean = torch.zeros_like(self.running_mean, dtype=dtype)
-        variance = torch.zeros_like(mean)
+        features = len(self.running_mean)
         # With momentum 1 these become the values of the batch.
+        mean, variance = self.running_mean.new_zeros(2, features, dtype=dtype)
         normalised = functional.batch_norm(
             batch, mean, variance, self.weight, self.bias, True, 1.0, self.eps
         )
         with torch.no_grad():
             self.num_batches_tracked.add_(1)
-            momentum = self.momentum or 0.0
-            follow(self.running_mean, mean, self.num_batches_tracked, momentum)
-            follow(self.running_var, variance, self.num_batches_tracked, momentum)
+            share = early_share(self.num_batches_tracked, self.momentum or 0.0)
+            share = share.to(self.running_mean.dtype)
+            self.running_mean.lerp_(mean.to(share.dtype), share)
+            self.running_var.lerp_(variance.to(share.dtype), share)
         return normalised
 
 
