@@ -100,8 +100,12 @@ def _reader_of(network: ClassifierNetwork) -> Reader:
     if "reader" in network.extra:
         return _reader_named(network.extra["reader"])
     # Readers of images come first: those of boxes read images, too.
-    for name in sorted(READERS, key=lambda name: name != DataSet.reads):
-        reader: Reader | None = READERS[name].of_network(network)
+    usual: type[Reader] = READERS.find(DataSet.reads)
+    reader = usual.of_network(network)
+    if reader is not None:
+        return reader
+    for kind in READERS.values():
+        reader = kind.of_network(network)
         if reader is not None:
             return reader
     raise ValueError(

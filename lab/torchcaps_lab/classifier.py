@@ -22,7 +22,6 @@ from torchcaps.whole import LARGEST_NOTE, network_folder, owned, read_json, writ
 from torchcaps_lab.card import Card
 from torchcaps_lab.data import Examples, Preprocess
 from torchcaps_lab.data.reader import Read
-from torchcaps_lab.kinds import load
 from torchcaps_lab.look import Fit
 from torchcaps_lab.report.cards import facts_card
 from torchcaps_lab.tasks import Answer, Examination, Task, as_task
@@ -108,7 +107,7 @@ class Classifier:
             preprocess=preprocess, image_shape=image_shape, resize=resize
         )
         self.calibration = card.calibration
-        self.doubts = doubts_in(card.extra)
+        self.doubts = doubts_in(card.task.doubts, card.extra)
         self.extra = dict(card.extra)
         self.run: Path | None = None
         self.named = bool(classes or card.classes)
@@ -131,7 +130,7 @@ class Classifier:
             self.calibration,
             self.extra,
         )
-        for name, config in saved_doubts(self.doubts).items():
+        for name, config in saved_doubts(self.task.doubts, self.doubts).items():
             card = card.with_extra(name, config)
         return card
 
@@ -168,7 +167,6 @@ class Classifier:
             TypeError: if the source is not a path.
             ValueError: if it is damaged, or needs a module that was not imported.
         """
-        load()  # a saved network may be of any of the kinds of input
         network = load_pretrained(source)
         try:
             classifier = cls(network).to(device)

@@ -61,6 +61,8 @@ class Registry(dict[str, Any]):
         self.base = base
         self.factory = factory
         self.every.append(self)
+        # Some hints may take names of this one from now on.
+        registry_of.cache_clear()
 
     def register(self, name: str) -> Callable[[Decorated], Decorated]:
         """Class decorator: makes a class known under a name; one that was defined again
@@ -85,6 +87,10 @@ class Registry(dict[str, Any]):
 
     def classes(self) -> list[type]:
         """All classes of the kind that can be made."""
+        return self.imported()
+
+    def imported(self) -> list[type]:
+        """Those whose modules are imported."""
         concrete = (
             cls
             for cls in subclasses(self.base)
@@ -110,7 +116,7 @@ class Registry(dict[str, Any]):
             *path, last = [""]
         called = [
             *filter(None, [self.get(last)]),
-            *(cls for cls in self.classes() if cls.__name__ == last),
+            *(cls for cls in self.imported() if cls.__name__ == last),
         ]
         matching = [
             cls
@@ -177,6 +183,7 @@ def package_of(name: str) -> str:
     return "torchcaps" if first == "torchcaps_lab" else first
 
 
+@cache
 def registry_of(kind: Any) -> Registry | None:
     """The registry that an argument with this type hint takes a name of; None if it
     takes no class.
@@ -277,6 +284,7 @@ def _maker(cls: Callable[..., Any]) -> Any:
     return cls.__init__ if inspect.isclass(cls) else cls
 
 
+@cache
 def _parameters(cls: Callable[..., Any], skip: int) -> list[inspect.Parameter]:
     """What a class or a function takes, without ``self`` and the first arguments that
     are left out.
@@ -293,6 +301,7 @@ def parameter_names(cls: Callable[..., Any], skip: int = 0) -> list[str]:
     return [parameter.name for parameter in _parameters(cls, skip)]
 
 
+@cache
 def argument_names(cls: type) -> dict[str, str]:
     """The names of the arguments of a dataclass by those of the attributes that keep
     them.

@@ -194,7 +194,7 @@ def _notes(classifier: Classifier, outputs: list[str]) -> dict[str, Any]:
         },
         "outputs": outputs,
         "calibration": None if calibration is None else calibration.config(),
-        **saved_doubts(classifier.doubts),
+        **saved_doubts(classifier.task.doubts, classifier.doubts),
     }
 
 

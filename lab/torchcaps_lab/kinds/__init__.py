@@ -20,7 +20,7 @@ from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
 
-from torchcaps.spec import Registry
+from torchcaps.spec import Registry, package_of
 
 KINDS = ("objects", "scenes", "pixels", "images", "series", "texts")
 """The kinds, in the order in which they are asked what a path holds: the first that
@@ -44,11 +44,16 @@ _asked: list[str] = []
 def load() -> None:
     """Import every folder, so that the registries know what it has."""
     for name in FOLDERS:
-        if name not in _asked:
-            _asked.append(name)
-            kind = import_module(f"{__name__}.{name}")
-            for file in iter_modules(kind.__path__):
-                import_module(f"{kind.__name__}.{file.name}")
+        load_one(name)
+
+
+def load_one(name: str) -> None:
+    """Import one folder."""
+    if name not in _asked:
+        _asked.append(name)
+        kind = import_module(f"{__name__}.{name}")
+        for file in iter_modules(kind.__path__):
+            import_module(f"{kind.__name__}.{file.name}")
 
 
 def public(name: str, room: str = __name__) -> Any:
@@ -75,13 +80,27 @@ def public(name: str, room: str = __name__) -> Any:
 class SharedRegistry(Registry):
     """A registry of classes to which the kinds of input add theirs.
 
-    It loads the kinds as soon as somebody looks something up, not when they register.
+    It loads the kinds as soon as somebody looks something up, not when they register:
+    for one name, only until a kind has it.
     """
 
     def find(self, name: object, place: str = "") -> type:
         """The class of a name, see :meth:`torchcaps.spec.Registry.find`."""
-        load()
+        text = str(name)
+        # A reader has the name of its kind.
+        first = (text,) if text in FOLDERS else ()
+        for folder in (*first, FOUNDATION, *FOLDERS):
+            if self._has(text):
+                break
+            load_one(folder)
         return super().find(name, place)
+
+    def _has(self, name: str) -> bool:
+        """Whether a class of the packages of this name is imported."""
+        last = name.rpartition(".")[2]
+        named = [cls for cls in self.imported() if cls.__name__ == last]
+        named += filter(None, [self.get(last)])
+        return any(package_of(cls.__module__) == "torchcaps" for cls in named)
 
     def classes(self) -> list[type]:
         """All classes of the kind that can be made."""

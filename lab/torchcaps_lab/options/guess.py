@@ -4,6 +4,7 @@ or a data set.
 
 import sys
 from collections.abc import Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -203,10 +204,9 @@ def _unused(folder: Path) -> str:
     """The folder of a run, or with a number after its name, if something is there
     already.
     """
-    names = (
-        folder,
-        *(folder.with_name(f"{folder.name}-{number}") for number in range(2, 1000)),
-    )
-    return str(
-        next(name for name in names if not name.exists() or not any(name.iterdir()))
-    )
+    name = folder
+    for number in count(2):
+        if not name.exists() or not any(name.iterdir()):
+            break
+        name = folder.with_name(f"{folder.name}-{number}")
+    return str(name)

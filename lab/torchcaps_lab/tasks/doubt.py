@@ -158,22 +158,32 @@ def check_false_alarms(false_alarms: float) -> None:
         )
 
 
-def doubts_in(saved: Mapping[str, Any]) -> dict[str, Doubt]:
-    """The doubts among what was saved with a network, by name."""
+def doubts_in(names: Sequence[str], saved: Mapping[str, Any]) -> dict[str, Doubt]:
+    """The doubts of a task, and those that are imported, among what was saved with a
+    network, by name.
+
+    Args:
+        names: the names of the doubts.
+        saved: what was saved.
+    """
     doubts: dict[str, Doubt] = {}
-    for name, kind in DOUBTS.items():
-        doubt: Doubt | None = kind.from_config(saved.get(name))
+    # keys() does not import the kinds.
+    for name in dict.fromkeys([*names, *DOUBTS.keys()]):
+        if saved.get(name) is None:
+            continue
+        kind: Any = DOUBTS.find(name)
+        doubt: Doubt | None = kind.from_config(saved[name])
         if doubt is not None:
             doubts[name] = doubt
     return doubts
 
 
-def saved_doubts(doubts: Mapping[str, Doubt]) -> dict[str, Any]:
-    """All doubts there are, ready for JSON, by name; None for one that was not fitted.
+def saved_doubts(names: Sequence[str], doubts: Mapping[str, Doubt]) -> dict[str, Any]:
+    """The doubts of a task, ready for JSON, by name; None for one that was not fitted.
 
     Args:
+        names: the names of the doubts.
         doubts: those that were fitted, by name.
     """
-    return {
-        name: doubts[name].config() if name in doubts else None for name in [*DOUBTS]
-    }
+    every = dict.fromkeys([*names, *doubts])
+    return {name: doubts[name].config() if name in doubts else None for name in every}
