@@ -130,10 +130,10 @@ def plain(value: Any, place: str = "argument") -> Any:
         return {key: plain(item, f"{place}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item, place) for item in value]
-    registry = registry_of(type(value))
+    kind: Any = type(value)
+    registry = registry_of(kind)
     if registry is not None or (is_dataclass(value) and not isinstance(value, type)):
-        name = {} if registry is None else {"name": registry.name_of(type(value))}
-        kind: Any = type(value)
+        name = {} if registry is None else {"name": registry.name_of(kind)}
         return {
             **name,
             **{
@@ -154,7 +154,8 @@ def kept(owner: Any, argument: str) -> Any:
     Raises:
         ValueError: if there is none of that name.
     """
-    names = argument_names(type(owner)) if is_dataclass(owner) else {}
+    owner_type: Any = type(owner)
+    names = argument_names(owner_type) if is_dataclass(owner) else {}
     try:
         return getattr(
             owner,
