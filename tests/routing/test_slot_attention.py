@@ -211,3 +211,14 @@ def test_a_fused_backend_is_taken() -> None:
     routing: Any = SlotAttentionRouting().bind(LayerShape(None, J, (H,), (H,)))
     routed = routing(votes)
     assert tc.choose_backend(routed.votes, routed.similarity).backend == "native"
+
+
+def test_a_sum_is_the_mean_times_the_share_of_the_children() -> None:
+    children, activation = numbers(B, I, 1, H), numbers(B, I).sigmoid()
+    routing = bound(steps=1, aggregate="sum", gru=False, hidden=0).eval()
+    routed = routing(votes_of(children), activation)
+    normal = routing.norm_child(children[:, :, 0])
+    value = routing.to_key_value(normal)[..., H:]
+    taken = activation[..., None] * routed.assignment  # [B, I, J]
+    whole = activation.sum(1)[:, None, None]
+    torch.testing.assert_close(routed.pose, taken.mT @ value / whole)

@@ -3,6 +3,7 @@ projections, whose centres a GRU cell updates.
 """
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,8 @@ from torchcaps.routing.slot_parts import (
     projected_votes,
 )
 from torchcaps.spec import settings
+
+Aggregate = Literal["mean", "sum"]
 
 
 @register_routing("slots")
@@ -66,13 +69,18 @@ class SlotAttentionRouting(Routing):
         hidden: numbers of the hidden layer of the MLP; None for twice those of a slot;
             0 for no MLP.
         bias: whether the projections have a bias, as in some ports; the paper has none.
+        aggregate: what updates a slot: the ``mean`` of the values that it collects; or
+            their ``sum``, divided by the number of children, :math:`\sum_i a_i R_{ij}
+            v_i / \sum_i a_i`, which also says how many it collects.
         gradient: through ``all`` steps; or only through the ``last``, which takes what
             it starts from as a fixed point and passes its gradient on to the start:
             memory does not grow with the steps.
 
     Source: Locatello et al. 2020, "Object-Centric Learning with Slot Attention",
     Algorithm 1. The gradient of the last step: Chang, Griffiths & Levine 2022, "Object
-    Representations as Fixed Points"; passed on to the start: Jia, Liu & Huang 2023.
+    Representations as Fixed Points"; passed on to the start: Jia, Liu & Huang 2023. The
+    sum: Krimmel, Achterhold & Stueckler 2024, "Attention Normalization Impacts
+    Cardinality Generalization in Slot Attention".
 
     Example:
         >>> layer = tc.Slots(5, dim=32)
@@ -87,6 +95,7 @@ class SlotAttentionRouting(Routing):
     gru: bool = True
     hidden: HiddenSize | None = None
     bias: bool = False
+    aggregate: Aggregate = "mean"
     gradient: Gradient = "all"
 
     def __post_init__(self) -> None:
@@ -138,6 +147,8 @@ class SlotAttentionRouting(Routing):
                     similarity = self.similarity(slots)
                     moments, share = moments_and_shares(keyed, similarity, activation)
                     value = mean_of(moments)[..., slots.shape[-1] :]
+                    if self.aggregate == "sum":
+                        value = share[..., None] * value
                     slots = self.update(value, slots)
         return Routed(slots, share, keyed, similarity)
 

@@ -2,7 +2,6 @@
 
 from contextlib import nullcontext
 from dataclasses import field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -95,8 +94,7 @@ class SlotSteps(Exhibit):
 
 def _steps_of(network: SlotNetwork) -> int | None:
     """Of its routing; None for one without steps."""
-    routing: Any = network.slots.routing
-    steps: int | None = vars(routing).get("steps")
+    steps: int | None = getattr(network.slots.routing, "steps", None)
     return steps
 
 
