@@ -75,6 +75,33 @@ def repeatable(arguments: Sequence[str]) -> str:
     return shlex.join(words)
 
 
+def add_results_option(parser: OptionParser) -> None:
+    """Where results are read and written."""
+    parser.add_argument(
+        "--results",
+        type=str,
+        default=str(results_folder()),
+        help="folder of the results, their table and the estimates",
+    )
+
+
+def add_training_options(parser: OptionParser) -> None:
+    """What every command that trains takes."""
+    parser.add_argument(
+        "--runs",
+        type=str,
+        default=str(RUNS),
+        help="folder for the trained networks; run again to continue",
+    )
+    add_results_option(parser)
+    parser.add_argument(
+        "--trainer",
+        type=dict[str, Any],
+        default={},
+        help="as in 'torchcaps train': --trainer.accelerator cpu",
+    )
+
+
 def run(arguments: list[str]) -> None:
     """Runs a published experiment by name; writes its result, its pictures and the
     table of all experiments.
@@ -100,24 +127,7 @@ def run(arguments: list[str]) -> None:
         default=[],
         help="of a recipe that grows, those to measure now; default: all",
     )
-    add(
-        "--runs",
-        type=str,
-        default=str(RUNS),
-        help="folder for the trained networks; run again to continue",
-    )
-    add(
-        "--results",
-        type=str,
-        default=str(results_folder()),
-        help="folder for the result file and the table",
-    )
-    add(
-        "--trainer",
-        type=dict[str, Any],
-        default={},
-        help="as in 'torchcaps train': --trainer.accelerator cpu",
-    )
+    add_training_options(parser)
     parser.take_imports()
     options = parser.parse_args(arguments)
     quiet_lightning()
@@ -157,19 +167,7 @@ def queue(arguments: list[str]) -> None:
     add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="what each row needs")
     add("--minutes", type=float, help="end before the epoch that would take longer")
     add("--hours", type=float, help="leave out longer trainings; 0 to estimate only")
-    add("--runs", type=str, default=str(RUNS), help="folder for the trained networks")
-    add(
-        "--results",
-        type=str,
-        default=str(results_folder()),
-        help="folder for the results and the estimates",
-    )
-    add(
-        "--trainer",
-        type=dict[str, Any],
-        default={},
-        help="as in 'torchcaps train': --trainer.accelerator cpu",
-    )
+    add_training_options(parser)
     parser.take_imports()
     options = parser.parse_args(arguments)
     for name in options.names:
@@ -194,12 +192,7 @@ def listed(arguments: list[str]) -> None:
     """Prints the published figures beside ours."""
     parser = OptionParser(prog="python -m recipes", description=LISTED)
     parser.add_argument("names", type=str, nargs="*", help="recipes; default: all")
-    parser.add_argument(
-        "--results",
-        type=str,
-        default=str(results_folder()),
-        help="folder of the result files",
-    )
+    add_results_option(parser)
     parser.take_imports()
     options = parser.parse_args(arguments)
     recipes = [get_recipe(name) for name in options.names or RECIPES]
