@@ -416,7 +416,7 @@ class TestPredict:
         ]
         assert "broken.png" in output.err
         assert "none.png" in output.err
-        assert "2 of 4 files could not be read" in output.err
+        assert "2 of 4 images could not be read" in output.err
 
     def test_files_are_streamed(self, run, photos):
         classifier = Classifier.open(run)

@@ -86,7 +86,7 @@ def told_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ),
         (
             ["predict", "texts", "one.png"],
-            "one.png is not text in UTF-8, Latin-1 or UTF-16",
+            "one.png is not text in UTF-8, Windows-1252 or UTF-16",
         ),
         (
             ["predict", "texts", "who", "--resize", "crop"],
@@ -381,7 +381,7 @@ def test_a_run_is_tested_on_images_that_have_moved(
     options = ("--data", "ImageFolder", "--data.root", "gone", "--run", str(run))
     RunFolder(run).config.write_text(as_yaml(typed(*options).plain()), encoding="utf-8")
     error = told_by(capsys, "evaluate", str(run))
-    assert error.endswith("name their new place with --data FOLDER\n")
+    assert error.endswith("name their new place with --data.root FOLDER\n")
     assert main(["evaluate", str(run), "--data", str(moved)]) == 0
 
 
@@ -464,8 +464,7 @@ def test_an_error_repeats_no_megabytes_of_a_file(
     table.write_text("x" * 100_000 + "\n")
     error = told_by(capsys, "train", str(table), "--run", str(tmp_path / "run"))
     assert len(error) < 5_000
-    assert "'text'" in error
-    assert error.endswith("--data.text names it\n")
+    assert "--data.text" in error
 
 
 def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:

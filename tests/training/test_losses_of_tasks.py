@@ -20,7 +20,7 @@ from torchcaps_lab.data import AnnotatedSet, Examples, MaskSet, Preprocess
 from torchcaps_lab.kinds.objects.sets import ObjectSet
 from torchcaps_lab.tasks import Criteria, list_tasks
 from torchcaps_lab.tasks.base import TASKS, Task
-from torchcaps_lab.training import Optimisation
+from torchcaps_lab.training.options import Optimisation
 from torchcaps_lab.training.speed import predict
 
 CLASSES = ("a", "b", "c")

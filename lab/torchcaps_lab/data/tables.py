@@ -2,6 +2,7 @@
 
 import csv
 import json
+import random
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,7 +31,7 @@ _LONGEST = 2**31 - 1
 """Letters of a cell: csv expects at most 131,072, and a text may be longer."""
 
 _LOOKED_AT = 10_000
-"""Rows whose cells are looked at, evenly over the table."""
+"""Rows whose cells are looked at, drawn from the whole table."""
 
 _TRIED_ROWS, _TRIED_LETTERS = 100, 200_000
 """The beginning of a table that tells what stands between its cells."""
@@ -151,11 +152,16 @@ class Table:
             )
 
     def cells(self) -> Cells:
-        """The cells of rows evenly over the table, of those as long as the header."""
+        """The cells of rows drawn from the whole table, in its order, of those as long
+        as the header.
+        """
         width = len(self.columns)
         rows = [row.cells for row in self.rows() if not self.misfit(row, self.columns)]
-        step = -(-len(rows) // _LOOKED_AT) or 1
-        return Cells(self.columns, tuple(row[:width] for row in rows[::step]))
+        if len(rows) > _LOOKED_AT:
+            # Not every n-th row: classes may take turns.
+            drawn = random.Random(0).sample(range(len(rows)), _LOOKED_AT)
+            rows = [rows[place] for place in sorted(drawn)]
+        return Cells(self.columns, tuple(row[:width] for row in rows))
 
     def check_once(self, columns: Iterable[str]) -> None:
         """Raise a `ValueError` if several columns have one of these names.

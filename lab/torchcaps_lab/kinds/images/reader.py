@@ -87,7 +87,7 @@ class ImageReader(Reader):
     background: str = BLACK
 
     takes = "images"
-    items = "files"
+    items = "images"
     axes = MappingProxyType({0: "batch"})
     pictures = True
 
