@@ -291,6 +291,7 @@ class Routing(SuggestsNames, nn.Module, ABC):
                 allows all pairs.
 
         Raises:
+            TypeError: if ``initial`` is not what :meth:`route` returned.
             ValueError: if this routing is not ``resumable``, or ``initial`` has parents
                 of another shape; if it does not mask pairs, or ``pairs`` is not bool
                 (B, I, J).
@@ -314,7 +315,12 @@ class Routing(SuggestsNames, nn.Module, ABC):
                 return routed
         return self.route(votes, activation, **more)
 
-    def _check_initial(self, initial: Routed, votes: Votes) -> None:
+    def _check_initial(self, initial: Any, votes: Votes) -> None:
+        if not isinstance(initial, Routed):
+            raise TypeError(
+                "initial must be what route() of the same layer returned, got "
+                f"{type(initial).__name__}: write initial=layer.route(inputs)"
+            )
         B, _, J, H = votes.shape
         if not self.resumable:
             raise ValueError(

@@ -61,8 +61,6 @@ class Registry(dict[str, Any]):
         self.base = base
         self.factory = factory
         self.every.append(self)
-        # Some hints may take names of this one from now on.
-        registry_of.cache_clear()
 
     def register(self, name: str) -> Callable[[Decorated], Decorated]:
         """Class decorator: makes a class known under a name; one that was defined again
@@ -183,7 +181,6 @@ def package_of(name: str) -> str:
     return "torchcaps" if first == "torchcaps_lab" else first
 
 
-@cache
 def registry_of(kind: Any) -> Registry | None:
     """The registry that an argument with this type hint takes a name of; None if it
     takes no class.
