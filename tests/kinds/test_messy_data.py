@@ -116,7 +116,7 @@ def shuffled_moments(folder: Path) -> Path:
         (
             k,
             k // 2,
-            moment,
+            f"{moment / 2}".replace(".", ","),
             f"{math.sin(moment * (1 + k % 2)) + k / 50:.3f}".replace(".", ","),
             ("up", "down")[k % 2],
         )

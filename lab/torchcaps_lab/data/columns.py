@@ -9,6 +9,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
+from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.parts import part_called
 from torchcaps_lab.data.tables import Cells
 from torchcaps_lab.look import counted
@@ -204,9 +205,7 @@ class Columns:
         """
         names = {*used}
         rest = [column for column in self.columns if column.name not in names]
-        return ", ".join(
-            f"{column.name or repr('')} ({column.role})" for column in rest
-        )
+        return some([f"{column.name or repr('')} ({column.role})" for column in rest])
 
     def group(self, where: str) -> str | None:
         """Return the column that says whom or what a row is of; None without one.

@@ -16,6 +16,7 @@ from torchcaps_lab.data.columns import (
     quoted,
 )
 from torchcaps_lab.data.listed import Listed
+from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.parts import part_called
 from torchcaps_lab.data.plain_text import check_text
 from torchcaps_lab.data.tables import Table
@@ -295,19 +296,16 @@ def names_in(option: Any) -> tuple[str, ...]:
     return (option,) if isinstance(option, str) else tuple(option)
 
 
-def reasons(
-    options: Mapping[str, Any], columns: Columns, used: Sequence[str] = ()
-) -> dict[str, str]:
+def reasons(options: Mapping[str, Any], columns: Columns) -> dict[str, str]:
     """Reasons for the options that name columns, for people, and the columns that are
     used for nothing.
 
     Args:
         options: the options of the data set.
         columns: those of the table.
-        used: other columns that are read.
     """
     why: dict[str, str] = {}
-    used = [*used]
+    used: list[str] = []
     for option, value in options.items():
         names = names_in(value) if not isinstance(value, bool) else ()
         names = tuple(name for name in names if name in columns.by_name)
@@ -318,7 +316,7 @@ def reasons(
             plural = f"{option.removesuffix('s')}s"
             why[f"data.{option}"] = f"{names[0]}, the column of the {plural}"
         elif names:
-            why[f"data.{option}"] = f"{', '.join(names):.200}, a column for each"
+            why[f"data.{option}"] = f"{some(names)}, a column for each"
     if unused := columns.unused(used):
         why["columns"] = f"not used: {unused}"
     return why

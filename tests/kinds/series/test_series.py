@@ -119,6 +119,15 @@ def test_tables_have_series_of_any_length_and_groups(tmp_path: Path) -> None:
     assert batch.inputs[0, :, 3].tolist() == [0, 0, 0]
 
 
+def test_moments_with_units_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    """They were one channel, in the order of the columns."""
+    rows = [f"{('a', 'b')[k % 2]},1,0,2,3" for k in range(20)]
+    table = tmp_path / "wide.csv"
+    table.write_text("\n".join(["label,u 1 (V),u 0 (V),i 0 (A),i 1 (A)", *rows]))
+    data = Series(str(table), wide=True)
+    assert data.train.row(0)[:2].tolist() == [[0, 1], [2, 3]]
+
+
 def test_training_series_have_mean_0_and_deviation_1(tmp_path: Path) -> None:
     for how in ("data", "each"):
         train = Series(

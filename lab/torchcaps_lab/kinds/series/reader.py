@@ -91,7 +91,7 @@ class SeriesReader(Reader):
         if form.form.item is not None:
             count = columns.by_name[form.form.item].distinct
         train = trained_of(count) if len(tables) == 1 else count * 9 // 10
-        why = reasons(options, columns, form.values_in(cells))
+        why = reasons({**options, "values": form.values_in(cells)}, columns)
         guess = _guess(options, why, train, given)
         return guess._replace(seen=tuple(columns.lines()))
 
@@ -186,7 +186,7 @@ class SeriesReader(Reader):
     def __str__(self) -> str:
         return (
             f"series (batch, {self.channels + 1}, length), float32, in the scale "
-            "that lies in it; the last is 1"
+            "that its metadata hold; the last channel is 1"
         )
 
 

@@ -44,7 +44,8 @@ row, the likeliest first.
 _LEAST_WIDE = 8
 """Numbered columns that may be the moments of a series."""
 
-_NUMBERED = re.compile(r"(.*?)[ _.\-]?(\d+)", re.ASCII)
+_NUMBERED = re.compile(r"(.*?)[ _.\-]?(\d+)(?: *[(\[][^()\[\]]*[)\]])?", re.ASCII)
+"""The name of a moment: of its channel, its number and maybe a unit in brackets."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,8 @@ def _long(
     """The series of a table with a row for each moment."""
     item = str(form.form.item)
     channels = form.values_in(table)
-    numbers = _Numbers(decimal_comma=table.delimiter != ",")
+    decimal_comma = table.delimiter != ","
+    numbers = _Numbers(decimal_comma)
     needed = (*form.form.needed, *names_in(form.time))
     columns = (*needed, *channels)
     moments: dict[str, list[tuple[float, list[float]]]] = {}
@@ -217,7 +219,10 @@ def _long(
         before = moments.setdefault(name, [])
         when = float(len(before))
         if form.time is not None:
-            when = _moment(values[form.time], form.time, place)
+            cell = values[form.time]
+            when = _moment(
+                cell.replace(",", ".") if decimal_comma else cell, form.time, place
+            )
         before.append((when, numbers.of({one: values[one] for one in channels}, place)))
         fact = tuple(values[column] for column in form.form.needed)
         if facts.setdefault(name, fact) != fact:
@@ -495,7 +500,8 @@ def _is_numeric(cells: Cells, name: str) -> bool:
 
 
 def _is_even(cells: Sequence[str]) -> bool:
-    """Whether numbers grow in equal steps."""
+    """Whether numbers grow in equal steps, also those with a decimal comma."""
+    cells = [cell.replace(",", ".") for cell in cells]
     if len(cells) < 3 or not all(map(is_number, cells)):
         return False
     numbers = torch.tensor([*map(number_in, cells)], dtype=torch.float64)
