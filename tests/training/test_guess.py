@@ -221,7 +221,7 @@ def test_pictures_with_masks_have_classes_of_pixels(photos):
     [
         (("nowhere",), "there is no folder nowhere"),
         (("Digit",), "did you mean Digits?"),
-        (("photos", "--data", "Digits"), "photos and --data both name the images"),
+        (("photos", "--data", "Digits"), "photos and --data both name the data"),
     ],
 )
 def test_what_is_not_there_is_one_clear_error(photos, capsys, words, message):

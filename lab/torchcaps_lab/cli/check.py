@@ -29,11 +29,13 @@ def command(
         json: print JSON
 
     Raises:
-        ValueError: if files cannot be read, or images of the same content are in
+        ValueError: if `data` has a ``name``, files cannot be read, or images of the same content are in
             several parts or classes.
     """
     from torchcaps_lab.data.manifest import count_of
 
+    if data and "name" in data:
+        raise ValueError(f"{folder} and --data.name both name the data: give one")
     place = Place(folder)
     given = {"data": data} if data else {}
     reader, guess = seen(place, given)
@@ -54,16 +56,21 @@ def command(
             f"--data.{name}": _typed(value) for name, value in (data or {}).items()
         }
         advised = None if advised is None else {**chosen, **advised}
-        print("\n".join(_advice(folder, trained, advised)))
+        print("\n".join(_advice(folder, trained, given, advised)))
     if report.problems:
         raise ValueError(
             f"{count_of(report.problems, 'problem')} in {folder}, see above"
         )
 
 
-def _advice(folder: str, guess: Guess, advised: dict[str, str] | None) -> list[str]:
+def _advice(
+    folder: str,
+    guess: Guess,
+    given: dict[str, Any],
+    advised: dict[str, str] | None,
+) -> list[str]:
     """What a training would choose, and the command that trains."""
-    lines = over(guess, {})[1]
+    lines = over(guess, given)[1]
     if advised is None:
         return lines
     words = chain.from_iterable(advised.items())

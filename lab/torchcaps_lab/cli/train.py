@@ -61,7 +61,7 @@ def command(arguments: list[str]) -> None:
     if place is not None:
         option = "--resume" if resume is not None else "--data"
         if resume is not None or _names(options_so_far.get("data")):
-            parser.error(f"{place} and {option} both name the images: give one of them")
+            parser.error(f"{place} and {option} both name the data: give one")
         options_so_far, guessed = over(
             guess(place, options_so_far), options_so_far, tuple(imports)
         )

@@ -44,7 +44,7 @@ def over(
         for name, value in values_of_data(started).items()
         if value != values_of_data(guess.options).get(name)
     }
-    named = {*given, *(f"data.{name}" for name in values_of_data(given))}
+    named = {*given} - {"data"} | {f"data.{name}" for name in values_of_data(given)}
     lines = [
         f"guessed: {name} {why}"
         for name, why in guess.why.items()

@@ -309,7 +309,7 @@ def slot_hints(figures: Mapping[str, float]) -> Iterator[Hint]:
     """
     if figures["drawn"] < _NOTHING_DRAWN or figures["objects"] <= 0:
         yield Hint(
-            f"the network draws {max(figures['drawn'], 0):.0%} of the variance of the "
+            f"the network draws {figures['drawn']:.1%} of the variance of the "
             f"pictures, with {max(figures['objects'], 0):.1f} objects in a picture",
             "it has found nothing. Train longer, "
             "use pictures with other colours, or try the features of a trained network",

@@ -81,10 +81,9 @@ class Sound:
         """
         if rate < max(2 * self.highest, 2 / _HOP):
             raise ValueError(
-                f"it has {rate} samples a second, of which frequencies up to "
-                f"{rate / 2:g} Hz are known: "
-                f"highest must be at most that, and at least {1 / _HOP:g}, got "
-                f"{self.highest:g}"
+                f"it has {rate} samples a second, which hold frequencies up to "
+                f"{rate / 2:g} Hz. highest (--data.highest) must be at most that, and "
+                f"at least {1 / _HOP:g}, got {self.highest:g}"
             )
         if rate > MOST_RATE:
             raise ValueError(

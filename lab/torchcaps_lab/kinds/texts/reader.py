@@ -227,8 +227,8 @@ class TextReader(Reader):
 
     def __str__(self) -> str:
         return (
-            "words (batch, length), int64: the numbers of its vocabulary, which "
-            "lies in it"
+            "words (batch, length), int64: their numbers in the vocabulary that its "
+            "metadata hold"
         )
 
 
@@ -274,7 +274,8 @@ def _no_texts(columns: Columns, table: Path) -> UnclearColumns:
     return UnclearColumns(
         f"{table} holds numbers and no texts: {held}. Name the column of texts with "
         "--data.text. If each row is an example of its own, give its features to "
-        "torchcaps.sklearn.CapsNetClassifier. If rows are the moments of series: "
-        f"torchcaps train --data Series --data.root {quoted(str(table))} --data.series "
-        "COLUMN --data.label COLUMN --run runs/series"
+        "torchcaps.sklearn.CapsNetClassifier. If each row is a series: torchcaps train "
+        f"{quoted(str(table))} --data.wide true --data.label COLUMN. If each row is a "
+        f"moment of a series: torchcaps train {quoted(str(table))} --data.series COLUMN "
+        "--data.label COLUMN, and --data.time COLUMN if a column holds the time"
     )

@@ -27,6 +27,7 @@ from torchcaps_lab.kinds.images.sets.labels import (
     labels_of,
 )
 from torchcaps_lab.kinds.images.sets.listed import ListedImages, Seen, arranged, look
+from torchcaps_lab.look import counted
 
 if TYPE_CHECKING:
     from torchcaps_lab.kinds.images.decoding.picture import Source
@@ -299,7 +300,7 @@ def _axes_lines(pairs_of_parts: Mapping[str, Any]) -> Iterator[str]:
             channels = pairs[0][0].shape[0]
             yield (
                 f"the axes of the {part} images, {tuple(pairs.images.shape)}, are "
-                f"{pairs.axes}: {channels} channels"
+                f"{pairs.axes}: {counted(channels, 'channels')}"
             )
 
 
