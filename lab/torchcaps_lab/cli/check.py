@@ -29,8 +29,8 @@ def command(
         json: print JSON
 
     Raises:
-        ValueError: if `data` has a ``name``, files cannot be read, or images of the same content are in
-            several parts or classes.
+        ValueError: if `data` has a ``name``, files cannot be read, or images of the
+            same content are in several parts or classes.
     """
     from torchcaps_lab.data.manifest import count_of
 
