@@ -198,6 +198,7 @@ def test_draws_a_digit_and_sees_its_class(page: Any) -> None:
         expect(page.locator("#pose h2")).to_have_text(f"The pose of {digit}")
 
 
+@pytest.mark.thorough
 def test_only_the_first_finger_and_the_main_button_draw(page: Any) -> None:
     """Two fingers drew lines from one to the other; the right button drew until the
     next click.
@@ -242,6 +243,7 @@ def test_moves_a_slider_and_sees_the_picture_change(page: Any) -> None:
     expect(drawn).to_have_attribute("src", before)
 
 
+@pytest.mark.thorough
 def test_the_pose_is_reset_before_the_picture_comes(page: Any) -> None:
     draw(page, SEVEN)
     before = page.locator("#drawn").get_attribute("src")
@@ -254,6 +256,7 @@ def test_the_pose_is_reset_before_the_picture_comes(page: Any) -> None:
     assert page.locator("#drawn").get_attribute("src") == before
 
 
+@pytest.mark.thorough
 def test_points_at_a_class(page: Any) -> None:
     draw(page, SEVEN)
     expect(said(page)).to_have_text("7")
@@ -264,6 +267,7 @@ def test_points_at_a_class(page: Any) -> None:
     expect(page.locator("#pose h2")).to_have_text("The pose of 7")
 
 
+@pytest.mark.thorough
 def test_the_keyboard_points_at_classes_and_uploads(page: Any) -> None:
     draw(page, SEVEN)
     bar = page.locator("#bars .bar:nth-child(3)")
@@ -284,6 +288,7 @@ def test_the_keyboard_points_at_classes_and_uploads(page: Any) -> None:
     assert page.evaluate(outline) == "solid"
 
 
+@pytest.mark.thorough
 def test_swaps_poses(page: Any) -> None:
     draw(page, SEVEN)
     expect(said(page)).to_have_text("7")
@@ -318,6 +323,7 @@ DROPPED = """([kind, field, bytes]) => {
 }"""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "field"), [("drop", "dataTransfer"), ("paste", "clipboardData")]
 )
@@ -376,6 +382,7 @@ def test_another_network_is_chosen_before_the_answer(page: Any, tmp_path: Path) 
     expect(page.locator("#message")).to_be_hidden()
 
 
+@pytest.mark.thorough
 def test_another_network_is_chosen_before_its_routing_is_shown(
     page: Any, tmp_path: Path
 ) -> None:
@@ -393,6 +400,7 @@ def test_another_network_is_chosen_before_its_routing_is_shown(
     expect(page.locator("#message")).to_be_hidden()
 
 
+@pytest.mark.thorough
 def test_the_pointer_leaves_the_classes_of_another_network(page: Any) -> None:
     choose(page, "trained")
     page.hover("#bars .bar:nth-child(3)")
@@ -430,6 +438,7 @@ def test_panels_stay_on_the_page_and_apart(page: Any, width: int) -> None:
         page.set_viewport_size({"width": 1280, "height": 900})
 
 
+@pytest.mark.thorough
 def test_maps_of_several_layers_leave_no_holes(page: Any) -> None:
     """Three maps above each other stood beside a panel of a third of their height."""
     choose(page, "layers")
@@ -441,6 +450,7 @@ def test_maps_of_several_layers_leave_no_holes(page: Any) -> None:
     assert maps["y"] + maps["height"] < routing["y"]
 
 
+@pytest.mark.thorough
 def test_all_classes_can_be_reached_beside_the_panels(page: Any) -> None:
     """Those below the lower edge of the window could only be seen at the end of the
     page.
@@ -472,6 +482,7 @@ def test_asks_a_question(page: Any) -> None:
     assert page.input_value("#text") not in ("", "how far is the moon ?")
 
 
+@pytest.mark.thorough
 def test_the_last_question_counts(page: Any) -> None:
     """An answer that came late was shown for what was asked after it."""
     choose(page, QUESTIONS)
@@ -545,6 +556,7 @@ def test_the_canvas_and_all_answers_are_in_one_view(
         page.set_viewport_size({"width": 1280, "height": 900})
 
 
+@pytest.mark.thorough
 def test_the_first_stroke_takes_the_sample_away(page: Any) -> None:
     choose(page, "trained")
     page.click("#sample")
@@ -568,6 +580,7 @@ def test_the_first_stroke_takes_the_sample_away(page: Any) -> None:
     assert ink(page, corner) == [255]  # the second one takes away nothing
 
 
+@pytest.mark.thorough
 def test_a_sample_is_as_sharp_as_the_network_sees_it(page: Any) -> None:
     """It was smoothed where the screen has more pixels than the page."""
     choose(page, "trained")
@@ -588,6 +601,7 @@ def test_a_sample_is_as_sharp_as_the_network_sees_it(page: Any) -> None:
     )
 
 
+@pytest.mark.thorough
 def test_another_network_is_waited_for_on_an_empty_page(page: Any) -> None:
     choose(page, "trained")
     hold(page, "api/network?")
@@ -612,6 +626,7 @@ def test_another_network_is_waited_for_on_an_empty_page(page: Any) -> None:
     expect(page.locator("#about")).to_contain_text("DynamicRouting")
 
 
+@pytest.mark.thorough
 def test_a_picture_that_comes_while_a_network_opens_is_not_lost(
     page: Any, tmp_path: Path
 ) -> None:
@@ -627,6 +642,7 @@ def test_a_picture_that_comes_while_a_network_opens_is_not_lost(
     expect(page.locator("#truth")).to_have_text("")  # a test image has a label
 
 
+@pytest.mark.thorough
 def test_where_routing_decides_nothing_it_is_said_once(page: Any) -> None:
     """It was said twice, and play and compare were offered all the same."""
     nothing = "Routing had no effect here."
@@ -649,6 +665,7 @@ def test_where_routing_decides_nothing_it_is_said_once(page: Any) -> None:
         expect(page.locator(place)).to_be_visible()
 
 
+@pytest.mark.thorough
 def test_names_of_classes_over_the_steps_are_whole(page: Any) -> None:
     """A column had room for three letters, and "frog" became "fro"."""
 
@@ -669,6 +686,7 @@ def test_names_of_classes_over_the_steps_are_whole(page: Any) -> None:
     choose(page, "layers")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("right", [True, False])
 def test_the_label_and_the_answer_are_told_apart(page: Any, right: bool) -> None:
     def labelled(route: Any) -> None:
@@ -718,6 +736,7 @@ text.
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("network", ["trained", QUESTIONS])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_all_texts_can_be_read_by_day_and_by_night(
