@@ -338,7 +338,7 @@ class TestOverAllPositions:
         transforms = random(places, self.PARENTS, 3, 2, seed=1).requires_grad_()
         competition = GridWide(orphan=orphan, windows=windows, types=self.TYPES)
         sites = windows.children(self.TYPES, CPU)
-        with use_backend(backend if backend != "native" else None):
+        with use_backend(backend):
             votes = Votes(children, transforms, competition=competition, sites=sites)
             assert ops.BACKENDS[backend] is type(votes.source)
         return votes, [children, transforms]

@@ -264,6 +264,7 @@ def test_the_operators_of_gradients_say_that_they_have_none() -> None:
         gradient.sum().backward()
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_dual_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     x = leaves()["children"].detach()

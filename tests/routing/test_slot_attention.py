@@ -206,6 +206,7 @@ def test_the_last_step_passes_its_gradient_on_to_the_queries() -> None:
     assert routing.first.queries.grad.abs().sum() > 0
 
 
+@pytest.mark.usefixtures("kernels")
 def test_a_fused_backend_is_taken() -> None:
     votes = votes_of(torch.randn(B, 40960, H))
     routing: Any = SlotAttentionRouting().bind(LayerShape(None, J, (H,), (H,)))

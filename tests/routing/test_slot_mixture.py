@@ -84,6 +84,7 @@ def test_the_variance_is_about_the_updated_mean() -> None:
     torch.testing.assert_close(routed.pose, expected)
 
 
+@pytest.mark.usefixtures("kernels")
 def test_a_fused_backend_is_taken() -> None:
     routing: Any = SlotMixtureRouting().bind(LayerShape(None, J, (H,), (H,)))
     routed = routing(votes_of(torch.randn(B, 40960, H)))
