@@ -53,26 +53,24 @@ def check_resize(classifier: Classifier, resize: Fit | None) -> None:
         raise ValueError(f"--{error}".replace("resize 'keep'", "resize keep")) from None
 
 
-def check_boxes(classifier: Classifier) -> None:
-    """Raises a `ValueError` unless the network predicts boxes for a black image."""
+def check_drawn(
+    classifier: Classifier, option: str, what: str, drawn: Callable[[Answer], Any]
+) -> None:
+    """Raise a ValueError unless the network predicts what an option draws, for a black
+    image.
+
+    Args:
+        classifier: the classifier.
+        option: the option, such as ``--boxes``.
+        what: what the network must predict, in words.
+        drawn: that part of an answer; None where the network does not predict it.
+    """
     if classifier.reader.pictures:
         ((_, answer),) = classifier.stream([torch.zeros(*classifier.image_shape)])
-        if answer.things is not None:
+        if drawn(answer) is not None:
             return
     raise ValueError(
-        f"--boxes: a {type(classifier.network).__name__} does not predict boxes"
-    )
-
-
-def check_masks(classifier: Classifier) -> None:
-    """Raises a `ValueError` unless the network predicts a class for each pixel."""
-    if classifier.reader.pictures:
-        ((_, answer),) = classifier.stream([torch.zeros(*classifier.image_shape)])
-        if answer.mask is not None:
-            return
-    raise ValueError(
-        f"--masks: a {type(classifier.network).__name__} does not predict a class "
-        "for each pixel"
+        f"{option}: a {type(classifier.network).__name__} does not predict {what}"
     )
 
 

@@ -60,9 +60,14 @@ def command(
     classifier = open_classifier(run, device)
     answers.check_resize(classifier, resize)
     if boxes is not None:
-        answers.check_boxes(classifier)
+        answers.check_drawn(
+            classifier, "--boxes", "boxes", lambda answer: answer.things
+        )
     if masks is not None:
-        answers.check_masks(classifier)
+        per_pixel = "a class for each pixel"
+        answers.check_drawn(
+            classifier, "--masks", per_pixel, lambda answer: answer.mask
+        )
     with answers.said_plainly():
         files = list(classifier.reader.named(images))
     bad: list[str] = []
