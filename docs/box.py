@@ -182,7 +182,7 @@ def saved_with(classifier: Classifier, options: argparse.Namespace) -> dict[str,
 
 def reader_of(classifier: Classifier, options: argparse.Namespace) -> Reader:
     """The reader of the run, with the fit and the size that the options say."""
-    if not classifier.reader.pictures:
+    if classifier.reader.written:
         return classifier.reader
     channels, *_ = classifier.image_shape
     shape = (channels, *options.canvas) if options.canvas else None

@@ -415,6 +415,12 @@ class Classifier:
         if batch:
             yield from self._answered(batch)
 
+    def trial(self) -> Answer:
+        """Return the answer for a made-up input, which shows what is predicted."""
+        (row,) = self.reader.trial(self.network, 1)
+        ((_, answer),) = self._answered([(None, Read(row, ""))])
+        return answer
+
     def _at_once(self, batch_size: int) -> int:
         """How many images make a batch of ``batch_size`` crops."""
         check_size(batch_size=batch_size)
@@ -473,7 +479,7 @@ class Classifier:
         """The pixels, and a note on how they were made, if that depends on the
         image.
         """
-        if resize == "keep" and self.reader.pictures:
+        if resize == "keep":
             self.reader.check_fit(self.network, resize)
         return self.reader.read(image, resize)
 

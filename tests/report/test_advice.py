@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from tests.report.small import answers
-from torchcaps_lab.data import Examples, TextSet
+from torchcaps_lab.data import Examples, TextSet, Words
 from torchcaps_lab.report.hints import Commands, falling_loss
 from torchcaps_lab.report.pictures import Advice
 
@@ -126,10 +126,9 @@ class TestEachFactHasItsAdvice:
         assert hint.option == "--epochs 20"
 
     def test_a_network_is_not_advised_instead_of_itself(self):
-        facts = {"what": "texts", "pictured": False, "larger": TextSet.larger}
-        facts |= {"classes": ("cat", "dog", "owl"), "files": None}
-        facts |= {"forgetting": "", "nameable": lambda self: "a text"}
-        texts = type("Texts", (), facts)()
+        texts = TextSet.of(
+            ["a text"], torch.tensor([0]), ("cat", "dog", "owl"), Words()
+        )
         flat = [{"train_accuracy": 0.7, "val_accuracy": 0.7}] * 5
         findings = answers(3, EVEN, EVEN)
         for model, option in (
@@ -225,14 +224,11 @@ class TestEachFactHasItsAdvice:
     def test_texts_are_not_shown_as_images(self):
         """ "torchcaps predict RUN ." was printed: the folder of a line of a table."""
 
-        class Texts(Examples):
-            what = "texts"
-            pictured = False
-
-        texts = Texts(
-            torch.zeros(900, 1, 1, 5, dtype=torch.uint8),
+        texts = TextSet.of(
+            ["a text"] * 900,
             EVEN,
             ("cat", "dog", "owl"),
+            Words(),
             tuple(f"reviews.csv:{line}" for line in range(900)),
         )
         said = EVEN.clone()
@@ -243,7 +239,7 @@ class TestEachFactHasItsAdvice:
             {},
             [],
         ).hints
-        assert lost.option == "torchcaps evaluate RUN"
+        assert lost.option == "torchcaps explain RUN --split validation"
 
     def test_commands_name_the_run_and_how_it_was_trained(self):
         """They named RUN."""

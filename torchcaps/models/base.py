@@ -21,7 +21,7 @@ from torchcaps.layers import (
 )
 from torchcaps.layers.decoder import DecoderInput, ToldDecoder, chosen_classes
 from torchcaps.models.differences import outlined, take_differences
-from torchcaps.models.network import KEPT_FOR_CLASSES, Network
+from torchcaps.models.network import KEPT_FOR_ANY_CLASSES, Network
 from torchcaps.numerics import at_hand, check_series, check_size, dtype_of
 from torchcaps.routing import Routed, Routing
 
@@ -81,8 +81,9 @@ class ClassifierNetwork(Network):
         there, hooks stay, also those of the last layers. With the number that it has,
         nothing changes; timm's draws new weights then.
 
-        An optimizer has to be told of the new weights. What :meth:`save_pretrained`
-        kept for the old classes, as their names, leaves ``extra``.
+        An optimizer has to be told of the new weights. Of what :meth:`save_pretrained`
+        kept, ``reader`` and ``task`` stay in ``extra``. All else may hold for the old
+        classes alone, as their names, and leaves it.
 
         Raises:
             ValueError: if it is not a number of classes.
@@ -94,7 +95,7 @@ class ClassifierNetwork(Network):
             self.extra = {
                 name: value
                 for name, value in self.extra.items()
-                if name not in KEPT_FOR_CLASSES
+                if name in KEPT_FOR_ANY_CLASSES
             }
         take_differences(self, before, after)
 

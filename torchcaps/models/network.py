@@ -54,8 +54,8 @@ from torchcaps.whole import (
     written_whole,
 )
 
-KEPT_FOR_CLASSES = ("classes", "calibration", "strangers")
-"""What is saved beside a network by these names holds for its classes only."""
+KEPT_FOR_ANY_CLASSES = ("reader", "task")
+"""What is saved beside a network by these names holds for any classes."""
 
 NETWORKS: dict[str, type["Network"]] = {}
 """The networks that :func:`load_pretrained` knows, by the names of their classes."""

@@ -13,8 +13,6 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from torchcaps.whole import write_whole, written_whole
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data.manifest import readable
@@ -56,8 +54,8 @@ def check_resize(classifier: Classifier, resize: Fit | None) -> None:
 def check_drawn(
     classifier: Classifier, option: str, what: str, drawn: Callable[[Answer], Any]
 ) -> None:
-    """Raise a ValueError unless the network predicts what an option draws, for a black
-    image.
+    """Raise a ValueError unless the network predicts what an option draws, for a
+    made-up input.
 
     Args:
         classifier: the classifier.
@@ -65,13 +63,10 @@ def check_drawn(
         what: what the network must predict, in words.
         drawn: that part of an answer; None where the network does not predict it.
     """
-    if classifier.reader.pictures:
-        ((_, answer),) = classifier.stream([torch.zeros(*classifier.image_shape)])
-        if drawn(answer) is not None:
-            return
-    raise ValueError(
-        f"{option}: a {type(classifier.network).__name__} does not predict {what}"
-    )
+    if drawn(classifier.trial()) is None:
+        raise ValueError(
+            f"{option}: a {type(classifier.network).__name__} does not predict {what}"
+        )
 
 
 Show = Callable[[str, Answer], None]
@@ -187,7 +182,6 @@ def as_csv(classifier: Classifier, top: int | None) -> Show:
     if classifier.calibration is None:
         probability = "probability"
     table = writer(sys.stdout, lineterminator="\n")
-    texts = classifier.reader.written
     more = ["known", "strangeness"] if classifier.doubts else []
     table.writerow(
         [
@@ -197,35 +191,32 @@ def as_csv(classifier: Classifier, top: int | None) -> Show:
             "said",
             probability,
             "length",
-            *(["place"] if texts else more),
+            "place",
+            *more,
         ]
     )
 
     def show(file: str, answer: Answer) -> None:
         shares = _probabilities(answer)
         names = _said(answer, top)
-        if texts:
-            content = " ".join(file.split())
-            place = [_place(file)]
-        else:
-            content, place = (file, [])
+        rest = [_place(file)]
         if more and answer.known is not None:
-            place = [str(int(answer.known)), f"{answer.strangeness:.6g}"]
+            rest += [str(int(answer.known)), f"{answer.strangeness:.6g}"]
         for rank, name in enumerate(names, 1):
             predicted = int(name in answer.classes)
             table.writerow(
                 [
-                    content,
+                    file,
                     rank,
                     name,
                     predicted,
                     f"{shares[name]:.6g}",
                     f"{answer.lengths[name]:.6g}",
-                    *place,
+                    *rest,
                 ]
             )
         if not names:
-            table.writerow([content, "", "", 0, "", "", *place])
+            table.writerow([file, "", "", 0, "", "", *rest])
 
     return show
 

@@ -25,52 +25,11 @@ def open_classifier(path: str, device: str = "cpu") -> Classifier:
         ValueError: if there is no such device; and what
             :meth:`~torchcaps.Classifier.open` raises.
     """
-    config = Path(path) / "config.yaml"
     classifier = Classifier.open(path)
-    saved = classifier.network.extra
-    before = not saved.keys() & {"resize", "reader"}  # before networks stored it
-    if before and config.is_file() and classifier.reader.pictures:
-        classifier.reader = classifier.reader.changed(resize=_recorded_resize(config))
     try:
         return classifier.to(device)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"--device {device}: {str(error).splitlines()[0]}") from error
-
-
-def _recorded_resize(config: Path) -> Any:
-    """The option ``resize`` of a training; None if it has none."""
-    try:
-        return merged({}, read_options(config)["data"])["resize"]
-    except (ValueError, KeyError, TypeError):
-        return None
-
-
-def _take_shape(data: Spec, classifier: Classifier) -> tuple[str, ...]:
-    """Fills in the size and channels that the network takes where the options of images
-    name none; a note on it.
-    """
-    if not classifier.reader.pictures:
-        return ()
-    channels, height, width = classifier.image_shape
-    arguments: dict[str, Any] = data.arguments
-    shape = {"size": (height, width), "channels": channels}
-    missing = {
-        name: value
-        for name, value in shape.items()
-        if name in arguments and arguments[name] is None
-    }
-    levels = getattr(classifier.reader, "levels", None)
-    if arguments.get("range", ()) is None and levels is not None:
-        arguments["range"] = list(levels)
-    if not missing:
-        return ()
-    for name, value in missing.items():
-        arguments[name] = value
-    colour = {1: "grey", 3: "colour"}.get(channels, f"{channels} channels")
-    return (
-        f"images of another shape are converted to {height} x {width} pixels, "
-        f"{colour}, as the network takes them",
-    )
 
 
 def _take_classes(data: Spec, classifier: Classifier) -> None:
@@ -175,7 +134,7 @@ def open_run(
     else:
         classifier = open_classifier(run)
         spec = cast(Spec, named)
-        fitted = _take_shape(spec, classifier)
+        fitted = classifier.reader.complete(cast(dict[str, Any], spec.arguments))
         _take_classes(spec, classifier)
         try:
             data = spec.make()
@@ -185,7 +144,7 @@ def open_run(
                 folder, str(spec.arguments.get("root", "DATA")), error.names
             )
             raise ValueError(f"{error}\n  {advice}") from error
-        notes = (*fitted, *_other_fit(data, classifier), *notes)
+        notes = (*filter(None, [fitted]), *_other_fit(data, classifier), *notes)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     if not len(images):

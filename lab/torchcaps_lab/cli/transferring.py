@@ -44,10 +44,6 @@ def check_decoder(classifier: Classifier) -> None:
     little is to be expected of it.
     """
     network = classifier.network
-    if not classifier.reader.pictures:
-        raise ValueError(
-            f"a {type(network).__name__} takes {network.takes} and draws no images"
-        )
     reader_of_pose = network.told if isinstance(network, CapsuleClassifier) else None
     if reader_of_pose is None:
         takes = "decoder_hidden" in inspect.signature(type(network)).parameters

@@ -4,7 +4,7 @@ import hashlib
 import json
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -135,6 +135,13 @@ class Composition(ABC):
         """
 
 
+_SMALL_PHOTOS = 96
+_PHOTO_BACKBONE = (
+    "--model capsnet_on_backbone --model_args.backbone timm/efficientnet_lite0 "
+    "--model_args.weights imagenet --model_args.keep_statistics true "
+    "--frozen_epochs 10 --optimizer.lr 0.0003"
+)
+
 MOST_CLASSES = 10_000
 """Measures of a test count all pairs of classes: 10,000 classes take 0.8 GB."""
 
@@ -180,13 +187,8 @@ class Examples(Dataset[Batch]):
     larger: ClassVar[str] = "--model capsnet_on_backbone"
     """The option that takes a network that can learn more of them."""
 
-    forgetting: ClassVar[str] = ""
-    """The options that keep a network from learning them by heart, where they cannot be
-    changed in training.
-    """
-
-    pictured: ClassVar[bool] = True
-    """Whether each can be shown as a picture, and prepared as one."""
+    stand_in: ClassVar[str] = "new.jpg"
+    """What a command names that asks about another one."""
 
     inputs: Tensor
     labels: Tensor
@@ -203,19 +205,16 @@ class Examples(Dataset[Batch]):
                 f"files must name {len(self.inputs)} files, one per image, got "
                 f"{len(self.files)}"
             )
-        if not self.pictured and (
-            self.preprocess != _AS_THEY_ARE or self.composition is not None
-        ):
-            raise ValueError(
-                f"preprocess and composition are for images: {self.what} take none"
-            )
-        self.preprocess.image_shape(self.raw_image_shape)
+        self._check_preparation()
 
     def _check_inputs(self) -> None:
         if self.inputs.dtype != torch.uint8 or self.inputs.ndim != 4:
             raise ValueError(
                 f"inputs must be uint8 (N, C, H, W), got {_describe(self.inputs)}"
             )
+
+    def _check_preparation(self) -> None:
+        self.preprocess.image_shape(self.raw_image_shape)
 
     def _check_labels(self) -> None:
         labels = self.labels
@@ -349,7 +348,50 @@ class Examples(Dataset[Batch]):
         for name in (first, first.rpartition(":")[0]):
             if name and Path(name).is_file():
                 return name
-        return "new.jpg" if self.pictured else "FILE"
+        return self.stand_in
+
+    def folders(self, indices: Sequence[int]) -> list[str]:
+        """The folders in which some of them lie, as a network can be asked about
+        them.
+        """
+        if self.files is None:
+            return []
+        return [
+            *dict.fromkeys(str(Path(self.files[place]).parent) for place in indices)
+        ]
+
+    def seen(self, indices: list[int]) -> Batch | None:
+        """Return some of them to look at; None if they cannot be shown as pictures."""
+        return self.__getitems__(indices)
+
+    def shape_in_words(self) -> str:
+        """Return their shape; empty if they have any."""
+        return f"{' x '.join(map(str, self.image_shape))} (C x H x W)"
+
+    def against_overfitting(self, preprocess: Mapping[str, Any]) -> str:
+        """Return options that keep a network from learning them by heart.
+
+        Args:
+            preprocess: the options in use, which are left out.
+        """
+        options = {"flip": "true", "shift": "2", "rotate": "15", "zoom": "0.2"}
+        options |= {"randaugment": "2", "erase": "0.25"}
+        unused = [
+            f"--preprocess.{name} {value}"
+            for name, value in options.items()
+            if not preprocess.get(name)
+        ]
+        return " ".join(unused[:3])
+
+    def pretrained(self) -> str:
+        """Return options that start from a backbone trained on many others; empty if
+        there is none for them.
+        """
+        channels, *size = self.image_shape
+        if channels != 3:
+            return ""
+        larger = self.files is not None and min(size) < _SMALL_PHOTOS
+        return ("--data.size 128 " if larger else "") + _PHOTO_BACKBONE
 
     def counts(self) -> dict[str, int]:
         """How many of them show each class, by its name."""
@@ -478,6 +520,46 @@ class Examples(Dataset[Batch]):
         if self.composition is None:
             return batch
         return self.composition(batch, epoch=0, seed=0)
+
+
+class PlainExamples(Examples):
+    """Examples that are not images: they are not prepared at random, and cannot be
+    shown as pictures.
+    """
+
+    stand_in = "FILE"
+
+    forgetting: ClassVar[str] = ""
+    """The options that keep a network from learning them by heart."""
+
+    def _check_preparation(self) -> None:
+        if self.preprocess != _AS_THEY_ARE or self.composition is not None:
+            raise ValueError(
+                f"preprocess and composition are for images: {self.what} take none"
+            )
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        return self._fetch(indices)
+
+    def folders(self, indices: Sequence[int]) -> list[str]:
+        """None: a file may hold many of them."""
+        return []
+
+    def seen(self, indices: list[int]) -> Batch | None:
+        """None: they cannot be shown as pictures."""
+        return None
+
+    def shape_in_words(self) -> str:
+        """Empty: they have any length."""
+        return ""
+
+    def against_overfitting(self, preprocess: Mapping[str, Any]) -> str:
+        """The options of their networks."""
+        return self.forgetting
+
+    def pretrained(self) -> str:
+        """Empty: there is none."""
+        return ""
 
 
 def _describe(tensor: Tensor) -> str:

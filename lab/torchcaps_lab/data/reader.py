@@ -63,11 +63,8 @@ class Reader(ABC):
     axes: ClassVar[Mapping[int, str]]
     """The axes of a batch that may have any length, by their places."""
 
-    pictures: ClassVar[bool] = False
-    """Whether what it reads can be shown as a picture."""
-
     written: ClassVar[bool] = False
-    """Whether what it reads is written, so that a page asks for text."""
+    """Whether the page of ``torchcaps explore`` asks for text."""
 
     preprocess: Preprocess = _AS_THEY_ARE
     """How a batch is prepared for the network."""
@@ -242,6 +239,15 @@ class Reader(ABC):
                 f"{wrong[0]} is for images: the network takes {self.takes}"
             )
         return self
+
+    def complete(self, arguments: dict[str, Any]) -> str:
+        """Fill in what the network takes where the arguments of other data leave it
+        open, and return a note on it.
+
+        Args:
+            arguments: the arguments of the data set, which are changed.
+        """
+        return ""
 
     def facts(self) -> dict[str, str]:
         """Tell people facts about the inputs, by name."""

@@ -207,8 +207,7 @@ def has_capsules(classifier: Classifier) -> bool:
 def _why_not(classifier: Classifier) -> str:
     """Why a network cannot be explored, in words."""
     network = classifier.network
-    routes = any(isinstance(module, Routing) for module in network.modules())
-    if classifier.reader.pictures and routes:
+    if any(isinstance(module, Routing) for module in network.modules()):
         task = classifier.task.name
         return f"whose task is {task}: 'torchcaps explain' draws its report"
     return classifier.reader.unexplored(network)

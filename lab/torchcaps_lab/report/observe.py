@@ -2,7 +2,7 @@
 shown of them comes from it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -144,9 +144,9 @@ class Selection:
         return order[:count].sort().values
 
 
-def select_samples(findings: Findings, image_set: Examples) -> Selection:
+def select_samples(findings: Findings, image_set: Examples) -> Selection | None:
     """The first images of each class, up to 20 together, asked about the class that was
-    said; sorted by class.
+    said; sorted by class. None if they cannot be shown.
 
     The example is the clearest of the first ten.
     """
@@ -156,7 +156,9 @@ def select_samples(findings: Findings, image_set: Examples) -> Selection:
         sorted(range(len(chosen)), key=lambda place: rank[int(chosen[place])])
     )
     first = order[:COLUMNS].sort().values
-    batch = image_set.__getitems__(chosen.tolist())
+    batch = image_set.seen(chosen.tolist())
+    if batch is None:
+        return None
     return Selection(
         batch.inputs,
         batch.pictures,
@@ -175,9 +177,9 @@ def select_samples(findings: Findings, image_set: Examples) -> Selection:
 
 def select_examples(
     findings: Findings, image_set: Examples, most: int = 20
-) -> Selection:
+) -> Selection | None:
     """The clearest image of each class that has images, asked about that class and
-    titled with its name.
+    titled with its name; None if they cannot be shown.
 
     Args:
         findings: about these images.
@@ -187,7 +189,9 @@ def select_examples(
     """
     chosen = findings.examples(most)
     some = len(findings.labels.unique()) > most
-    batch = image_set.__getitems__(chosen.tolist())
+    batch = image_set.seen(chosen.tolist())
+    if batch is None:
+        return None
     target = findings.labels[chosen]
     titles = tuple(image_set.classes[label] for label in target.tolist())
     return Selection(
@@ -519,27 +523,27 @@ class Tested:
     metrics: Metrics
 
     @cached_property
-    def shown(self) -> Observation:
+    def shown(self) -> Observation | None:
         """The images of :func:`select_samples`."""
-        return Observation(
-            self.model, select_samples(self.findings, self.images), verdict=self.verdict
-        )
+        return self._observed(select_samples)
 
     @cached_property
-    def examples(self) -> Observation:
+    def examples(self) -> Observation | None:
         """The images of :func:`select_examples`."""
-        return Observation(
-            self.model,
-            select_examples(self.findings, self.images),
-            verdict=self.verdict,
-        )
+        return self._observed(select_examples)
+
+    def _observed(
+        self, select: Callable[[Findings, Examples], Selection | None]
+    ) -> Observation | None:
+        selection = select(self.findings, self.images)
+        if selection is None:
+            return None
+        return Observation(self.model, selection, verdict=self.verdict)
 
     @cached_property
     def verdict(self) -> Verdict | None:
         """Whether routing and decoder do anything, as the run found or else measured
         now; None for texts.
         """
-        if not self.images.pictured:
-            return None
         saved = self.summary.get("verdict")
         return judge(self.model, self.images) if saved is None else Verdict(**saved)

@@ -130,7 +130,7 @@ def exhibits_of_classifier(
         exhibits: list[Exhibit | None] = []
         if isinstance(image_set, kind.examples):
             exhibits += kind.of_test(tested)
-        if image_set.pictured:
+        if tested.shown is not None and tested.examples is not None:
             exhibits.append(kind.of_images(tested.shown, tested.examples))
         yield from (exhibit for exhibit in exhibits if exhibit is not None)
 

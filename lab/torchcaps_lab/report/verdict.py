@@ -139,7 +139,9 @@ class Verdict:
         )
 
 
-def judge(model: ClassifierNetwork, image_set: Examples, most: int = 200) -> Verdict:
+def judge(
+    model: ClassifierNetwork, image_set: Examples, most: int = 200
+) -> Verdict | None:
     """Measures on images from all over a set whether routing and decoder of a network
     do anything.
 
@@ -155,10 +157,12 @@ def judge(model: ClassifierNetwork, image_set: Examples, most: int = 200) -> Ver
         image_set: at least one image, prepared for it.
         most: how many are tried at most.
     """
-    if not isinstance(model, CapsuleNetwork):
-        return Verdict(min(most, len(image_set)), None, None, None)
     places = torch.linspace(0, len(image_set) - 1, min(most, len(image_set))).long()
-    batch = image_set.__getitems__(places.tolist())
+    batch = image_set.seen(places.tolist())
+    if batch is None:
+        return None
+    if not isinstance(model, CapsuleNetwork):
+        return Verdict(len(places), None, None, None)
     _, (entropies,) = observed_health(
         model, batch.inputs[:: max(1, len(places) // _OBSERVED)], layer_entropy
     )

@@ -253,7 +253,7 @@ class SeveralLabels(Task):
         images.
         """
         examination = self.examine(network, images)
-        verdict = judge(network, images) if images.pictured else None
+        verdict = judge(network, images)
         lines = [
             line for line in examination.lines if not line.startswith(" ")
         ]  # those of classes are a table here
@@ -267,7 +267,7 @@ class SeveralLabels(Task):
             "accuracy", accuracy, recalls, images, summary, metrics, draw=draw
         )
         yield LearningCurves.of(metrics, images.what)
-        selection = _each_class(images) if images.pictured else None
+        selection = _each_class(images)
         if selection is not None and selection.target is not None:
             first = [
                 int((selection.target == label).nonzero()[0])
@@ -284,9 +284,11 @@ class SeveralLabels(Task):
 
 def _each_class(images: Examples, most: int = 20) -> Selection | None:
     """The first images, each once for every class in it, at most ``most`` in all; None
-    if they have no classes.
+    if they have no classes, or cannot be shown.
     """
-    batch = images.__getitems__(list(range(min(most, len(images)))))
+    batch = images.seen(list(range(min(most, len(images)))))
+    if batch is None:
+        return None
     rows, classes = batch.labels.cpu().nonzero()[:most].unbind(1)
     if not len(rows):
         return None

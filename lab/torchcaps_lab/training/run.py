@@ -136,7 +136,7 @@ def train(
                 if len(test)
                 else {}
             ),
-            **(_verdict(network, test) if len(test) and test.pictured else {}),
+            **(_verdict(network, test) if len(test) else {}),
             **({"notes": notes} if notes else {}),
             "last_epoch": metrics[-1] if metrics else {},
             **circumstances(runner, metrics),
@@ -158,12 +158,10 @@ def _header(
         f"{len(getattr(data, part)):,} {part}"
         for part in ("train", "validation", "test")
     )
-    shape = ""
-    if data.train.pictured:
-        shape = f" of {' x '.join(map(str, data.image_shape))} (C x H x W)"
+    shape = data.train.shape_in_words()
     parameters = sum(parameter.numel() for parameter in network.parameters())
     return [
-        f"{type(data).__name__}: {sizes} {data.train.what}{shape}, "
+        f"{type(data).__name__}: {sizes} {data.train.what}{shape and f' of {shape}'}, "
         f"{counted(len(data.classes), data.train.groups)}{_by_class(data.train)}",
         f"{subject.architecture}: {parameters:,} parameters, on {device}; "
         f"{counted(fitting.steps, 'steps')} in at most "
@@ -237,7 +235,7 @@ def _verdict(network: ClassifierNetwork, test: Examples) -> dict[str, Any]:
     summary.
     """
     verdict = judge(network, test)
-    if verdict.entropy is None:
+    if verdict is None or verdict.entropy is None:
         return {}
     return {"routing": verdict.of_routing, "verdict": asdict(verdict)}
 

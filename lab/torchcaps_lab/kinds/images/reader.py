@@ -89,7 +89,6 @@ class ImageReader(Reader):
     takes = "images"
     items = "images"
     axes = MappingProxyType({0: "batch"})
-    pictures = True
 
     @classmethod
     def sees(cls, place: Place, given: Mapping[str, Any]) -> Guess | None:
@@ -237,6 +236,22 @@ class ImageReader(Reader):
         if chosen.get("resize", "keep") != "keep":
             check_resize(chosen["resize"])
         return replace(self, **chosen)
+
+    def complete(self, arguments: dict[str, Any]) -> str:
+        """Size, channels and range of the values."""
+        channels, height, width = self.image_shape
+        if arguments.get("range", ()) is None and self.levels is not None:
+            arguments["range"] = list(self.levels)
+        shape = {"size": (height, width), "channels": channels}
+        missing = [name for name in shape if arguments.get(name, ()) is None]
+        if not missing:
+            return ""
+        arguments |= {name: shape[name] for name in missing}
+        colour = {1: "grey", 3: "colour"}.get(channels, f"{channels} channels")
+        return (
+            f"images of another shape are converted to {height} x {width} pixels, "
+            f"{colour}, as the network takes them"
+        )
 
     def facts(self) -> dict[str, str]:
         """Their shape and fit."""

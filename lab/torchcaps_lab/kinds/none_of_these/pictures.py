@@ -108,7 +108,7 @@ class NoneOfThese(Exhibit):
         threshold.
         """
         strangers = Strangers.from_config(tested.model.extra.get("strangers"))
-        if strangers is not None and tested.images.pictured:
+        if strangers is not None:
             yield _strangest(tested.model, tested, strangers)
 
     def draw(self) -> Iterator[Picture]:

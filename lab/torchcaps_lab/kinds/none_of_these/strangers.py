@@ -123,7 +123,8 @@ class Strangers(Doubt):
             return "this network has no decoder"
         if len(examples) < LEAST_IMAGES:
             return f"there are {len(examples)} images to fit it on"
-        explained = judge(network, examples).explained
+        verdict = judge(network, examples)
+        explained = None if verdict is None else verdict.explained
         if explained is not None and explained < LEAST_EXPLAINED:
             return (
                 f"the decoder explains {max(explained, 0.0):.0%} of the variance of "
@@ -206,8 +207,6 @@ def reconstruction_errors(
         image_set: at least one image, prepared for it.
         batch_size: how many at a time.
     """
-    if not image_set.pictured:
-        return None
     errors = []
     for batch, prediction in predicted(model, image_set, batch_size):
         drawn = prediction.reconstruction

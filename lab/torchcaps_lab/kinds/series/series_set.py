@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from typing_extensions import Self
 
 from torchcaps.numerics import resolution
-from torchcaps_lab.data.examples import Batch, Examples
+from torchcaps_lab.data.examples import Batch, PlainExamples
 from torchcaps_lab.kinds.series.sound import Sound
 from torchcaps_lab.kinds.series.table import SeriesForm
 
@@ -93,7 +93,7 @@ class Scale:
 
 
 @dataclass(frozen=True, eq=False)
-class SeriesSet(Examples):
+class SeriesSet(PlainExamples):
     """Labelled series: :class:`Examples` whose inputs are float32 (C + 1, L).
 
     The last channel says which moments are there, 1, and which pad a series behind its
@@ -116,7 +116,6 @@ class SeriesSet(Examples):
     """
 
     what = "series"
-    pictured = False
     larger = "--model_args.channels [128,128,128]"
     forgetting = "--model_args.dropout 0.5"
 
@@ -177,9 +176,6 @@ class SeriesSet(Examples):
         """One series as it was read, (C, L), without padding."""
         series = self.inputs[index]
         return series[:-1, series[-1] > 0]
-
-    def __getitems__(self, indices: list[int]) -> Batch:
-        return self._fetch(indices)  # series need no other preparation
 
     def _fetch(self, indices: list[int]) -> Batch:
         rows_of_series = [self.row(index) for index in indices]

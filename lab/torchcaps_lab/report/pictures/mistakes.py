@@ -94,9 +94,14 @@ class Mistakes(Exhibit):
     files: bool
 
     @classmethod
-    def of(cls, findings: Findings, image_set: Examples) -> "Mistakes":
-        """Make the exhibit of images of one class each."""
+    def of(cls, findings: Findings, image_set: Examples) -> "Mistakes | None":
+        """Make the exhibit of images of one class each; None if they cannot be
+        shown.
+        """
         chosen = findings.mistakes(_MISTAKES).tolist()
+        batch = image_set.seen(chosen)
+        if batch is None:
+            return None
         wrong = int((findings.prediction != findings.labels).sum())
         high, wide = image_set.image_shape[1:]
         text = (
@@ -112,17 +117,16 @@ class Mistakes(Exhibit):
             if wrong
             else (f"All {len(image_set)} images are classified correctly."),
             mistakes=tuple(_mistake(findings, image_set, index) for index in chosen),
-            pictures=image_set.__getitems__(chosen).pictures.cpu(),
+            pictures=batch.pictures.cpu(),
             wrong=wrong,
             images=len(image_set),
             files=image_set.files is not None,
         )
 
     @classmethod
-    def of_test(cls, tested: Tested) -> "Iterator[Mistakes]":
+    def of_test(cls, tested: Tested) -> "Iterator[Mistakes | None]":
         """Make the exhibit of what a classifier was tested on."""
-        if tested.images.pictured:
-            yield cls.of(tested.findings, tested.images)
+        yield cls.of(tested.findings, tested.images)
 
     def table(self) -> Table | None:
         """A row for each mistake."""

@@ -72,7 +72,9 @@ class PoseReadout(Exhibit):
         order = torch.randperm(
             len(image_set), generator=torch.Generator().manual_seed(0)
         )
-        batch = image_set.__getitems__(order[:_IMAGES].tolist())
+        batch = image_set.seen(order[:_IMAGES].tolist())
+        if batch is None:
+            return None
         corners = batch.pictures[:, :, [0, 0, -1, -1], [0, -1, 0, -1]]
         if batch.pictures.shape[1] != 1 or not corners.mean() <= _DARK:
             return None
@@ -102,8 +104,7 @@ class PoseReadout(Exhibit):
     @classmethod
     def of_test(cls, tested: Tested) -> "Iterator[PoseReadout | None]":
         """Make the exhibit of what a classifier was tested on."""
-        if tested.images.pictured:
-            yield cls.of(tested.model, tested.images)
+        yield cls.of(tested.model, tested.images)
 
 
 def _within_classes(
