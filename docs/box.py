@@ -26,8 +26,8 @@ from torchcaps_lab.cli import OptionParser
 from torchcaps_lab.cli.runs import open_run
 from torchcaps_lab.data import DataSet, Examples, Scenes, arrange
 from torchcaps_lab.data.reader import Reader
+from torchcaps_lab.evaluate import Calibration, ask
 from torchcaps_lab.look import counted
-from torchcaps_lab.report import Calibration, ask
 from torchcaps_lab.tasks import SeveralLabels
 
 SAME = {"scenes": "mnist"}

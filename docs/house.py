@@ -38,6 +38,7 @@ ORDER = (
     "table",
     "look",
     "data",
+    "evaluate",
     "report",
     "tasks",
     "card",

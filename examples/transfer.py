@@ -13,7 +13,7 @@ from torch import Tensor
 
 import torchcaps as tc
 from torchcaps_lab.data import Digits
-from torchcaps_lab.report import transfer
+from torchcaps_lab.evaluate import transfer
 
 
 def loss_of(

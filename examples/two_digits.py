@@ -25,6 +25,12 @@ import torchcaps as tc
 from torchcaps.models import CapsuleClassifier, ImageClassifier
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data import Digits, Examples, Padded, Scenes, arrange
+from torchcaps_lab.evaluate import (
+    even_assignments,
+    examine,
+    layer_entropy,
+    observe_layers,
+)
 from torchcaps_lab.report import (
     Exhibit,
     Observation,
@@ -32,13 +38,9 @@ from torchcaps_lab.report import (
     Selection,
     Table,
     Tested,
-    even_assignments,
-    examine,
     exhibits_of_classifier,
-    layer_entropy,
     list_exhibits,
     new_figure,
-    observe_layers,
     register_exhibit,
     write_page,
 )

@@ -22,7 +22,7 @@ from recipes.kit.lab import at_random, data_of
 from recipes.kit.options import TrainingOptions, option, plain
 from torchcaps.models import ImageClassifier
 from torchcaps_lab.data import Affine, AffineRanges, Examples, Padded, apply_affine
-from torchcaps_lab.report import examine
+from torchcaps_lab.evaluate import examine
 
 AFFNIST = AffineRanges()
 

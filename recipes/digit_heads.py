@@ -35,7 +35,7 @@ from torchcaps_lab.data import (
     arrange,
     fixed_pairs,
 )
-from torchcaps_lab.report import ask
+from torchcaps_lab.evaluate import ask
 
 HEADS: dict[str, dict[str, Any]] = facts_of("digit-heads")["heads"]
 

@@ -33,8 +33,8 @@ from torchcaps_lab.data import (
     Words,
     register_dataset,
 )
+from torchcaps_lab.evaluate import ask
 from torchcaps_lab.kinds.texts import TextClassifier
-from torchcaps_lab.report import ask
 
 RESERVED = 2
 """Numbers of words begin with this one."""

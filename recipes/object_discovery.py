@@ -20,7 +20,7 @@ from recipes.kit.lab import Trained, data_of, first_of, untrained
 from recipes.kit.options import TrainingOptions
 from torchcaps.models import ImageClassifier, Prediction
 from torchcaps_lab.data import Batch, Examples
-from torchcaps_lab.report import evaluating
+from torchcaps_lab.evaluate import evaluating
 from torchcaps_lab.tasks import Task, create_task
 
 FACTS = facts_of("object-discovery")

@@ -19,7 +19,8 @@ from recipes.kit.measures import percent
 from recipes.kit.options import TrainingOptions
 from torchcaps.models import CapsuleClassifier
 from torchcaps_lab.data import Examples, Pairs
-from torchcaps_lab.report import default_sweep, evaluating, new_figure, perturb, shorten
+from torchcaps_lab.evaluate import default_sweep, evaluating, perturb
+from torchcaps_lab.report import new_figure, shorten
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -75,7 +76,7 @@ def changes(grids: Tensor) -> Tensor:
 
     Args:
         grids: the decoded images, (B, D, V, C, H, W) with V odd, as
-            :func:`~torchcaps_lab.report.perturb` returns them for a sweep around 0.
+            :func:`~torchcaps_lab.evaluate.perturb` returns them for a sweep around 0.
 
     Returns:
         (B, D), in percent of the range of greys.

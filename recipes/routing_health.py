@@ -24,7 +24,8 @@ from recipes.kit.measures import percent
 from recipes.kit.options import TrainingOptions
 from recipes.two_digits import DYNAMIC, KMEANS, VARIANT
 from torchcaps_lab.data import Examples
-from torchcaps_lab.report import examine, new_figure, routing_health, routing_steps
+from torchcaps_lab.evaluate import examine, routing_health, routing_steps
+from torchcaps_lab.report import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 ENTROPY_OF, DEAD_OF = "assignment_entropy_", "dead_capsules_"
-"""What the figures of :func:`~torchcaps_lab.report.routing_health` begin with."""
+"""What the figures of :func:`~torchcaps_lab.evaluate.routing_health` begin with."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from torchcaps.losses import length_cross_entropy
 from torchcaps.models import CapsuleClassifier
 from torchcaps.routing import ROUTINGS, create_routing
 from torchcaps_lab.data import AffineRanges, Examples, apply_affine
-from torchcaps_lab.report import examine, fit_temperature
+from torchcaps_lab.evaluate import examine, fit_temperature
 
 SHARPNESS = 10.0
 """Factor of the activations in the softmax of the loss."""

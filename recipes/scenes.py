@@ -16,7 +16,8 @@ from recipes.kit.measures import percent
 from recipes.kit.options import TrainingOptions
 from torchcaps.models import ImageClassifier, boxes_of_maps
 from torchcaps_lab.data import Batch, Examples, Scenery, class_boxes
-from torchcaps_lab.report import Boxed, evaluating
+from torchcaps_lab.evaluate import evaluating
+from torchcaps_lab.report import Boxed
 from torchcaps_lab.tasks import average_precision, box_iou
 
 CAPSULES, CNN = (

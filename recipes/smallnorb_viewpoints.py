@@ -21,7 +21,7 @@ from recipes.kit.options import TrainingOptions
 from torchcaps.models import ImageClassifier
 from torchcaps.whole import LARGEST_NOTE, read_json, write_whole
 from torchcaps_lab.data import Examples, Preprocess, SmallNORB
-from torchcaps_lab.report import ask
+from torchcaps_lab.evaluate import ask
 
 HINTON = "Hinton, Sabour & Frosst 2018, table 2, recalled"
 VIEWPOINTS = ("azimuth", "elevation")

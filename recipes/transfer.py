@@ -18,7 +18,7 @@ from recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, plain
 from torchcaps.capsules import Capsules
 from torchcaps.models import CapsuleClassifier
 from torchcaps_lab.data import Examples
-from torchcaps_lab.report import (
+from torchcaps_lab.evaluate import (
     ATTRIBUTES,
     ask,
     attributes,

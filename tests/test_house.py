@@ -61,6 +61,7 @@ class TestImportOrder:
             ("ops", "numerics", True),
             ("numerics", "ops", False),
             ("tasks", "report", True),
+            ("evaluate", "report", False),
             ("report", "tasks", False),
             ("mixture", "layers", True),
             ("mixture", "models", False),

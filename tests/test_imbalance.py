@@ -18,7 +18,7 @@ from torchcaps.losses import (
 )
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import Examples
-from torchcaps_lab.report import Findings
+from torchcaps_lab.evaluate import Findings
 from torchcaps_lab.tasks import Classification, SeveralLabels
 from torchcaps_lab.training.loaders import balanced_order, train_loader
 from torchcaps_lab.training.options import Optimisation

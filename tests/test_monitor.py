@@ -12,9 +12,9 @@ from tests.runs import learner, rows
 from torchcaps import create_model
 from torchcaps.models import ImageClassifier
 from torchcaps_lab.data import Examples
+from torchcaps_lab.evaluate import layer_entropy, observe_layers
+from torchcaps_lab.evaluate.health import routing_health
 from torchcaps_lab.options.declarations import Schedule, TrainerOptions
-from torchcaps_lab.report import layer_entropy, observe_layers
-from torchcaps_lab.report.health import routing_health
 from torchcaps_lab.training.callbacks import RoutingHealth
 from torchcaps_lab.training.fitting import fit
 from torchcaps_lab.training.learner import Learner

@@ -9,9 +9,9 @@ import torchcaps as tc
 from torchcaps.layers.initial import preserve_deviation
 from torchcaps.mixture import GaussianMixture
 from torchcaps.numerics import resolution
+from torchcaps_lab.evaluate.verdict import _explained
 from torchcaps_lab.kinds.objects.measures import adjusted_rand_index
 from torchcaps_lab.kinds.series.series_set import Scale
-from torchcaps_lab.report.verdict import _explained
 
 
 def around(value: float, *shape: int) -> torch.Tensor:

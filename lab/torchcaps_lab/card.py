@@ -7,7 +7,7 @@ from typing import Any
 from torchcaps.models import ClassifierNetwork
 from torchcaps_lab.data import DataSet, Preprocess
 from torchcaps_lab.data.reader import READERS, Reader
-from torchcaps_lab.report.calibration import Calibration
+from torchcaps_lab.evaluate.calibration import Calibration
 from torchcaps_lab.tasks import Task, as_task
 
 _FIELDS = ("classes", "task", "reader", "calibration")

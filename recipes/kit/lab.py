@@ -17,8 +17,8 @@ from torchcaps.models import ImageClassifier, load_pretrained
 from torchcaps.spec import fit, make
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data import DataSet, Examples, find_data_dir
+from torchcaps_lab.evaluate import examine
 from torchcaps_lab.options.reading import read_options
-from torchcaps_lab.report import examine
 from torchcaps_lab.run_folder import RunFolder, read_summary
 from torchcaps_lab.training.command_line import training_options
 from torchcaps_lab.training.run import machine, train_with

@@ -23,7 +23,7 @@ from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli import COMMANDS, main
 from torchcaps_lab.cli.extras import EXTRAS
 from torchcaps_lab.data import Digits, ImageFolder, load_image
-from torchcaps_lab.report.calibration import LEAST_IMAGES
+from torchcaps_lab.evaluate.calibration import LEAST_IMAGES
 
 ROOT = Path(__file__).parents[2]
 SMALL = [

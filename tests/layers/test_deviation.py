@@ -11,7 +11,7 @@ from torch import nn
 from torchcaps import CapsConv2d, Capsules, ClassCaps, create_model
 from torchcaps.layers import preserve_deviation
 from torchcaps.routing import EMRouting
-from torchcaps_lab.report import observe_layers
+from torchcaps_lab.evaluate import observe_layers
 
 ROUTINGS = pytest.mark.parametrize(
     ("preset", "steps"), [("soft", 1), ("soft", 3), ("paper", 1), ("paper", 3)]

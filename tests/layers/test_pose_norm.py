@@ -14,7 +14,8 @@ from torchcaps import CapsConv2d, Capsules, create_model
 from torchcaps.layers import PoseMagnitude, PoseNorm, PrimaryCaps
 from torchcaps.routing import EMRouting
 from torchcaps.testing import assert_equivariant, orthogonal
-from torchcaps_lab.report import class_shares, observe_layers
+from torchcaps_lab.evaluate import observe_layers
+from torchcaps_lab.report import class_shares
 
 KINDS = pytest.mark.parametrize("kind", ["element", "type"])
 

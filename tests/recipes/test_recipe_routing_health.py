@@ -23,7 +23,7 @@ from recipes.routing_health import (
 from tests.small_networks import matrix_network
 from torchcaps import create_model
 from torchcaps_lab.data import Preprocess, create_dataset
-from torchcaps_lab.report import examine, layer_entropy, observe_layers, routing_steps
+from torchcaps_lab.evaluate import examine, layer_entropy, observe_layers, routing_steps
 
 
 def test_one_step_is_uniform_in_every_layer() -> None:

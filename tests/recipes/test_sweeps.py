@@ -7,7 +7,7 @@ from recipes.perturb import changes, reconstruction_error, sweep
 from torchcaps import create_model
 from torchcaps.models import CapsuleClassifier
 from torchcaps_lab.data import create_dataset
-from torchcaps_lab.report import default_sweep
+from torchcaps_lab.evaluate import default_sweep
 
 
 def network() -> CapsuleClassifier:

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torchcaps import create_model
 from torchcaps.models import CapsuleClassifier, ImageClassifier
 from torchcaps_lab.data import Examples
-from torchcaps_lab.report import Findings, Observation, Selection, Verdict
+from torchcaps_lab.evaluate import Findings, Verdict
+from torchcaps_lab.report import Observation, Selection
 
 TRAINED = Verdict(images=200, entropy=0.8, changed=0.2, explained=0.6)
 

@@ -8,7 +8,7 @@ from PIL import Image
 
 from tests.report.small import answers
 from torchcaps_lab.data import Examples, TextSet, Words
-from torchcaps_lab.report.hints import Commands, falling_loss
+from torchcaps_lab.evaluate.hints import Commands, falling_loss
 from torchcaps_lab.report.pictures import Advice
 
 

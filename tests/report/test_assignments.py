@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from tests.report.small import images_for, look
 from torchcaps import create_model, create_routing
 from torchcaps.models import CapsuleClassifier
-from torchcaps_lab.report import assignment_entropy, dead_capsules, layer_extents
+from torchcaps_lab.evaluate import assignment_entropy, dead_capsules
+from torchcaps_lab.report import layer_extents
 
 
 def tiny(name: str = "capsnet_digits", **arguments: object) -> CapsuleClassifier:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from torchcaps_lab.report import Calibration, Findings, fit_platt, fit_temperature
-from torchcaps_lab.report.calibration import calibration_bins, calibration_error
+from torchcaps_lab.evaluate import Calibration, Findings, fit_platt, fit_temperature
+from torchcaps_lab.evaluate.calibration import calibration_bins, calibration_error
 from torchcaps_lab.report.pictures import Reliability
 
 

@@ -19,11 +19,10 @@ from tests.report.small import image_set, look
 from torchcaps import create_model
 from torchcaps.models import ImageClassifier
 from torchcaps_lab import report
+from torchcaps_lab.evaluate import ask, examine
 from torchcaps_lab.report import (
     Exhibit,
     Picture,
-    ask,
-    examine,
     exhibits_of_classifier,
     page,
     register_exhibit,

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from tests.report.small import digits_net, image_set, plain_net
 from torchcaps.models import ImageClassifier, Prediction
-from torchcaps_lab.report import Findings, assignment_entropy, examine
+from torchcaps_lab.evaluate import Findings, assignment_entropy, examine
 
 SHAPE = (1, 8, 8)
 HAND_MADE = Findings(

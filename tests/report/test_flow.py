@@ -9,8 +9,9 @@ from tests.report.small import matrix_net
 from torchcaps import CapsConv2d, Capsules, create_routing
 from torchcaps.models import CapsuleClassifier
 from torchcaps.routing import Routed
-from torchcaps_lab.report import class_maps, class_shares, layer_extents, observe_layers
-from torchcaps_lab.report.layers import Layer
+from torchcaps_lab.evaluate import observe_layers
+from torchcaps_lab.evaluate.layers import Layer
+from torchcaps_lab.report import class_maps, class_shares, layer_extents
 
 
 def far_from_uniform(**arguments: object) -> CapsuleClassifier:

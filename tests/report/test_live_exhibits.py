@@ -16,9 +16,8 @@ from torchcaps import create_routing
 from torchcaps.models import CapsuleClassifier
 from torchcaps.routing import Routing
 from torchcaps.routing.base import ROUTINGS
-from torchcaps_lab import report
-from torchcaps_lab.report import (
-    Observation,
+from torchcaps_lab import evaluate
+from torchcaps_lab.evaluate import (
     draw_poses,
     exchangeable_routings,
     observe_steps,
@@ -26,6 +25,7 @@ from torchcaps_lab.report import (
     pose_tells,
     shape_moments,
 )
+from torchcaps_lab.report import Observation
 from torchcaps_lab.report.pictures import (
     ClassActivations,
     ClassPose,
@@ -65,7 +65,7 @@ class TestDecodePose:
         seen = seen_by(net())
         target = torch.tensor([2])
         with torch.no_grad():
-            grid = report.perturb(
+            grid = evaluate.perturb(
                 seen.model, seen.classes, target, torch.tensor([0.25])
             )
             moved = seen.classes.pose[:, 2] + 0.25 * torch.eye(4)

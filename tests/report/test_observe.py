@@ -19,17 +19,10 @@ from tests.report.small import (
 )
 from torchcaps import Capsules, create_routing
 from torchcaps.models import CapsuleClassifier
-from torchcaps_lab import report
+from torchcaps_lab import evaluate, report
 from torchcaps_lab.data import Examples
-from torchcaps_lab.report import (
-    Findings,
-    Selection,
-    default_sweep,
-    examine,
-    exhibits_of,
-    page,
-    select_samples,
-)
+from torchcaps_lab.evaluate import Findings, default_sweep, examine
+from torchcaps_lab.report import Selection, exhibits_of, page, select_samples
 from torchcaps_lab.report.pictures import RoutingSteps
 
 
@@ -50,7 +43,7 @@ def test_what_is_seen_is_the_networks_own(build: Any) -> None:
     images = images_for(model).double()
     target = torch.arange(20) % 3
     seen = look(model, images, target=target)
-    layers = report.observe_layers(model, images)
+    layers = evaluate.observe_layers(model, images)
     assert list(seen.capsules) == list(layers)
     for name, layer in layers.items():
         torch.testing.assert_close(seen.capsules[name], layer.capsules)
@@ -80,7 +73,7 @@ def test_what_the_decoder_draws_of_the_target() -> None:
     torch.testing.assert_close(seen.reconstructions, model.decode(capsules, target))
     sweeps = torch.stack(list(seen.sweeps(default_sweep())))
     torch.testing.assert_close(
-        sweeps, report.perturb(model, capsules, target, default_sweep())
+        sweeps, evaluate.perturb(model, capsules, target, default_sweep())
     )
 
 

@@ -23,14 +23,14 @@ from torchcaps import (
 from torchcaps.models import CapsuleClassifier, ImageClassifier
 from torchcaps.models.registry import MODELS
 from torchcaps.routing import Routed
-from torchcaps_lab.report import (
+from torchcaps_lab.evaluate import (
     assignment_entropy,
     dead_capsules,
     layer_entropy,
     observe_layers,
     peak_activation,
 )
-from torchcaps_lab.report.layers import Layer, below
+from torchcaps_lab.evaluate.layers import Layer, below
 
 SMALL = {
     "byerly": {"channels": 4, "growth": 2, "stages": (1, 2)},

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from tests.report.small import digits_net
 from torchcaps import Capsules
 from torchcaps.models import CapsuleClassifier
-from torchcaps_lab.report import default_sweep, perturb
+from torchcaps_lab.evaluate import default_sweep, perturb
 
 
 @pytest.fixture(scope="module")

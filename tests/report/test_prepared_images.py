@@ -7,7 +7,8 @@ from torch import Tensor
 from tests.report.small import digits_net, image_set
 from torchcaps.models import ImageClassifier, Prediction
 from torchcaps_lab.data import Preprocess, centre_crop, standardise, thirteen_crops
-from torchcaps_lab.report import assignment_entropy, examine, exhibits_of_classifier
+from torchcaps_lab.evaluate import assignment_entropy, examine
+from torchcaps_lab.report import exhibits_of_classifier
 from torchcaps_lab.report.pictures.assignments import Assignments, ShareMaps
 
 SHAPE = (2, 14, 15)

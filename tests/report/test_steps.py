@@ -7,7 +7,7 @@ from torch import nn
 from tests.small_networks import matrix_network
 from torchcaps.routing import EMRouting, Routing
 from torchcaps.routing.em import inverse_temperatures
-from torchcaps_lab.report.steps import routing_steps, stretched
+from torchcaps_lab.evaluate.steps import routing_steps, stretched
 
 
 class TestSteps:

@@ -11,19 +11,19 @@ from torch import Tensor
 from torchcaps import Capsules, create_model
 from torchcaps.models import CapsNet
 from torchcaps_lab.data import Digits, Examples
-from torchcaps_lab.report import (
+from torchcaps_lab.evaluate import (
     ATTRIBUTES,
     attributes,
     carried,
     draw_poses,
     examine,
-    exhibits_of_classifier,
     fit_readout,
     poses_of,
     transfer,
 )
+from torchcaps_lab.evaluate.poses import encoded
+from torchcaps_lab.report import exhibits_of_classifier
 from torchcaps_lab.report.pictures import PoseReadout
-from torchcaps_lab.report.poses import encoded
 
 
 def stroke(

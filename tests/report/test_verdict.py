@@ -10,16 +10,10 @@ import torch
 from tests.report.small import digits_net, image_set, plain_net
 from torchcaps import Classifier, create_routing
 from torchcaps_lab.data import Digits
+from torchcaps_lab.evaluate import Verdict, even_assignments, judge
 from torchcaps_lab.explore import Explorer, local_samples
 from torchcaps_lab.kinds.images.samples import digit_samples
-from torchcaps_lab.report import (
-    Observation,
-    Selection,
-    Verdict,
-    even_assignments,
-    judge,
-    write_report,
-)
+from torchcaps_lab.report import Observation, Selection, write_report
 from torchcaps_lab.report.pictures import (
     Assignments,
     ClassPose,

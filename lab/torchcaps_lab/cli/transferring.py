@@ -11,8 +11,8 @@ from torch import Tensor
 from torchcaps.capsules import Capsules
 from torchcaps.models import CapsuleClassifier
 from torchcaps_lab.classifier import Classifier
-from torchcaps_lab.report import transfer
-from torchcaps_lab.report.findings import evaluating
+from torchcaps_lab.evaluate import transfer
+from torchcaps_lab.evaluate.findings import evaluating
 
 
 def check_out(out: str, *read: str) -> None:
@@ -113,7 +113,7 @@ def transferred(
 
 def measured(images: Tensor) -> dict[str, dict[str, float]]:
     """Attributes of content, reconstruction, transferred image and style."""
-    from torchcaps_lab.report.attributes import ATTRIBUTES, attributes
+    from torchcaps_lab.evaluate.attributes import ATTRIBUTES, attributes
 
     names = ("content", "again", "transferred", "style")
     rows = zip(names, attributes(images).tolist(), strict=True)

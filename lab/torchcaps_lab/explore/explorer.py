@@ -16,24 +16,23 @@ from torchcaps.routing import Routing
 from torchcaps.routing.base import ROUTINGS
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data import Examples
+from torchcaps_lab.evaluate import exchangeable_routings, other_routing
+from torchcaps_lab.evaluate.findings import evaluating
+from torchcaps_lab.evaluate.verdict import Verdict, judge
 from torchcaps_lab.report import (
     Exhibit,
     Extent,
     Observation,
     Selection,
-    exchangeable_routings,
     layer_extents,
     list_exhibits,
-    other_routing,
 )
 from torchcaps_lab.report.exhibit import pngs
-from torchcaps_lab.report.findings import evaluating
 from torchcaps_lab.report.pictures.assignments import Assignments
 from torchcaps_lab.report.pictures.class_activations import ClassActivations
 from torchcaps_lab.report.pictures.class_pose import ClassPose
 from torchcaps_lab.report.pictures.pose_swap import PoseSwap
 from torchcaps_lab.report.pictures.routing_steps import RoutingSteps
-from torchcaps_lab.report.verdict import Verdict, judge
 from torchcaps_lab.tasks import SeveralLabels
 from torchcaps_lab.tasks.things import counts_things
 

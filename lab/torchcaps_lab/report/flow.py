@@ -5,7 +5,7 @@ the lowest grid.
 import torch
 from torch import Tensor
 
-from torchcaps_lab.report.layers import Layer, below, ratio
+from torchcaps_lab.evaluate.layers import Layer, below, ratio
 
 
 def class_shares(layers: dict[str, Layer]) -> dict[str, Tensor]:
@@ -29,7 +29,7 @@ def class_shares(layers: dict[str, Layer]) -> dict[str, Tensor]:
     windows leave out, have the share 0.
 
     Args:
-        layers: the layers of :func:`~torchcaps_lab.report.observe_layers`; the last is
+        layers: the layers of :func:`~torchcaps_lab.evaluate.observe_layers`; the last is
             that of the classes.
 
     Returns:

@@ -2,7 +2,7 @@
 shown of them comes from it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -13,9 +13,17 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules
 from torchcaps.models.base import CapsuleClassifier, ClassifierNetwork, in_precision_of
 from torchcaps_lab.data.examples import Examples
-from torchcaps_lab.report.findings import Findings, evaluating, in_parts, kept
+from torchcaps_lab.evaluate.findings import (
+    Findings,
+    Metrics,
+    evaluating,
+    in_parts,
+    kept,
+)
+from torchcaps_lab.evaluate.layers import Layer, observe_layers
+from torchcaps_lab.evaluate.poses import check_labels, check_target, draw_poses, perturb
+from torchcaps_lab.evaluate.verdict import Verdict, judge
 from torchcaps_lab.report.flow import class_maps, class_shares
-from torchcaps_lab.report.layers import Layer, observe_layers
 from torchcaps_lab.report.places import (
     Extent,
     layer_extents,
@@ -23,8 +31,6 @@ from torchcaps_lab.report.places import (
     origin,
     placed_capsules,
 )
-from torchcaps_lab.report.poses import check_labels, check_target, draw_poses, perturb
-from torchcaps_lab.report.verdict import Verdict, judge
 
 COLUMNS = 10
 """Images in a row of pictures."""
@@ -255,7 +261,7 @@ class Observation:
         selection: the images.
         extents: those of another look at images of the same size; None: they are found
             when they are asked for.
-        verdict: the verdict of :func:`~torchcaps_lab.report.judge`: what decides and
+        verdict: the verdict of :func:`~torchcaps_lab.evaluate.judge`: what decides and
             draws nothing is not shown; None: all is.
 
     Example:
@@ -403,7 +409,7 @@ class Observation:
             )
 
     def sweeps(self, values: Tensor) -> Iterator[Tensor]:
-        """For each image what :func:`~torchcaps_lab.report.perturb` makes of its
+        """For each image what :func:`~torchcaps_lab.evaluate.perturb` makes of its
         :attr:`target`, (D, V, C, H, W).
 
         One image at a time, because it decodes D x V images.
@@ -428,7 +434,7 @@ class Observation:
         """What the decoder draws from poses (N, D) in the capsules of classes (N,):
         images (N, C, H, W).
 
-        Raises what :func:`~torchcaps_lab.report.draw_poses` raises.
+        Raises what :func:`~torchcaps_lab.evaluate.draw_poses` raises.
         """
         model, _ = self._decoder()
         with evaluating(model) as device:
@@ -490,10 +496,6 @@ def _joined(*parts: Capsules) -> Capsules:
     return Capsules(*map(torch.cat, zip(*parts, strict=True)))
 
 
-Metrics = Sequence[dict[str, float]]
-"""A row an epoch, by the names of what was measured."""
-
-
 @dataclass(frozen=True, eq=False)
 class Tested:
     """A network that was tested on images of one class each, for a report.
@@ -507,7 +509,8 @@ class Tested:
 
     Example:
         >>> from torchcaps_lab.data import Digits
-        >>> from torchcaps_lab.report import Tested, examine
+        >>> from torchcaps_lab.evaluate import examine
+        >>> from torchcaps_lab.report import Tested
         >>> network, digits = tc.create_model("capsnet_digits"), Digits().test
         >>> tested = Tested(
         ...     network, digits, examine(network, digits), summary={}, metrics=[]

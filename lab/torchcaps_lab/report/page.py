@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from torchcaps.models.base import ClassifierNetwork
 from torchcaps.whole import owned, write_whole, written_whole
 from torchcaps_lab.data.examples import Examples
+from torchcaps_lab.evaluate.findings import Findings, Metrics, examine
 from torchcaps_lab.report.canvas import make_legible
 from torchcaps_lab.report.exhibit import Exhibit, Table, list_exhibits
-from torchcaps_lab.report.findings import Findings, examine
-from torchcaps_lab.report.observe import Metrics, Observation, Tested
+from torchcaps_lab.report.observe import Observation, Tested
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #222; --paper: #fff; --line: #ddd; }
@@ -119,7 +119,7 @@ def exhibits_of_classifier(
     Args:
         model: any network.
         image_set: the images.
-        findings: the findings of :func:`~torchcaps_lab.report.examine`, about these
+        findings: the findings of :func:`~torchcaps_lab.evaluate.examine`, about these
             images.
         summary: what the run says of itself; may be empty.
         metrics: rows for :class:`~torchcaps_lab.report.pictures.LearningCurves`; may be

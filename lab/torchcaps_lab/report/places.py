@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules
 from torchcaps.models.base import in_precision_of
 from torchcaps.ops.windows import Windows
-from torchcaps_lab.report.layers import Layer, below, observe_layers
+from torchcaps_lab.evaluate.layers import Layer, below, observe_layers
 
 
 class Extent(NamedTuple):

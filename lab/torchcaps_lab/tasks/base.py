@@ -12,11 +12,11 @@ from torchcaps.losses import ActivationLoss, ReconstructionLoss
 from torchcaps.models import ClassifierNetwork, Prediction, Thing
 from torchcaps.spec import jsonable, package_of, plain
 from torchcaps_lab.data import Batch, Examples
+from torchcaps_lab.evaluate.calibration import Calibration
+from torchcaps_lab.evaluate.findings import Metrics
 from torchcaps_lab.kinds import SharedRegistry
-from torchcaps_lab.report.calibration import Calibration
 from torchcaps_lab.report.cards import answer_card
 from torchcaps_lab.report.exhibit import Exhibit
-from torchcaps_lab.report.observe import Metrics
 from torchcaps_lab.report.page import write_page
 
 Forward = Callable[[Tensor, Tensor], Prediction]
@@ -136,7 +136,7 @@ class Answer:
             capsules.
         calibrated: probabilities of all classes, by name, fitted on validation images
             to say how often the network is right, see
-            :class:`~torchcaps_lab.report.Calibration`; None if nothing was fitted.
+            :class:`~torchcaps_lab.evaluate.Calibration`; None if nothing was fitted.
         seen: how the picture was prepared, if that depends on the picture, as for
             handwriting; else empty.
         things: what is where of each of ``classes``, by name, as

@@ -10,11 +10,16 @@ from torchcaps.models import ClassifierNetwork, Prediction
 from torchcaps.numerics import compute_dtype
 from torchcaps_lab.data import Batch, Examples
 from torchcaps_lab.data.manifest import readable
+from torchcaps_lab.evaluate.calibration import Calibration, fit_temperature
+from torchcaps_lab.evaluate.findings import (
+    Findings,
+    Metrics,
+    ask,
+    confused_pairs,
+    examine,
+)
 from torchcaps_lab.look import counted
-from torchcaps_lab.report.calibration import Calibration, fit_temperature
 from torchcaps_lab.report.exhibit import Exhibit
-from torchcaps_lab.report.findings import Findings, ask, confused_pairs, examine
-from torchcaps_lab.report.observe import Metrics
 from torchcaps_lab.report.page import exhibits_of_classifier
 from torchcaps_lab.tasks.base import (
     Answer,
@@ -143,7 +148,7 @@ class Classification(Task):
         images: Examples,
         batch_size: int = 128,
     ) -> Calibration | None:
-        """Temperature scaling: :func:`~torchcaps_lab.report.fit_temperature`."""
+        """Temperature scaling: :func:`~torchcaps_lab.evaluate.fit_temperature`."""
         if len(images):
             return fit_temperature(
                 ask(network, images, batch_size).activation, images.labels

@@ -12,18 +12,18 @@ from torchcaps.models import ClassifierNetwork, Prediction, box_area
 from torchcaps.numerics import check_size
 from torchcaps_lab.data import Batch, Examples
 from torchcaps_lab.data.manifest import readable
+from torchcaps_lab.evaluate.calibration import Calibration, fit_platt
+from torchcaps_lab.evaluate.findings import Metrics, ask
+from torchcaps_lab.evaluate.verdict import judge
 from torchcaps_lab.look import counted
-from torchcaps_lab.report.calibration import Calibration, fit_platt
 from torchcaps_lab.report.exhibit import Exhibit
-from torchcaps_lab.report.findings import ask
-from torchcaps_lab.report.observe import Metrics, NamedBox, Observation, Selection
+from torchcaps_lab.report.observe import NamedBox, Observation, Selection
 from torchcaps_lab.report.page import exhibits_of
 from torchcaps_lab.report.pictures.advice import Advice
 from torchcaps_lab.report.pictures.headline import page_title
 from torchcaps_lab.report.pictures.learning_curves import LearningCurves
 from torchcaps_lab.report.pictures.present_classes import PresentClasses
 from torchcaps_lab.report.pictures.summary import Summary
-from torchcaps_lab.report.verdict import judge
 from torchcaps_lab.tasks.base import (
     Answer,
     Criteria,
@@ -234,7 +234,7 @@ class SeveralLabels(Task):
         batch_size: int = 128,
     ) -> Calibration | None:
         """Platt scaling, one slope and one intercept for all classes:
-        :func:`~torchcaps_lab.report.fit_platt`.
+        :func:`~torchcaps_lab.evaluate.fit_platt`.
         """
         if not len(images):
             return None

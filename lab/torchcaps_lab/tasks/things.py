@@ -20,7 +20,7 @@ from torchcaps.models import Prediction, Thing, box_area
 from torchcaps.names import needing
 from torchcaps_lab.data import Batch, Examples
 from torchcaps_lab.data.boxes import ink_boxes
-from torchcaps_lab.report.findings import check_asked, predicted
+from torchcaps_lab.evaluate.findings import check_asked, predicted
 from torchcaps_lab.tasks.base import Answer, Task
 
 Things = Sequence[Sequence[Thing]]

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 
 from torchcaps.whole import written_whole
 from torchcaps_lab.data import Examples
-from torchcaps_lab.report.health import routing_health
+from torchcaps_lab.evaluate.health import routing_health
 from torchcaps_lab.tasks import Measure
 
 

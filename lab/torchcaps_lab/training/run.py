@@ -16,10 +16,10 @@ from torchcaps.whole import write_whole
 from torchcaps_lab.card import Card
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.manifest import readable
+from torchcaps_lab.evaluate.verdict import judge
 from torchcaps_lab.look import counted
 from torchcaps_lab.options.declarations import Schedule
 from torchcaps_lab.options.reading import as_yaml, read_options
-from torchcaps_lab.report.verdict import judge
 from torchcaps_lab.run_folder import RunFolder, is_first_process
 from torchcaps_lab.tasks import Examination, Task
 from torchcaps_lab.tasks.doubt import DOUBTS, Doubt

@@ -15,9 +15,9 @@ from torchcaps.models import load_pretrained
 from torchcaps.models.pretrained import BOX
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import Digits
+from torchcaps_lab.evaluate import Verdict
 from torchcaps_lab.report import (
     Strangers,
-    Verdict,
     fit_strangers,
     reconstruction_error,
     reconstruction_errors,

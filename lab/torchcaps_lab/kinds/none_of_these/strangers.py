@@ -12,11 +12,11 @@ from torch import Tensor
 
 from torchcaps.models import ClassifierNetwork, Prediction
 from torchcaps_lab.data import Examples
-from torchcaps_lab.report.calibration import LEAST_IMAGES
+from torchcaps_lab.evaluate.calibration import LEAST_IMAGES
+from torchcaps_lab.evaluate.findings import kept, predicted
+from torchcaps_lab.evaluate.verdict import judge
 from torchcaps_lab.report.exhibit import EXHIBITS, Exhibit
-from torchcaps_lab.report.findings import kept, predicted
 from torchcaps_lab.report.observe import Observation
-from torchcaps_lab.report.verdict import judge
 from torchcaps_lab.tasks.doubt import (
     FALSE_ALARMS,
     Doubt,
@@ -276,7 +276,7 @@ def fit_strangers(
 
     Returns:
         None without a decoder, or with one that explains less than half of the
-        variance of the images, see :func:`~torchcaps_lab.report.judge`; for fewer than
+        variance of the images, see :func:`~torchcaps_lab.evaluate.judge`; for fewer than
         20 images; and for errors that are not finite.
 
     Raises:

@@ -15,6 +15,7 @@ from torchcaps.models import (
     SlotNetwork,
 )
 from torchcaps_lab.data import Examples
+from torchcaps_lab.evaluate.findings import evaluating, predicted
 from torchcaps_lab.report.canvas import (
     colour_of,
     label_row,
@@ -24,7 +25,6 @@ from torchcaps_lab.report.canvas import (
     show,
 )
 from torchcaps_lab.report.exhibit import Exhibit, Picture, pixels, register_exhibit
-from torchcaps_lab.report.findings import evaluating, predicted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,11 +9,11 @@ from torch.nn.functional import one_hot
 
 from torchcaps.models import ClassifierNetwork, Prediction, SlotNetwork
 from torchcaps.models.base import in_precision_of
+from torchcaps_lab.evaluate.findings import evaluating
+from torchcaps_lab.evaluate.steps import routing_steps
 from torchcaps_lab.kinds.objects.pictures import painted, slot_colours, slot_of_pixels
 from torchcaps_lab.report.canvas import colour_of
 from torchcaps_lab.report.exhibit import PNG, Exhibit, register_exhibit
-from torchcaps_lab.report.findings import evaluating
-from torchcaps_lab.report.steps import routing_steps
 
 _MORE_STEPS = 4
 """Steps that are shown after those of the training."""

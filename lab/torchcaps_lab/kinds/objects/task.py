@@ -10,6 +10,8 @@ from torch import Tensor
 
 from torchcaps.models import ClassifierNetwork, Prediction, SlotAutoencoder
 from torchcaps_lab.data import Batch, Examples
+from torchcaps_lab.evaluate.findings import Metrics, check_asked, predicted
+from torchcaps_lab.evaluate.hints import Commands, Hint, falling_loss, few_tested
 from torchcaps_lab.kinds.objects.guess import guess_pictures
 from torchcaps_lab.kinds.objects.measures import (
     UNKNOWN,
@@ -28,9 +30,6 @@ from torchcaps_lab.kinds.objects.sets import ObjectSet
 from torchcaps_lab.kinds.objects.steps import SlotSteps
 from torchcaps_lab.kinds.pixels.pictures import drawings_of
 from torchcaps_lab.report.exhibit import Exhibit
-from torchcaps_lab.report.findings import check_asked, predicted
-from torchcaps_lab.report.hints import Commands, Hint, falling_loss, few_tested
-from torchcaps_lab.report.observe import Metrics
 from torchcaps_lab.report.pictures.advice import Advice
 from torchcaps_lab.report.pictures.headline import page_title, sentence
 from torchcaps_lab.report.pictures.learning_curves import LearningCurves

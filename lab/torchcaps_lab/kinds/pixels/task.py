@@ -11,6 +11,8 @@ from torch import Tensor
 from torchcaps.models import ClassifierNetwork, Prediction
 from torchcaps.numerics import check_finite
 from torchcaps_lab.data import Batch, Examples
+from torchcaps_lab.evaluate.findings import Metrics, check_asked, predicted
+from torchcaps_lab.evaluate.hints import titled
 from torchcaps_lab.kinds.pixels.masks import NO_CLASS
 from torchcaps_lab.kinds.pixels.pictures import (
     Segments,
@@ -18,9 +20,6 @@ from torchcaps_lab.kinds.pixels.pictures import (
     drawings_of,
 )
 from torchcaps_lab.report.exhibit import Exhibit
-from torchcaps_lab.report.findings import check_asked, predicted
-from torchcaps_lab.report.hints import titled
-from torchcaps_lab.report.observe import Metrics
 from torchcaps_lab.report.pictures.advice import Advice
 from torchcaps_lab.report.pictures.headline import page_title, sentence
 from torchcaps_lab.report.pictures.learning_curves import LearningCurves

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from torchcaps.models import Thing
 from torchcaps.models.base import in_precision_of
+from torchcaps_lab.evaluate.findings import evaluating
 from torchcaps_lab.report.boxes import Boxed
 from torchcaps_lab.report.exhibit import PNG, OfImages, Picture, register_exhibit
-from torchcaps_lab.report.findings import evaluating
 from torchcaps_lab.report.observe import NamedBox, Observation
 from torchcaps_lab.tasks.things import counts_things
 

@@ -14,7 +14,7 @@ from torchcaps.models import (
 )
 from torchcaps.numerics import check_finite
 from torchcaps_lab.data import Batch, Examples
-from torchcaps_lab.report.findings import ask, check_asked, predicted
+from torchcaps_lab.evaluate.findings import ask, check_asked, predicted
 from torchcaps_lab.tasks.base import (
     Criteria,
     Examination,

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from torchcaps.whole import read_bytes
+from torchcaps_lab.evaluate.findings import Findings, evaluating, kept
+from torchcaps_lab.evaluate.layers import observe_layers
 from torchcaps_lab.kinds.series.files import SOUNDS
 from torchcaps_lab.kinds.series.networks import SeriesCapsNet
 from torchcaps_lab.kinds.series.series_set import SeriesSet
 from torchcaps_lab.report.canvas import class_legend, colour_of, new_figure, set_title
 from torchcaps_lab.report.exhibit import Exhibit, Picture, register_exhibit
-from torchcaps_lab.report.findings import Findings, evaluating, kept
-from torchcaps_lab.report.layers import observe_layers
 from torchcaps_lab.report.observe import Tested
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
+from torchcaps_lab.evaluate.findings import evaluating, kept
+from torchcaps_lab.evaluate.layers import observe_layers
 from torchcaps_lab.kinds.texts.encoder import TextEncoder
 from torchcaps_lab.kinds.texts.ngram_capsules import TextCapsNet
 from torchcaps_lab.kinds.texts.pooled import TextPooled
-from torchcaps_lab.report.findings import evaluating, kept
 from torchcaps_lab.report.flow import class_shares
-from torchcaps_lab.report.layers import observe_layers
 
 ROUTED = (TextCapsNet, TextEncoder, TextPooled)
 """The networks that show which class each word spoke for."""

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from torchcaps.models import ClassifierNetwork
+from torchcaps_lab.evaluate.findings import Findings
 from torchcaps_lab.kinds.texts.coloured import ROUTED, pieces_of, word_shares
 from torchcaps_lab.kinds.texts.text_set import TextSet
 from torchcaps_lab.kinds.texts.words import Words
 from torchcaps_lab.report.canvas import colour_of, new_figure
 from torchcaps_lab.report.exhibit import Exhibit, Table, register_exhibit
-from torchcaps_lab.report.findings import Findings
 from torchcaps_lab.report.observe import Tested
 
 if TYPE_CHECKING:

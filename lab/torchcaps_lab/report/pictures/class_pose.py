@@ -5,10 +5,10 @@ from dataclasses import field
 import torch
 from torch import Tensor
 
-from torchcaps_lab.report.attributes import pose_tells
+from torchcaps_lab.evaluate.attributes import pose_tells
+from torchcaps_lab.evaluate.poses import pose_changes
 from torchcaps_lab.report.exhibit import PNG, Exhibit, register_exhibit
 from torchcaps_lab.report.observe import Observation
-from torchcaps_lab.report.poses import pose_changes
 
 
 @register_exhibit("class_pose")
@@ -25,7 +25,7 @@ class ClassPose(Exhibit):
         changes: (D,), the mean absolute difference of what is drawn with a number moved
             so far down and up.
         tells: of each number, what it changes of the shape:
-            :func:`~torchcaps_lab.report.pose_tells`.
+            :func:`~torchcaps_lab.evaluate.pose_tells`.
         in_classes: what the same pose draws as the capsule of each class, (E, C, H, W).
 
     Example:

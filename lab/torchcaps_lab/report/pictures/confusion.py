@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from torchcaps_lab.evaluate.findings import ClassFigures, Findings, confused_pairs
 from torchcaps_lab.report.canvas import new_figure, shorten
 from torchcaps_lab.report.exhibit import Exhibit, Picture, Table, register_exhibit
-from torchcaps_lab.report.findings import ClassFigures, Findings, confused_pairs
 from torchcaps_lab.report.observe import Tested
 from torchcaps_lab.report.pictures.present_classes import class_table
 
@@ -34,7 +34,7 @@ class Confusion(Exhibit):
         figures: how well each is recognised.
 
     Example:
-        >>> from torchcaps_lab.report import Findings
+        >>> from torchcaps_lab.evaluate import Findings
         >>> from torchcaps_lab.report.pictures.confusion import Confusion
         >>> activation = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.1, 0.7]])
         >>> findings = Findings(torch.tensor([0, 0, 1]), activation, entropy=None)

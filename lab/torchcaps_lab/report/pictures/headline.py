@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchcaps.models.base import ClassifierNetwork
+from torchcaps_lab.evaluate.findings import Findings
+from torchcaps_lab.evaluate.verdict import Verdict
 from torchcaps_lab.look import counted
 from torchcaps_lab.report.exhibit import Exhibit, register_exhibit
-from torchcaps_lab.report.findings import Findings
 from torchcaps_lab.report.observe import Tested
-from torchcaps_lab.report.verdict import Verdict
 
 
 class Worst(NamedTuple):
@@ -58,13 +58,13 @@ class Headline(Exhibit):
     Attributes:
         accuracy: share of the images that are right.
         interval: to either side of it, with 95 % confidence:
-            :attr:`~torchcaps_lab.report.Findings.interval`.
+            :attr:`~torchcaps_lab.evaluate.Findings.interval`.
         guessing: the share that always saying the most frequent class has.
         worst: of several classes of the same recall the one with the most images; None
             where all is right.
 
     Example:
-        >>> from torchcaps_lab.report import Findings
+        >>> from torchcaps_lab.evaluate import Findings
         >>> from torchcaps_lab.report.pictures.headline import Headline
         >>> findings = Findings(
         ...     torch.tensor([0, 0, 1]), torch.eye(2)[[0, 0, 0]], entropy=None

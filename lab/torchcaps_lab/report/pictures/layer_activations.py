@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
+from torchcaps_lab.evaluate.layers import with_types
 from torchcaps_lab.report import canvas
 from torchcaps_lab.report.exhibit import PNG, OfImages, Picture, register_exhibit
-from torchcaps_lab.report.layers import with_types
 from torchcaps_lab.report.observe import COLUMNS, Observation
 from torchcaps_lab.report.places import Extent
 

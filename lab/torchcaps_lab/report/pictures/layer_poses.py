@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules
+from torchcaps_lab.evaluate.layers import peak_activation
 from torchcaps_lab.report.canvas import lay, new_figure, show
 from torchcaps_lab.report.exhibit import PNG, OfImages, Picture, register_exhibit
-from torchcaps_lab.report.layers import peak_activation
 from torchcaps_lab.report.observe import Observation
 
 if TYPE_CHECKING:

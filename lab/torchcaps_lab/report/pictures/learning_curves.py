@@ -5,10 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from torchcaps_lab.evaluate.findings import Metrics
+from torchcaps_lab.evaluate.hints import titled
 from torchcaps_lab.report.canvas import new_figure
 from torchcaps_lab.report.exhibit import Exhibit, Picture, register_exhibit
-from torchcaps_lab.report.hints import titled
-from torchcaps_lab.report.observe import Metrics, Tested
+from torchcaps_lab.report.observe import Tested
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

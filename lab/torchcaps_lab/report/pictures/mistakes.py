@@ -8,6 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from torchcaps_lab.data.examples import Examples
+from torchcaps_lab.evaluate.findings import Findings
 from torchcaps_lab.look import counted
 from torchcaps_lab.report.canvas import (
     line_count,
@@ -18,7 +19,6 @@ from torchcaps_lab.report.canvas import (
     title_width,
 )
 from torchcaps_lab.report.exhibit import PNG, Exhibit, Picture, Table, register_exhibit
-from torchcaps_lab.report.findings import Findings
 from torchcaps_lab.report.observe import Tested
 
 _MISTAKES = 24
@@ -77,11 +77,11 @@ class Mistakes(Exhibit):
         files: whether the mistakes are named by files.
 
     Example:
-        >>> from torchcaps_lab import report
+        >>> from torchcaps_lab import evaluate, report
         >>> from torchcaps_lab.data import Digits
         >>> network, digits = tc.create_model("capsnet_digits"), Digits().test
         >>> exhibit = report.pictures.Mistakes.of(
-        ...     report.examine(network, digits), digits
+        ...     evaluate.examine(network, digits), digits
         ... )
         >>> exhibit.images, exhibit.pictures.shape[1:]
         (359, torch.Size([1, 8, 8]))

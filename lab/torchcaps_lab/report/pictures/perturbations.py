@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from torchcaps_lab.evaluate.poses import default_sweep, pose_changes
 from torchcaps_lab.report.canvas import new_figure, set_title, shorten
 from torchcaps_lab.report.exhibit import (
     Exhibit,
@@ -17,7 +18,6 @@ from torchcaps_lab.report.exhibit import (
     register_exhibit,
 )
 from torchcaps_lab.report.observe import Observation
-from torchcaps_lab.report.poses import default_sweep, pose_changes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,7 +69,7 @@ class Perturbations(Exhibit):
         Args:
             observation: the observation of one image of each class, titled with the
                 name of the class; else its label is its name.
-            values: what to add; default: :func:`~torchcaps_lab.report.default_sweep`.
+            values: what to add; default: :func:`~torchcaps_lab.evaluate.default_sweep`.
         """
         if not observation.decodes:
             return None

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from torchcaps.models.base import CapsuleClassifier, ClassifierNetwork
 from torchcaps_lab.data.examples import Examples
-from torchcaps_lab.report.attributes import ATTRIBUTES, attributes, fit_readout
+from torchcaps_lab.evaluate.attributes import ATTRIBUTES, attributes, fit_readout
+from torchcaps_lab.evaluate.poses import encoded, pose_input, poses_of
 from torchcaps_lab.report.exhibit import Exhibit, Table, register_exhibit
 from torchcaps_lab.report.observe import Tested
-from torchcaps_lab.report.poses import encoded, pose_input, poses_of
 
 _IMAGES = 400
 _DARK = 0.1

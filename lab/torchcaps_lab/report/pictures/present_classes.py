@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
+from torchcaps_lab.evaluate.verdict import Verdict
 from torchcaps_lab.report.exhibit import Exhibit, Table, register_exhibit
 from torchcaps_lab.report.pictures.headline import sentence
-from torchcaps_lab.report.verdict import Verdict
 
 Figures = Mapping[str, float | int | None]
 """``images``, ``precision``, ``recall`` and ``f1`` of a class; None where there are no

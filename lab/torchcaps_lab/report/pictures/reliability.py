@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from torchcaps_lab.report.calibration import Calibration, calibration_bins
+from torchcaps_lab.evaluate.calibration import Calibration, calibration_bins
+from torchcaps_lab.evaluate.findings import Findings
 from torchcaps_lab.report.canvas import new_figure
 from torchcaps_lab.report.exhibit import Exhibit, Picture, register_exhibit
-from torchcaps_lab.report.findings import Findings
 from torchcaps_lab.report.observe import Tested
 
 _BINS = 10
@@ -49,9 +49,11 @@ class Reliability(Exhibit):
         calibration: the method, in words; empty without one.
 
     Example:
-        >>> from torchcaps_lab import report
+        >>> from torchcaps_lab import evaluate, report
         >>> from torchcaps_lab.data import Digits
-        >>> findings = report.examine(tc.create_model("capsnet_digits"), Digits().test)
+        >>> findings = evaluate.examine(
+        ...     tc.create_model("capsnet_digits"), Digits().test
+        ... )
         >>> len(report.pictures.Reliability.of(findings, calibration=None).curves)
         1
     """

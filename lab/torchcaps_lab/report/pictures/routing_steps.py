@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from torchcaps.models.base import CapsuleNetwork, in_precision_of
+from torchcaps_lab.evaluate.findings import evaluating, kept
+from torchcaps_lab.evaluate.steps import Step, observe_steps, routes_votes
 from torchcaps_lab.report.exhibit import PNG, Exhibit, register_exhibit
-from torchcaps_lab.report.findings import evaluating, kept
 from torchcaps_lab.report.flow import class_maps
 from torchcaps_lab.report.observe import Observation
 from torchcaps_lab.report.places import Extent, on_a_grid
-from torchcaps_lab.report.steps import Step, observe_steps, routes_votes
 
 _CHILDREN = 48
 """Children whose rows are shown."""

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+from torchcaps_lab.evaluate.findings import Findings
 from torchcaps_lab.report.exhibit import Exhibit, Table, register_exhibit
-from torchcaps_lab.report.findings import Findings
 from torchcaps_lab.report.observe import Tested
 
 

@@ -140,7 +140,7 @@ def attributes(images: Tensor, threshold: float = 0.5) -> Tensor:
 
     ============= ==================================================================================================
     ``slant``     in degrees, how far the figure leans to the right, by the moments of its grey values: see
-                  :func:`~torchcaps_lab.report.shape_moments`
+                  :func:`~torchcaps_lab.evaluate.shape_moments`
     ``thickness`` in pixels: twice the mean distance from the skeleton of the figure to
     its edge
     ``aspect``    width of the figure's bounding box over its height
@@ -212,7 +212,7 @@ class Readout:
         covariance: the covariance of the poses within their classes, (D, D).
 
     Example:
-        >>> from torchcaps_lab.report import fit_readout
+        >>> from torchcaps_lab.evaluate import fit_readout
         >>> poses = torch.randn(200, 4, dtype=torch.float64)
         >>> slant = (
         ...     poses @ torch.tensor([[0.0], [2.0], [0.0], [0.0]], dtype=torch.float64)

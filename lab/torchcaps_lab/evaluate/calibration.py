@@ -48,7 +48,7 @@ class Calibration:
     Machines".
 
     Example:
-        >>> from torchcaps_lab.report import Calibration
+        >>> from torchcaps_lab.evaluate import Calibration
         >>> calibration = Calibration("temperature", (2.0,), images=500)
         >>> calibration(torch.tensor([[0.9, 0.1, 0.1]])).sum().item()
         1.0

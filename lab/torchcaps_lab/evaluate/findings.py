@@ -1,7 +1,7 @@
 """What a network does with a set of images, in numbers."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,13 +19,17 @@ from torchcaps.models.base import (
 )
 from torchcaps.numerics import compute_dtype
 from torchcaps_lab.data.examples import Batch, Examples
-from torchcaps_lab.report.calibration import calibration_error
-from torchcaps_lab.report.layers import assignment_entropy
+from torchcaps_lab.evaluate.calibration import calibration_error
+from torchcaps_lab.evaluate.layers import assignment_entropy
 
 _AT_ONCE = 8192
 """Images times classes in one batch at most: an image has an assignment for each child
 and each class.
 """
+
+
+Metrics = Sequence[dict[str, float]]
+"""A row an epoch, by the names of what was measured."""
 
 
 class ClassFigures(NamedTuple):
@@ -38,7 +42,7 @@ class ClassFigures(NamedTuple):
         f1: the harmonic mean of both.
 
     Example:
-        >>> from torchcaps_lab.report import Findings
+        >>> from torchcaps_lab.evaluate import Findings
         >>> activation = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.1, 0.7]])
         >>> findings = Findings(torch.tensor([0, 0, 1]), activation, entropy=None)
         >>> findings.per_class[0].recall
@@ -63,7 +67,7 @@ class TwoClassFigures(NamedTuple):
         specificity: the recall of the other.
 
     Example:
-        >>> from torchcaps_lab.report import Findings
+        >>> from torchcaps_lab.evaluate import Findings
         >>> activation = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.1, 0.7]])
         >>> Findings(torch.tensor([0, 0, 1]), activation, entropy=None).of_positive(1)
         TwoClassFigures(auc=1.0, sensitivity=1.0, specificity=0.5)
@@ -82,11 +86,11 @@ class Findings:
         labels: the true classes, int64 (N,).
         activation: the activation of the classes, float32 (N, E); averaged over the
             crops of an image, if it has several.
-        entropy: :func:`~torchcaps_lab.report.assignment_entropy` averaged over the
+        entropy: :func:`~torchcaps_lab.evaluate.assignment_entropy` averaged over the
             images; None without capsules.
 
     Example:
-        >>> from torchcaps_lab.report import Findings
+        >>> from torchcaps_lab.evaluate import Findings
         >>> activation = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.1, 0.7]])
         >>> findings = Findings(torch.tensor([0, 0, 1]), activation, entropy=None)
         >>> findings.confusion
@@ -127,7 +131,7 @@ class Findings:
 
     def calibration_error(self, bins: int = 15) -> float:
         """Return how far the network is from being right as often as its activations
-        say, see :func:`~torchcaps_lab.report.calibration.calibration_error`.
+        say, see :func:`~torchcaps_lab.evaluate.calibration.calibration_error`.
 
         Args:
             bins: the number of equally wide bins of [0, 1].
@@ -354,13 +358,13 @@ class Answers(NamedTuple):
     Args:
         activation: the activation of the classes, float32 (N, E); averaged over the
             crops of an image, if it has several.
-        entropy: :func:`~torchcaps_lab.report.assignment_entropy` averaged over the
+        entropy: :func:`~torchcaps_lab.evaluate.assignment_entropy` averaged over the
             images; None without capsules.
 
     Example:
-        >>> from torchcaps_lab import report
+        >>> from torchcaps_lab import evaluate
         >>> from torchcaps_lab.data import Digits
-        >>> answers = report.ask(tc.create_model("capsnet_digits"), Digits().test)
+        >>> answers = evaluate.ask(tc.create_model("capsnet_digits"), Digits().test)
         >>> answers.activation.shape
         torch.Size([359, 10])
     """

@@ -34,7 +34,7 @@ class Layer:
             was routed.
 
     Example:
-        >>> from torchcaps_lab.report import observe_layers
+        >>> from torchcaps_lab.evaluate import observe_layers
         >>> layers = observe_layers(
         ...     tc.create_model("capsnet_digits"), torch.rand(2, 1, 8, 8)
         ... )

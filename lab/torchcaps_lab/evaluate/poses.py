@@ -9,7 +9,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers import PoseInput
 from torchcaps.models.base import CapsuleClassifier, CapsuleNetwork, in_precision_of
 from torchcaps.numerics import check_size
-from torchcaps_lab.report.findings import evaluating, in_parts, kept
+from torchcaps_lab.evaluate.findings import evaluating, in_parts, kept
 
 
 def default_sweep() -> Tensor:

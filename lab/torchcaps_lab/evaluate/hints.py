@@ -8,8 +8,8 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from torchcaps_lab.data.examples import Examples
+from torchcaps_lab.evaluate.findings import Metrics
 from torchcaps_lab.look import counted
-from torchcaps_lab.report.observe import Metrics
 
 LISTED = 10
 """Classes, or pairs of them, that are named."""
@@ -32,7 +32,7 @@ class Hint(NamedTuple):
         option: what to type; empty if there is nothing to type.
 
     Example:
-        >>> from torchcaps_lab.report.hints import Hint
+        >>> from torchcaps_lab.evaluate.hints import Hint
         >>> Hint(
         ...     "10 images of a class", "add images", option="--preprocess.shift 2"
         ... ).option
@@ -57,7 +57,7 @@ class Commands(NamedTuple):
         train: the words that trained it, with another folder to write.
 
     Example:
-        >>> from torchcaps_lab.report.hints import Commands
+        >>> from torchcaps_lab.evaluate.hints import Commands
         >>> run = {"run": "my runs/cats", "command": "torchcaps train cats --run r"}
         >>> Commands.of(run).about("predict", "a cat.jpg")
         "torchcaps predict 'my runs/cats' 'a cat.jpg'"

@@ -11,11 +11,11 @@ from torchcaps.models.base import CapsuleClassifier, CapsuleNetwork, ClassifierN
 from torchcaps.numerics import resolution
 from torchcaps.routing import Routing
 from torchcaps_lab.data.examples import Examples
-from torchcaps_lab.report.findings import in_parts, kept
-from torchcaps_lab.report.health import observed_health
-from torchcaps_lab.report.layers import layer_entropy
-from torchcaps_lab.report.poses import encoded
-from torchcaps_lab.report.steps import even_assignments
+from torchcaps_lab.evaluate.findings import in_parts, kept
+from torchcaps_lab.evaluate.health import observed_health
+from torchcaps_lab.evaluate.layers import layer_entropy
+from torchcaps_lab.evaluate.poses import encoded
+from torchcaps_lab.evaluate.steps import even_assignments
 
 _UNSEEN, _EVEN = 0.9999, 0.995
 """Entropies, relative to that of even assignments: with ten parents, shares scatter by
@@ -41,7 +41,7 @@ class Verdict:
 
     Attributes:
         images: how many it was measured on.
-        entropy: :func:`~torchcaps_lab.report.layer_entropy` of the layer whose routing
+        entropy: :func:`~torchcaps_lab.evaluate.layer_entropy` of the layer whose routing
             is most decided, in [0, 1]; 1 is even, None without routing.
         changed: the share of the answers that change where all routings assign evenly;
             None where that cannot be tried.
@@ -49,7 +49,7 @@ class Verdict:
             explain; None without a decoder or with fewer than two images.
 
     Example:
-        >>> from torchcaps_lab.report import Verdict
+        >>> from torchcaps_lab.evaluate import Verdict
         >>> Verdict(images=200, entropy=0.9998, changed=0.0, explained=None).even
         True
     """
@@ -146,7 +146,7 @@ def judge(
     do anything.
 
     Even assignments are those of a single step of routing without evidence, as in
-    :func:`~torchcaps_lab.report.even_assignments`. The explained variance is, with x the
+    :func:`~torchcaps_lab.evaluate.even_assignments`. The explained variance is, with x the
     images, y what is drawn of the pose of the most active class of each, and m the mean
     image,
 

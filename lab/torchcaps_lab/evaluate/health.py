@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from torchcaps_lab.report.findings import in_parts
-from torchcaps_lab.report.layers import (
+from torchcaps_lab.evaluate.findings import in_parts
+from torchcaps_lab.evaluate.layers import (
     Layer,
     dead_capsules,
     layer_entropy,
@@ -31,9 +31,9 @@ def routing_health(
             the images, counts as dead.
 
     Returns:
-        ``assignment_entropy_<layer>``, see :func:`~torchcaps_lab.report.layer_entropy`,
+        ``assignment_entropy_<layer>``, see :func:`~torchcaps_lab.evaluate.layer_entropy`,
         averaged over the images, for each layer that routes, and
-        ``dead_capsules_<layer>``, see :func:`~torchcaps_lab.report.dead_capsules`, for
+        ``dead_capsules_<layer>``, see :func:`~torchcaps_lab.evaluate.dead_capsules`, for
         each layer of capsules; both in [0, 1]. Empty for a network without capsules.
     """
     devices = [images.device] if images.device.type == "cuda" else []

@@ -30,7 +30,7 @@ class Step(NamedTuple):
         parents: poses (B, J, H) and activations (B, J).
 
     Example:
-        >>> from torchcaps_lab.report import observe_steps
+        >>> from torchcaps_lab.evaluate import observe_steps
         >>> network = tc.create_model("capsnet_digits").eval()
         >>> steps = observe_steps(network, network.children_of(torch.rand(1, 1, 8, 8)))
         >>> len(steps), steps[0].assignment.shape
