@@ -40,7 +40,7 @@ def test_a_constant_series_is_flat(own: bool) -> None:
 
 def test_a_flat_picture_is_not_stretched() -> None:
     kornia = pytest.importorskip("kornia")
-    from torchcaps_lab.data.strong import OPERATIONS
+    from torchcaps_lab.data.transforms.strong import OPERATIONS
 
     flat = around(0.4, 1, 3, 8, 8)
     stretched = OPERATIONS["autocontrast"](kornia, flat, torch.ones(1))

@@ -354,9 +354,9 @@ def test_crops_lie_within_the_images(size: int) -> None:
         (
             RandomContrast,
             (-0.1, 1),
-            "low and high must be 0 <= low <= high, got -0.1 and 1",
+            "0 <= low <= high, got .-0.1, 1",
         ),
-        (RandomContrast, (1.8, 0.2), "low and high .* got 1.8 and 0.2"),
+        (RandomContrast, (1.8, 0.2), "low <= high, got .1.8, 0.2"),
     ],
 )
 def test_arguments_are_checked(

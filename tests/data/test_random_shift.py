@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from torchcaps_lab.data import RandomShift
-from torchcaps_lab.data.augment import random_integers
+from torchcaps_lab.data.transforms.draws import random_integers
 
 
 def shifts(shift: RandomShift, indices: torch.Tensor, epoch: int) -> torch.Tensor:
@@ -97,6 +97,6 @@ def test_arguments_are_checked() -> None:
     with pytest.raises(ValueError, match="pixels must be at least 0, got -1"):
         RandomShift(-1)
     with pytest.raises(
-        ValueError, match=r"indices \(B,\), got \(4, 1, 5, 5\) and \(3,\)"
+        ValueError, match="indices must be .4,., one per image, got .3,."
     ):
         RandomShift(1)(torch.zeros(4, 1, 5, 5), torch.arange(3), epoch=0)

@@ -17,7 +17,7 @@ from torchcaps_lab.data import (
     RandomRotation,
     RandomZoom,
 )
-from torchcaps_lab.data.strong import OPERATIONS
+from torchcaps_lab.data.transforms.strong import OPERATIONS
 
 kornia = pytest.importorskip("kornia")
 

@@ -78,11 +78,11 @@ def test_training_view_makes_every_change_in_order() -> None:
     epoch = 3
     seed = 7
     steps: list[Callable[[Tensor, Tensor, int], Tensor]] = [
-        RandomShift(2, seed),
-        RandomCrop(6, seed),
-        RandomFlip(seed),
-        RandomBrightness(63 / 255, seed),
-        RandomContrast(0.2, 1.8, seed),
+        RandomShift(2, seed=seed),
+        RandomCrop(6, seed=seed),
+        RandomFlip(seed=seed),
+        RandomBrightness(63 / 255, seed=seed),
+        RandomContrast(0.2, 1.8, seed=seed),
     ]
     expected = images
     for step in steps:
@@ -330,8 +330,10 @@ def test_set_wise_views() -> None:
     mean = torch.tensor([0.25, 0.75])[:, None, None]
     deviation = torch.tensor([0.5, 0.125])[:, None, None]
     scaled = written_out(images, 8)
-    changed = RandomContrast(0.5, 1.5, 7)(
-        RandomBrightness(0.3, 7)(RandomCrop(6, 7)(scaled, indices, 3), indices, 3),
+    changed = RandomContrast(0.5, 1.5, seed=7)(
+        RandomBrightness(0.3, seed=7)(
+            RandomCrop(6, seed=7)(scaled, indices, 3), indices, 3
+        ),
         indices,
         3,
     )

@@ -29,7 +29,7 @@ from recipes.kit.results import _all_figures
 from recipes.smallnorb_viewpoints import FAMILIAR, NOVEL, SAME
 from torchcaps.models import load_pretrained
 from torchcaps_lab.data import Digits, Examples, Preprocess
-from torchcaps_lab.data.preprocess import standardise, thirteen_crops
+from torchcaps_lab.data.transforms.steps import standardise, thirteen_crops
 from torchcaps_lab.kinds.images.made import turn
 
 SLOW = (

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchcaps.ops import use_backend
 from torchcaps.whole import opened, written_whole
 from torchcaps_lab.classifier import Classifier
-from torchcaps_lab.data.view import RANDOM
+from torchcaps_lab.data.transforms.preprocess import RANDOM
 from torchcaps_lab.tasks.doubt import saved_doubts
 
 SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}

@@ -7,7 +7,6 @@ names, and are imported when they are asked for.
 
 from typing import TYPE_CHECKING, Any
 
-from torchcaps_lab.data.augment import RandomShift, mixed_seed, random_integers
 from torchcaps_lab.data.base import (
     DataSet,
     create_dataset,
@@ -20,24 +19,28 @@ from torchcaps_lab.data.base import (
 from torchcaps_lab.data.boxes import class_boxes, ink_boxes
 from torchcaps_lab.data.examples import Batch, Composition, Examples, Parts
 from torchcaps_lab.data.manifest import Changes, Entry, Manifest
-from torchcaps_lab.data.preprocess import (
+from torchcaps_lab.data.transforms.changes import (
     RandomBrightness,
     RandomContrast,
     RandomCrop,
     RandomFlip,
+    RandomShift,
+)
+from torchcaps_lab.data.transforms.draws import mixed_seed, random_integers
+from torchcaps_lab.data.transforms.preprocess import Preprocess, View
+from torchcaps_lab.data.transforms.steps import (
     centre_crop,
     normalise,
     rescale,
     standardise,
     thirteen_crops,
 )
-from torchcaps_lab.data.strong import (
+from torchcaps_lab.data.transforms.strong import (
     RandAugment,
     RandomErasing,
     RandomRotation,
     RandomZoom,
 )
-from torchcaps_lab.data.view import Preprocess, View
 from torchcaps_lab.kinds import public
 
 if TYPE_CHECKING:

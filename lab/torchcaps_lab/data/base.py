@@ -23,7 +23,7 @@ from torchcaps_lab.data.manifest import (
     repeated_lines,
     several_lines,
 )
-from torchcaps_lab.data.view import Preprocess
+from torchcaps_lab.data.transforms.preprocess import Preprocess
 from torchcaps_lab.kinds import SharedRegistry
 from torchcaps_lab.look import Fit
 

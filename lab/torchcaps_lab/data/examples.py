@@ -16,7 +16,7 @@ from typing_extensions import Self
 
 from torchcaps.numerics import check_size
 from torchcaps_lab.data.classes import places_of
-from torchcaps_lab.data.view import Preprocess, View
+from torchcaps_lab.data.transforms.preprocess import Preprocess, View
 
 _AS_THEY_ARE = Preprocess()
 

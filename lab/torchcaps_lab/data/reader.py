@@ -15,7 +15,7 @@ from torchcaps.spec import fit
 from torchcaps_lab.data.base import DataSet
 from torchcaps_lab.data.counts import DataReport, Report
 from torchcaps_lab.data.examples import Examples
-from torchcaps_lab.data.view import Preprocess
+from torchcaps_lab.data.transforms.preprocess import Preprocess
 from torchcaps_lab.kinds import SharedRegistry
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.files import ListedFile, list_folder, looked_through
 from torchcaps_lab.data.reader import Read, Reader, Report, register_reader
 from torchcaps_lab.data.table_form import TableForm, is_of_others, names_in, reasons
-from torchcaps_lab.data.view import Preprocess
+from torchcaps_lab.data.transforms.preprocess import Preprocess
 from torchcaps_lab.kinds.images.check import check_folder, check_table
 from torchcaps_lab.kinds.images.decoding.bands import Levels, check_range
 from torchcaps_lab.kinds.images.decoding.picture import (

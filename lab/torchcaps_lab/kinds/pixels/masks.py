@@ -19,7 +19,6 @@ from torch.nn import functional as F
 from torchcaps.numerics import Size
 from torchcaps.spec import Within, argument, settings
 from torchcaps.whole import LARGEST_NOTE, read_text, seen_from
-from torchcaps_lab.data.augment import random_integers
 from torchcaps_lab.data.base import (
     DataSet,
     find_data_dir,
@@ -37,7 +36,8 @@ from torchcaps_lab.data.manifest import (
 )
 from torchcaps_lab.data.schema import each_once
 from torchcaps_lab.data.streams import digest_of
-from torchcaps_lab.data.view import MOVES, Preprocess
+from torchcaps_lab.data.transforms.draws import random_integers
+from torchcaps_lab.data.transforms.preprocess import MOVES, Preprocess
 from torchcaps_lab.kinds.images.decoding.bands import Bands, Range, check_range
 from torchcaps_lab.kinds.images.decoding.handwriting import orientation, upright
 from torchcaps_lab.kinds.images.decoding.picture import (

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchcaps.numerics import check_series, check_share, check_size
-from torchcaps_lab.data.augment import random_integers
 from torchcaps_lab.data.base import DataSet
 from torchcaps_lab.data.boxes import INK, ink_boxes
 from torchcaps_lab.data.examples import Batch, Composition, Examples, Parts
+from torchcaps_lab.data.transforms.draws import random_integers
 from torchcaps_lab.kinds.images.made.base import MadeOf, Part, by_class, check_single
 from torchcaps_lab.look import Fit
 

@@ -26,7 +26,7 @@ from torchcaps_lab.data.table_form import (
     tables_of,
 )
 from torchcaps_lab.data.tables import Table
-from torchcaps_lab.data.view import Preprocess
+from torchcaps_lab.data.transforms.preprocess import Preprocess
 from torchcaps_lab.kinds.series.files import FILES, SOUNDS, read_sound, series_in
 from torchcaps_lab.kinds.series.series_set import Scale, SeriesSet, padded
 from torchcaps_lab.kinds.series.table import SeriesItem, form_of_series

@@ -18,7 +18,7 @@ from torchcaps_lab.data.files import found_root
 from torchcaps_lab.data.listed import Decoded, Listed, ListedData
 from torchcaps_lab.data.manifest import PARTS, Manifest
 from torchcaps_lab.data.table_form import TableForm, names_in
-from torchcaps_lab.data.view import Preprocess
+from torchcaps_lab.data.transforms.preprocess import Preprocess
 from torchcaps_lab.kinds.series.files import list_series, with_values
 from torchcaps_lab.kinds.series.series_set import Scale, SeriesSet, padded
 from torchcaps_lab.kinds.series.sound import Bands, Sound

@@ -26,7 +26,7 @@ from torchcaps_lab.data.table_form import (
     tables_of,
 )
 from torchcaps_lab.data.tables import Table
-from torchcaps_lab.data.view import Preprocess
+from torchcaps_lab.data.transforms.preprocess import Preprocess
 from torchcaps_lab.kinds.texts.class_words import ClassWords
 from torchcaps_lab.kinds.texts.coloured import ROUTED
 from torchcaps_lab.kinds.texts.files import named_texts, texts_of

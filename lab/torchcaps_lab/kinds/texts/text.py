@@ -17,7 +17,7 @@ from torchcaps_lab.data.files import found_root
 from torchcaps_lab.data.listed import Decoded, Listed, ListedData
 from torchcaps_lab.data.manifest import PARTS, Manifest, count_of, one_digest
 from torchcaps_lab.data.table_form import TableForm, names_in
-from torchcaps_lab.data.view import Preprocess
+from torchcaps_lab.data.transforms.preprocess import Preprocess
 from torchcaps_lab.kinds.texts.files import list_texts
 from torchcaps_lab.kinds.texts.text_set import TextSet
 from torchcaps_lab.kinds.texts.word_vectors import read_vectors

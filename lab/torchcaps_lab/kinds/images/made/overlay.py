@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchcaps_lab.data.augment import random_integers
 from torchcaps_lab.data.base import DataSet
 from torchcaps_lab.data.examples import Batch, Composition, Examples, Parts
+from torchcaps_lab.data.transforms.draws import random_integers
 from torchcaps_lab.kinds.images.made.base import MadeOf, Part, by_class, check_single
 
 

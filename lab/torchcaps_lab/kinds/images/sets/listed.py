@@ -23,8 +23,8 @@ from torchcaps_lab.data.listed import (
     validation_is_test,
 )
 from torchcaps_lab.data.manifest import PARTS, Entry, Manifest, count_of, some
-from torchcaps_lab.data.preprocess import MOST_PIXELS
 from torchcaps_lab.data.streams import digest_of
+from torchcaps_lab.data.transforms.steps import MOST_PIXELS
 from torchcaps_lab.kinds.images.alike import (
     first_alike,
     looks_of,

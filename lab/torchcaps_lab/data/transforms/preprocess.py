@@ -10,41 +10,44 @@ from torch import Tensor
 
 from torchcaps.numerics import NotNegative, Share, Size
 from torchcaps.spec import Within, check_fields
-from torchcaps_lab.data.augment import RandomShift
-from torchcaps_lab.data.preprocess import (
-    MOST_PIXELS,
+from torchcaps_lab.data.transforms.changes import (
+    Pixels,
     RandomBrightness,
     RandomContrast,
     RandomCrop,
     RandomFlip,
+    RandomShift,
+)
+from torchcaps_lab.data.transforms.draws import RandomChange
+from torchcaps_lab.data.transforms.steps import (
+    MOST_PIXELS,
     centre_crop,
     normalise,
     rescale,
     standardise,
     thirteen_crops,
 )
-from torchcaps_lab.data.strong import (
-    ANGLE,
-    STRETCH,
+from torchcaps_lab.data.transforms.strong import (
+    Degrees,
     RandAugment,
     RandomErasing,
     RandomRotation,
     RandomZoom,
+    Stretch,
 )
 
-Change = Callable[[Tensor, Tensor, int], Tensor]
-"""Changes images (B, C, H, W) of indices (B,) for an epoch."""
-
-Changes = Mapping[str, Callable[[Any, int], Change]]
-"""How changes are made of the value of their option and a seed, by option."""
+Changes = Mapping[str, Callable[..., RandomChange]]
+"""The classes of random changes, or functions that make one, by the option whose value
+they take.
+"""
 
 MOVES: Changes = {
     "shift": RandomShift,
     "rotate": RandomRotation,
     "zoom": RandomZoom,
     "crop": RandomCrop,
-    "flip": lambda _, seed: RandomFlip(seed),
-    "randaugment": lambda count, seed: RandAugment(count, seed=seed),
+    "flip": lambda _, seed: RandomFlip(seed=seed),
+    "randaugment": RandAugment,
 }
 """Those that may move things; RandAugment is among them because it leaves black pixels
 black.
@@ -52,7 +55,7 @@ black.
 
 SHADES: Changes = {
     "brightness": RandomBrightness,
-    "contrast": lambda bounds, seed: RandomContrast(bounds[0], bounds[1], seed),
+    "contrast": lambda bounds, seed: RandomContrast(*bounds, seed=seed),
     "erase": RandomErasing,
 }
 """Those that leave everything in its place."""
@@ -154,15 +157,15 @@ class Preprocess:
         tensor(1.)
     """
 
-    shift: Annotated[int, Within(0)] = 0
+    shift: Pixels = 0
     crop: Size | None = None
     flip: bool = False
     brightness: NotNegative = 0.0
     contrast: tuple[float, float] | None = None
     standardise: bool = False
     crops: Literal[1, 13] = 1
-    rotate: Annotated[float, ANGLE] = 0.0
-    zoom: Annotated[float, STRETCH] = 0.0
+    rotate: Degrees = 0.0
+    zoom: Stretch = 0.0
     randaugment: Annotated[int, Within(0)] = 0
     erase: Share = 0.0
     rescale: Annotated[int, Within(1, MOST_PIXELS)] | None = None
@@ -172,12 +175,8 @@ class Preprocess:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.contrast is not None and not 0 <= self.contrast[0] <= self.contrast[
-            1
-        ] < float("inf"):
-            raise ValueError(
-                f"contrast must be two factors, 0 <= low <= high, got {self.contrast}"
-            )
+        if self.contrast is not None:
+            RandomContrast(*self.contrast)
         self._check_statistics()
         if self.crops == 13 and self.crop is None:
             raise ValueError("crops=13 needs crop, the size of each of them, got None")
@@ -294,10 +293,10 @@ class Preprocess:
         }
         return cls(**options)
 
-    def _changes(self, kinds: Changes, seed: int) -> list[Change]:
-        """Yield the changes that are asked for."""
+    def _changes(self, kinds: Changes, seed: int) -> list[RandomChange]:
+        """The changes that are asked for."""
         return [
-            make(value, seed)
+            make(value, seed=seed)
             for name, make in kinds.items()
             if (value := getattr(self, name))
         ]

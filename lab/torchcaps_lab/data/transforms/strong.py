@@ -1,8 +1,5 @@
 """Stronger random changes of training images, most by kornia, on the device of the
 images.
-
-What happens to an image depends only on the seed, the epoch and its index, as in
-:mod:`torchcaps_lab.data.preprocess`.
 """
 
 import math
@@ -16,8 +13,8 @@ from torch import Tensor
 
 from torchcaps.names import needing
 from torchcaps.numerics import Share, Size, resolution
-from torchcaps.spec import Within, check_fields
-from torchcaps_lab.data.preprocess import _draw, _to_share
+from torchcaps.spec import Within
+from torchcaps_lab.data.transforms.draws import Draws, RandomChange
 
 # Streams of random numbers; those of a RandAugment follow each other, three for each
 # operation.
@@ -26,9 +23,11 @@ _ZOOM = 12
 _ERASE = 20
 _AUGMENT = 100
 
-ANGLE = Within(0, 180)
-STRETCH = Within(0, 0.9)
-"""Bounds of the degrees of a rotation, and of the share of a zoom."""
+Degrees = Annotated[float, Within(0, 180)]
+"""The largest angle of a rotation."""
+
+Stretch = Annotated[float, Within(0, 0.9)]
+"""The largest change of width and height."""
 
 
 def _kornia() -> ModuleType:
@@ -43,13 +42,12 @@ def _kornia() -> ModuleType:
 
 
 @dataclass(frozen=True)
-class RandomRotation:
+class RandomRotation(RandomChange):
     """Turn each image around its centre by an angle uniformly distributed in [-degrees,
     degrees]; corners become black.
 
     Args:
         degrees: the largest angle, at most 180.
-        seed: any 64-bit integer; other seeds give other angles.
 
     Raises:
         ValueError: `degrees` is out of range.
@@ -62,35 +60,23 @@ class RandomRotation:
         torch.Size([4, 3, 32, 32])
     """
 
-    degrees: Annotated[float, ANGLE]
-    seed: int = 0
+    degrees: Degrees
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    def __call__(
-        self,
-        images: Tensor,
-        indices: Tensor,
-        epoch: int,
-    ) -> Tensor:
-        """Turn the images, float (B, C, H, W), whose places in their data set are
-        `indices`, int64 (B,).
-        """
-        share = _share(self.seed, _ROTATE, images, indices, epoch)
+    def changed(self, images: Tensor, draws: Draws) -> Tensor:
+        """Return the changed images."""
+        share = draws.shares(_ROTATE)
         return _kornia().geometry.transform.rotate(
             images, (2 * share - 1) * self.degrees
         )
 
 
 @dataclass(frozen=True)
-class RandomZoom:
+class RandomZoom(RandomChange):
     """Stretch each image around its centre, in width and in height by factors uniformly
     distributed in [1-z, 1+z].
 
     Args:
         most: z, the largest change of a factor; borders that come in are black.
-        seed: any 64-bit integer; other seeds give other factors.
 
     Raises:
         ValueError: `most` is outside [0, 0.9].
@@ -103,31 +89,18 @@ class RandomZoom:
         torch.Size([4, 3, 32, 32])
     """
 
-    most: Annotated[float, STRETCH]
-    seed: int = 0
+    most: Stretch
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    def __call__(
-        self,
-        images: Tensor,
-        indices: Tensor,
-        epoch: int,
-    ) -> Tensor:
-        """Stretch the images, float (B, C, H, W), whose places in their data set are
-        `indices`, int64 (B,).
-        """
-        shares = [
-            _share(self.seed, _ZOOM + axis, images, indices, epoch) for axis in range(2)
-        ]
+    def changed(self, images: Tensor, draws: Draws) -> Tensor:
+        """Return the changed images."""
+        shares = [draws.shares(_ZOOM + axis) for axis in range(2)]
         return _kornia().geometry.transform.scale(
             images, 1 + (2 * torch.stack(shares, 1) - 1) * self.most
         )
 
 
 @dataclass(frozen=True)
-class RandomErasing:
+class RandomErasing(RandomChange):
     """Black out a rectangle of each image, with a probability.
 
     Its area is uniformly distributed between 2 % and 33 % of the image, the logarithm
@@ -139,7 +112,6 @@ class RandomErasing:
 
     Args:
         probability: that an image loses a rectangle.
-        seed: any 64-bit integer; other seeds erase elsewhere.
 
     Raises:
         ValueError: `probability` is outside [0, 1].
@@ -153,23 +125,11 @@ class RandomErasing:
     """
 
     probability: Share
-    seed: int = 0
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    def __call__(
-        self,
-        images: Tensor,
-        indices: Tensor,
-        epoch: int,
-    ) -> Tensor:
-        """Erase in the images, float (B, C, H, W), whose places in their data set are
-        `indices`, int64 (B,).
-        """
+    def changed(self, images: Tensor, draws: Draws) -> Tensor:
+        """Return the changed images."""
         chosen, area, ratio, left, top = (
-            _share(self.seed, _ERASE + number, images, indices, epoch)
-            for number in range(5)
+            draws.shares(_ERASE + number) for number in range(5)
         )
         H, W = images.shape[2:]
         area = (0.02 + area * 0.31) * H * W
@@ -196,7 +156,7 @@ def _within(first: Tensor, count: Tensor, size: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class RandAugment:
+class RandAugment(RandomChange):
     """Change each image by ``count`` random operations from a list, one after the
     other, all of one magnitude.
 
@@ -216,7 +176,6 @@ class RandAugment:
     Args:
         count: N, how many operations an image goes through.
         magnitude: M, 0 to 30.
-        seed: any 64-bit integer; other seeds draw others.
 
     Raises:
         ValueError: `count` is less than 1, or `magnitude` out of range.
@@ -231,30 +190,17 @@ class RandAugment:
 
     count: Size
     magnitude: Annotated[float, Within(0, 30)] = 9.0
-    seed: int = 0
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    def __call__(
-        self,
-        images: Tensor,
-        indices: Tensor,
-        epoch: int,
-    ) -> Tensor:
-        """Change the images, float (B, C, H, W) in [0, 1], whose places in their data
-        set are `indices`, int64 (B,).
-        """
+    def changed(self, images: Tensor, draws: Draws) -> Tensor:
+        """Return the changed images."""
         names = [
             name for name in OPERATIONS if name != "colour" or images.shape[1] == 3
         ]
         kornia = _kornia()
         for step in range(self.count):
             stream = _AUGMENT + 2 * step
-            chosen = _draw(self.seed, stream, images, indices, epoch) % len(names)
-            sign = 1.0 - 2.0 * (
-                _share(self.seed, stream + 1, images, indices, epoch) < 0.5
-            ).to(images.dtype)
+            chosen = draws.integers(stream) % len(names)
+            sign = 1.0 - 2.0 * (draws.shares(stream + 1) < 0.5).to(images.dtype)
             changed = images.clone()
             for number, name in enumerate(names):
                 rows = (chosen == number).nonzero().squeeze(1)
@@ -343,14 +289,3 @@ OPERATIONS: dict[str, Operation] = {
     "translate in x": _translated(0),
     "translate in y": _translated(1),
 }
-
-
-def _share(
-    seed: int,
-    stream: int,
-    images: Tensor,
-    indices: Tensor,
-    epoch: int,
-) -> Tensor:
-    """A number in [0, 1) for each image, (B,) of the images' type."""
-    return _to_share(_draw(seed, stream, images, indices, epoch), images).flatten()

@@ -1,0 +1,1 @@
+"""Preparation of images: sizes, crops, scales, and random changes in training."""
