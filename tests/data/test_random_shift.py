@@ -96,7 +96,5 @@ def test_integers_are_those_of_splitmix64(seed: int, epoch: int) -> None:
 def test_arguments_are_checked() -> None:
     with pytest.raises(ValueError, match="pixels must be at least 0, got -1"):
         RandomShift(-1)
-    with pytest.raises(
-        ValueError, match="indices must be .4,., one per image, got .3,."
-    ):
+    with pytest.raises(ValueError, match="one per image"):
         RandomShift(1)(torch.zeros(4, 1, 5, 5), torch.arange(3), epoch=0)

@@ -22,9 +22,8 @@ from torchcaps_lab.cli import main
 from torchcaps_lab.data import Digits, Examples
 from torchcaps_lab.options.declarations import Schedule, TrainerOptions
 from torchcaps_lab.tasks import Criteria
-from torchcaps_lab.training.checkpoints import newest_checkpoint, seal
+from torchcaps_lab.training.checkpoints import differences, newest_checkpoint, seal
 from torchcaps_lab.training.diverged import TrainingDiverged, first_not_finite
-from torchcaps_lab.training.fingerprint import differences
 from torchcaps_lab.training.fitting import Fitting, fit, rehearse
 from torchcaps_lab.training.learner import Learner
 from torchcaps_lab.training.options import Caller, Optimisation, moving_average

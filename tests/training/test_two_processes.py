@@ -114,7 +114,7 @@ def test_two_processes_train_like_one(tmp_path: Path) -> None:
 
 
 def test_resuming_may_share_out_anew() -> None:
-    from torchcaps_lab.training.fingerprint import FREE
+    from torchcaps_lab.training.checkpoints import FREE
 
     assert "shard_optimizer" in FREE
 

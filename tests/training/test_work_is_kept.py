@@ -15,13 +15,13 @@ from torchcaps_lab.data import Changes, Examples, TextSet, Words
 from torchcaps_lab.options.declarations import Schedule
 from torchcaps_lab.run_folder import RunFolder
 from torchcaps_lab.training.checkpoints import (
+    Fingerprint,
     SealedCheckpoints,
     checkpoint_to_resume,
     newest_checkpoint,
     seal,
     seal_is_right,
 )
-from torchcaps_lab.training.fingerprint import Fingerprint
 from torchcaps_lab.training.fitting import fit
 from torchcaps_lab.training.learner import Learner
 

@@ -35,13 +35,13 @@ from torchcaps_lab.training.callbacks import (
     duration,
 )
 from torchcaps_lab.training.checkpoints import (
+    Fingerprint,
     SealedCheckpoints,
     check_network,
     checkpoint_to_resume,
     newest_checkpoint,
     read_checkpoint,
 )
-from torchcaps_lab.training.fingerprint import Fingerprint
 from torchcaps_lab.training.graphs import Graphs
 from torchcaps_lab.training.head import check_backbone, train_head
 from torchcaps_lab.training.learner import Learner, with_gradients

@@ -23,9 +23,8 @@ from torchcaps_lab.options.reading import as_yaml, read_options
 from torchcaps_lab.run_folder import RunFolder, is_first_process
 from torchcaps_lab.tasks import Examination, Task
 from torchcaps_lab.tasks.doubt import DOUBTS, Doubt
-from torchcaps_lab.training.checkpoints import newest_checkpoint
+from torchcaps_lab.training.checkpoints import network_changes, newest_checkpoint
 from torchcaps_lab.training.command_line import TrainingOptions
-from torchcaps_lab.training.fingerprint import network_changes
 from torchcaps_lab.training.fitting import Fitting, rehearse
 from torchcaps_lab.training.learner import Learner
 from torchcaps_lab.training.memory import check_device, check_memory
