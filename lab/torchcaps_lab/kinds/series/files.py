@@ -207,6 +207,17 @@ def read_sound(path: Path, sound: Sound) -> Tensor:
         raise ValueError(f"{path}: {error}") from error
 
 
+def rate_of(path: Path) -> int | None:
+    """Return the samples a second that a sound states; None if it cannot be read."""
+    import soundfile
+
+    try:
+        check_file(path, LARGEST_TABLE)
+        return int(soundfile.info(path).samplerate)
+    except (OSError, ValueError, soundfile.LibsndfileError):
+        return None
+
+
 def _pieces(file: Any, size: int) -> Iterator[Tensor]:
     """The samples of a sound, the mean of its channels, a few seconds at once.
 

@@ -27,8 +27,15 @@ from torchcaps_lab.data.table_form import (
 )
 from torchcaps_lab.data.tables import Table
 from torchcaps_lab.data.transforms.preprocess import Preprocess
-from torchcaps_lab.kinds.series.files import FILES, SOUNDS, read_sound, series_in
+from torchcaps_lab.kinds.series.files import (
+    FILES,
+    SOUNDS,
+    rate_of,
+    read_sound,
+    series_in,
+)
 from torchcaps_lab.kinds.series.series_set import Scale, SeriesSet, padded
+from torchcaps_lab.kinds.series.sound import Sound
 from torchcaps_lab.kinds.series.table import SeriesItem, form_of_series
 from torchcaps_lab.look import (
     Guess,
@@ -75,7 +82,8 @@ class SeriesReader(Reader):
         sounds = place.with_suffix(*SOUNDS)
         if archives or sounds:
             train = _trained(archives, len(sounds))
-            return _guess({"root": str(place.path)}, {}, train, given)
+            options, why = _highest(sounds)
+            return _guess({"root": str(place.path), **options}, why, train, given)
         tables = tables_of(place)
         cells = Table(tables[0]).cells() if tables else None
         columns = None if cells is None else Columns.of(cells)
@@ -205,6 +213,18 @@ def _guess(
         {"data": root, **why, **steps},
     )
     return watched(guess, given, train // 9)
+
+
+def _highest(sounds: Sequence[Path]) -> tuple[dict[str, float], dict[str, str]]:
+    """Return the highest frequency that all sounds hold if it is below the usual one,
+    and the reason.
+    """
+    rates = [*filter(None, map(rate_of, sounds))]
+    if not rates or min(rates) >= 2 * Sound.highest:
+        return {}, {}
+    highest = min(rates) / 2
+    sampled = f"as far as {min(rates):,} samples a second reach"
+    return {"highest": highest}, {"data.highest": f"{highest:g} Hz, {sampled}"}
 
 
 def _check_folders(place: Place) -> None:
