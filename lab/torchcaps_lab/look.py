@@ -229,7 +229,11 @@ def is_number(cell: str) -> bool:
     return _NUMBER.fullmatch(cell) is not None
 
 
-def no_header(path: Path, header: Sequence[str], columns: Sequence[str]) -> ValueError:
+class NoHeader(ValueError):
+    """The error for a table whose first line does not name its columns."""
+
+
+def no_header(path: Path, header: Sequence[str], columns: Sequence[str]) -> NoHeader:
     """The error for a table whose first line is an example.
 
     Args:
@@ -238,7 +242,7 @@ def no_header(path: Path, header: Sequence[str], columns: Sequence[str]) -> Valu
         columns: names that its columns could have, the first ones.
     """
     line = ", ".join(cell[:_SHOWN] for cell in header)
-    return ValueError(
+    return NoHeader(
         f"the first line of {path} must name its columns, but looks like an example: "
         f"{line}. Write a line above it, such as {','.join(columns)}"
     )

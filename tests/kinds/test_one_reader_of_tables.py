@@ -14,7 +14,7 @@ from PIL import Image
 import torchcaps as tc
 from tests.runs import status
 from torchcaps.spec import fit
-from torchcaps_lab.data import DataSet, MapStyle, Text
+from torchcaps_lab.data import DataSet, MapStyle, Series, Text
 from torchcaps_lab.options.guess import guess
 
 WORDS = ["alpha", "beta", "gamma", "delta", "bank", "doctor", "match", "heart"]
@@ -327,3 +327,97 @@ def test_a_bar_is_typed_as_it_is(
     out = capsys.readouterr().out
     assert all(f"  {label}: " in out for label in "abcd")
     assert out.rstrip().endswith("--data.delimiter '|'")
+
+
+@pytest.mark.parametrize(
+    ("column", "cell"),
+    [
+        ("is_train", lambda k: int(k % 4 > 0)),
+        ("in_test", lambda k: k % 4 == 0),
+        ("Usage", lambda k: "PrivateTest" if k % 4 == 0 else "Training"),
+    ],
+)
+def test_a_flag_or_usage_says_the_split(
+    write: Write, column: str, cell: Callable[[int], object]
+) -> None:
+    """These columns were used for nothing, so that test rows were trained on."""
+    name = write(
+        "t.csv", ("text", "kind", column), lambda k: (text(k), "ab"[k % 2], cell(k))
+    )
+    data = fit(DataSet, guess(name).options["data"], "data").make()
+    tested = {int(file.rsplit(" ", 1)[1]) - 1 for file in data.test.files}
+    assert tested == {*range(0, 60, 4)}
+
+
+def test_two_flags_of_splits_are_asked_about(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header = ("text", "kind", "is_train", "is_val")
+    name = write(
+        "t.csv", header, lambda k: (text(k), "ab"[k % 2], int(k % 3 == 0), k % 2)
+    )
+    assert "--data.split is_train" in refused(name, capsys)
+
+
+def walk(k: int) -> tuple[object, ...]:
+    person, trial, moment = k // 60, k // 12 % 5, k % 12
+    return (f"p{person}", trial, moment, (trial % 2) * moment, "uv"[trial % 2])
+
+
+def test_two_columns_tell_series_apart(write: Write) -> None:
+    header = ("person", "trial", "t", "height", "activity")
+    data = guess(write("walks.csv", header, walk, count=360)).options["data"]
+    assert (data["series"], data["group"]) == (["person", "trial"], "person")
+    series = fit(DataSet, data, "data").make()
+    assert len(series.train) + len(series.validation) + len(series.test) == 30
+    assert series.classes == ("u", "v")
+
+
+def test_the_time_is_a_channel_only_if_it_is_named_so(write: Write) -> None:
+    header = ("person", "series", "t", "height", "label")
+    name = write("walks.csv", header, walk, count=60)
+    with pytest.raises(ValueError, match=r"'t'.*--data\.time t"):
+        Series(name, group="person")
+    shape = Series(name, values=("t", "height")).image_shape
+    assert shape == (2, 1, 1)
+
+
+def test_series_of_any_names_are_asked_for_by_the_whole_command(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header = ("Messung", "Zeitpunkt", "Druck", "Zustand")
+    name = write(
+        "werte.csv",
+        header,
+        lambda k: (
+            f"M{k // 12}",
+            f"{1 + k % 12}.03.2024 7:00",
+            f"{k % 5}.{k % 7}",
+            "uv"[k // 12 % 2],
+        ),
+        count=240,
+    )
+    command = re.search("torchcaps (train .*)", refused(name, capsys))
+    assert command is not None
+    assert status(*shlex.split(command[1]), "--epochs", "1", "--report", "false") == 0
+    assert tc.Classifier.open("runs/werte").classes == ("u", "v")
+
+
+def test_tables_of_the_ucr_archive_have_no_header(tmp_path: Path) -> None:
+    for part in ("TRAIN", "TEST"):
+        lines = [
+            "\t".join(["-1" if k % 2 else "1", *map(str, range(k, k + 9)), "NaN"])
+            for k in range(8)
+        ]
+        (tmp_path / f"Name_{part}.tsv").write_text("\n".join(lines))
+    data = guess(tmp_path).options["data"]
+    series = fit(DataSet, data, "data").make()
+    assert series.classes == ("-1", "1")
+    assert len(series.test) == 8
+    assert series.test.inputs.shape[2] == 9
+
+
+def test_a_spreadsheet_is_to_be_saved_as_a_table(tmp_path: Path) -> None:
+    (tmp_path / "marks.xlsx").write_bytes(b"PK\x03\x04")
+    with pytest.raises(ValueError, match=r"save this spreadsheet as \.csv"):
+        guess(tmp_path / "marks.xlsx")

@@ -56,7 +56,7 @@ LABELS = (
 TEXTS = ("text", "review", "sentence", "content", "body", "message", "comment")
 """Usual names of a column of texts, the likeliest first."""
 
-SPLITS = ("split", "set", "subset", "part", "partition")
+SPLITS = ("split", "set", "subset", "part", "partition", "usage")
 """Usual names of a column that says which split a row belongs to."""
 
 _GROUPS = "group patient person subject participant user speaker author customer client"
@@ -72,6 +72,12 @@ _SURE = ("label", "labels", "class", "classes")
 
 YES = frozenset(("1", "1.0", "true", "yes", "t", "y", "x"))
 """How a flag says that a row has a label, in lower case."""
+
+_NO = frozenset(("0", "0.0", "false", "no", "f", "n", ""))
+"""How it says that a row has not."""
+
+_IN_SPLIT = re.compile(r"(?:is|in)[ _]?(\w+)")
+"""The name of a flag that says whether a row is of a split."""
 
 _FLAGS = ("1 1.0 0 0.0", "true false", "yes no", "t f", "y n", "x")
 """The cells of flags in lower case, besides empty ones, which are a no."""
@@ -245,7 +251,7 @@ class Columns:
         flags = [
             column
             for column in rest
-            if column.role == "flag" and not _names_a_split(column.name)
+            if column.role == "flag" and not part_called(column.name)
         ]
         likely = [column for column in rest if column.role in ("label", "labels")]
         numbers = [column for column in rest if column.role == "number"]
@@ -279,10 +285,30 @@ class Columns:
         return sure[:1] or named
 
 
-def _names_a_split(name: str) -> bool:
-    """Whether a flag says that a row is of a split, as ``is_train`` does."""
-    words = re.split(r"[ _]", name.strip().lower())
-    return part_called(words[-1]) is not None and len(words) < 3
+def part_in(column: str, cell: str) -> str | None:
+    """Return the split that a cell of a column names; None if it names none.
+
+    Args:
+        column: the name of the column, which may name a split itself.
+        cell: the name of a split, or whether a row is of the split of the column.
+
+    Example:
+        >>> from torchcaps_lab.data.columns import part_in
+        >>> part_in("usage", "Training"), part_in("is_train", "0"), part_in("set", "x")
+        ('train', 'test', None)
+    """
+    part = _part_of_flag(column)
+    if part is not None and cell.lower() in YES:
+        return part
+    if part is not None and cell.lower() in _NO:
+        return "test" if part == "train" else "train"
+    return part_called(cell)
+
+
+def _part_of_flag(name: str) -> str | None:
+    """The split that a flag is called after, as ``is_train`` is."""
+    match = _IN_SPLIT.fullmatch(name.strip().lower())
+    return None if match is None else part_called(match[1])
 
 
 def _no_classes(column: Column, where: str) -> UnclearColumns:
@@ -417,7 +443,8 @@ def _seen(name: str, cells: Sequence[str], is_file: bool) -> Column:
     length = sum(map(len, filled)) / max(len(filled), 1)
     between, unclear = (sign, "") if certain else ("", sign)
     if role == "split":
-        unclear = ", ".join(sorted(one for one in {*filled} if not part_called(one)))
+        unnamed = (cell for cell in {*filled} if not part_in(name, cell))
+        unclear = ", ".join(sorted(unnamed))
     return Column(
         name, role, why, len({*filled}), len(filled), length, between, unclear
     )
@@ -445,8 +472,11 @@ def _role(
     if is_file or all(map(_FILE.fullmatch, different)):
         return "file", f"its cells are names of files, such as {filled[0]}"
     if _are_flags({cell.lower() for cell in {*cells}}):
-        shown = [cell or "empty" for cell in sorted({*cells})]
-        return "flag", f"its cells are {' and '.join(shown)}"
+        shown = " and ".join(cell or "empty" for cell in sorted({*cells}))
+        part = _part_of_flag(name)
+        if part is not None:
+            return "split", f"its cells are {shown}, whether a row is of {part}"
+        return "flag", f"its cells are {shown}"
     if len({*cells}) == 1 and len(cells) > 1:
         return "constant", f"each cell is {filled[0]:.40}"
     if name.removesuffix("_id").removesuffix(" id") in GROUPS and len(filled) > len(

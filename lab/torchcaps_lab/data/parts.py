@@ -2,10 +2,10 @@
 
 PART_NAMES = {
     "train": ("train", "training"),
-    "validation": ("val", "valid", "validation", "dev"),
-    "test": ("test", "testing"),
+    "validation": ("val", "valid", "validation", "dev", "publictest"),
+    "test": ("test", "testing", "privatetest"),
 }
-"""The names of each split, in lower case."""
+"""The names of each split, in lower case; Kaggle has a public and a private test."""
 
 
 def part_called(name: str) -> str | None:

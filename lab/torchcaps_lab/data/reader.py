@@ -37,6 +37,7 @@ class Read(NamedTuple):
 
 _AS_THEY_ARE = Preprocess()
 
+_SPREADSHEETS = (".xlsx", ".xls", ".ods", ".numbers")
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
 
 
@@ -93,12 +94,15 @@ class Reader(ABC):
     @classmethod
     def missing(cls, place: "Place") -> str:
         """Why a path that no reader recognises cannot be trained on."""
-        unpack = ""
-        if place.path.suffix.lower() in _ARCHIVES:
-            unpack = "; unpack this archive, and name the folder"
+        ending = place.path.suffix.lower()
+        advice = ""
+        if ending in _ARCHIVES:
+            advice = "; unpack this archive, and name the folder"
+        elif ending in _SPREADSHEETS:
+            advice = "; save this spreadsheet as .csv, and name that file"
         return (
             f"{place.path} must be a folder, a table of texts or of images (.csv, "
-            f".tsv or .jsonl), a file of series (.ts or .arff), or YOLO's data.yaml{unpack}"
+            f".tsv or .jsonl), a file of series (.ts or .arff), or YOLO's data.yaml{advice}"
         )
 
     @classmethod

@@ -12,6 +12,7 @@ from torchcaps_lab.data.columns import (
     YES,
     Columns,
     UnclearColumns,
+    part_in,
     parts_of,
     quoted,
 )
@@ -181,15 +182,15 @@ class TableForm(NamedTuple):
             )
         return self.separator.join(sorted({*map(composed, labels)}))
 
-    def check(self, table: Table, **options: str | None) -> None:
+    def check(self, table: Table, *options: tuple[str, str | None]) -> None:
         """Raise a `ValueError` if a column is not there, or there more than once.
 
         Args:
             table: the table.
-            options: columns of the kind of input, by the names of their options.
+            options: the options of the kind of input with the columns that they name.
         """
         columns = [
-            *options.items(),
+            *options,
             *(("label", label) for label in self.labels),
             ("split", self.split),
             ("group", self.group),
@@ -200,8 +201,7 @@ class TableForm(NamedTuple):
                     f"{option} must be a column of {table.path}, got {column!r}; there "
                     f"are {[*table.columns]!r:.400}: --data.{option} names it"
                 )
-        table.check_once(filter(None, dict(columns).values()))
-        table.check_once(self.needed)
+        table.check_once(column for _, column in columns if column is not None)
 
     def rows(
         self, table: Table, listed: Listed, title: str, more: Sequence[str] = ()
@@ -246,19 +246,15 @@ class TableForm(NamedTuple):
         category = self.category(values) if self.labels else ""
         if self.labels and not category and not self.separator:
             return "it has no label"
-        part = "" if self.split is None else part_called(values[self.split])
+        part = "" if self.split is None else part_in(self.split, values[self.split])
         if part is None:
             return "its split has no known name"
         check_text(category, f"{place}: the label")
         group = "" if self.group is None else composed(values[self.group])
         return LabelledRow(place, part, category, group, values)
 
-    def options(self, item: str) -> dict[str, Any]:
-        """The options of a data set that say so.
-
-        Args:
-            item: the option that names the column of the items.
-        """
+    def options(self) -> dict[str, Any]:
+        """The options of a data set that say so, without that of the items."""
         labels: Any = self.labels[0] if len(self.labels) == 1 else [*self.labels]
         options = {
             "delimiter": self.delimiter,
@@ -266,19 +262,25 @@ class TableForm(NamedTuple):
             "group": self.group,
         }
         present = {name: value for name, value in options.items() if value}
-        return {item: self.item, "label": labels, **present}
+        return {"label": labels, **present}
 
 
 def _split_of(columns: Columns, table: Path) -> str | None:
     """The column that says which split a row belongs to; None without one.
 
     Raises:
-        ValueError: some of its cells name no split.
+        ValueError: several columns may say it, or some cells name no split.
     """
     splits = columns.of_role("split")
     if not splits:
         return None
     column = splits[0]
+    if len(splits) > 1:
+        raise UnclearColumns(
+            f"several columns of {table} say which split a row belongs to: "
+            f"{some([one.name for one in splits])}. Name one with --data.split, as in "
+            f"--data.split {quoted(column.name)}, or none with --data.split null"
+        )
     if column.unclear:
         raise UnclearColumns(
             f"column {column.name!r} of {table} names splits, but not in these cells: "

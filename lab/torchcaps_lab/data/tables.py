@@ -126,7 +126,7 @@ class Table:
         header = next(self._all_rows(), None)
         names = () if header is None else header.cells
         self.columns = tuple(composed(name.strip()) for name in names)
-        if len(self.columns) > 1 and not _may_name(self.columns):
+        if len(self.columns) > 1 and not may_name(self.columns):
             raise no_header(path, self.columns, ("label", "t0", "t1"))
         self._times = Counter(self.columns)
         self._places = first_places(self.columns)
@@ -264,7 +264,7 @@ class Table:
                 yield Row(self._above + reader.line_num, tuple(cells))
 
 
-def _may_name(columns: Sequence[str]) -> bool:
+def may_name(columns: Sequence[str]) -> bool:
     """Whether cells may be the names of columns: numbers only if they count."""
     counts = [[str(place + first) for place in range(len(columns))] for first in (0, 1)]
     return [*columns] in counts or not all(map(is_number, columns))

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from torchcaps_lab.data import MadeSeries, Scale, Series, SeriesSet
+from torchcaps.spec import fit
+from torchcaps_lab.data import DataSet, MadeSeries, Scale, Series, SeriesSet
 from torchcaps_lab.kinds.series.files import read_sound
 from torchcaps_lab.kinds.series.sound import Sound
 from torchcaps_lab.look import Place
-from torchcaps_lab.options.guess import seen
+from torchcaps_lab.options.guess import guess, seen
 from torchcaps_lab.testing import check_dataset
 
 soundfile = pytest.importorskip("soundfile", reason="it is in the extra series")
@@ -349,3 +350,15 @@ def test_a_table_for_each_series_is_told_where_to_go(tmp_path: Path, row: str) -
     assert reader.name == "series"
     assert isinstance(error, ValueError)
     assert "one .csv file with a row for each moment" in str(error)
+
+
+def test_the_highest_frequency_follows_the_sampling_rate(tmp_path: Path) -> None:
+    """Sounds of 4 kHz could not be read until --data.highest was given."""
+    for number in range(6):
+        for name, hertz in (("hum", 100), ("beep", 800)):
+            path = tmp_path / name / f"{number}.wav"
+            tone(path, hertz + number, rate=4000)
+    guessed = guess(tmp_path)
+    assert guessed.options["data"]["highest"] == 2000
+    assert "4,000 samples" in guessed.why["data.highest"]
+    assert len(fit(DataSet, guessed.options["data"], "data").make().test)

@@ -12,15 +12,16 @@ from torch import Tensor
 from torchcaps.whole import (
     LARGEST_TABLE,
     check_file,
+    opened,
     resolved,
     seen_from,
     write_whole,
 )
 from torchcaps_lab.data.files import Listing, list_folder
 from torchcaps_lab.data.listed import BrokenItem, Listed
-from torchcaps_lab.data.parts import part_called
-from torchcaps_lab.data.plain_text import decoded
-from torchcaps_lab.data.tables import Table
+from torchcaps_lab.data.plain_text import decoded, lines_of
+from torchcaps_lab.data.table_form import part_of_table
+from torchcaps_lab.data.tables import Table, may_name
 from torchcaps_lab.kinds.series.sound import Sound
 from torchcaps_lab.kinds.series.table import (
     SeriesForm,
@@ -28,7 +29,7 @@ from torchcaps_lab.kinds.series.table import (
     checked,
     series_of_table,
 )
-from torchcaps_lab.look import TABLES, is_junk
+from torchcaps_lab.look import TABLES, is_junk, is_number, number_in
 
 FILES = (".ts", ".arff", *TABLES)
 """Suffixes of files with many series; of several with one name the first of these is
@@ -52,6 +53,11 @@ _AT_ONCE = 2**20
 _OPEN = 2**62
 """From here on libsndfile means that a file states no number of samples."""
 
+
+_LEAST_UCR = 8
+"""Numbers in a line; fewer are features."""
+
+_LONGEST_LINE = 2**24
 
 _LEAST_POWER = 1e-3
 """Of the channels of a sound, which their mean must keep: that of what two microphones
@@ -142,7 +148,7 @@ def with_values(root: Path, form: SeriesForm) -> SeriesForm:
         form: what the columns of a table are read as.
     """
     path = root if root.is_file() else _tables(root).get("train", root)
-    if path.suffix.lower() not in TABLES:
+    if path.suffix.lower() not in TABLES or is_ucr(path):
         return form
     return form._replace(values=form.values_in(Table(path)))
 
@@ -172,7 +178,9 @@ def _read(path: Path, form: SeriesForm, listed: Listed) -> dict[str, list[Series
             f"{path} must be a {', '.join(FILES)} file, or a folder of sounds "
             f"({', '.join(SOUNDS)})"
         )
-    if suffix in TABLES:
+    if is_ucr(path):
+        parts = {"all": [*_ucr(path)]}
+    elif suffix in TABLES:
         parts = series_of_table(path, form, listed)
     else:
         parts = {"all": [*_archive(path)]}
@@ -294,18 +302,20 @@ def _check_count(count: int, most: int, size: int) -> None:
 
 
 def _tables(root: Path) -> dict[str, Path]:
-    """The files of the splits in a folder: NAME_TRAIN.ts, as in the UEA archive, where
-    NAME is that of the folder.
+    """The files of the splits in a folder: NAME_TRAIN.ts, as in the UEA archive; first
+    those whose NAME is that of the folder.
     """
     tables: dict[str, Path] = {}
+    own = f"{resolved(root).name}_"
     for path in sorted(
         root.iterdir(),
-        key=lambda path_of_table: (_place(path_of_table), path_of_table.name),
+        key=lambda path: (not path.stem.startswith(own), _place(path), path.name),
     ):
-        part = part_called(path.stem.removeprefix(f"{resolved(root).name}_"))
+        part = part_of_table(path)
         if _place(path) < len(FILES) and part is not None:
             tables.setdefault(part, path)
-    return tables
+    names = {path.stem.rpartition("_")[0] for path in tables.values()}
+    return tables if len(names) == 1 else {}
 
 
 def _place(path: Path) -> int:
@@ -340,6 +350,38 @@ def _folder_of(name: str, part: str) -> str:
     """
     inside = name.split("/")[1 if part == "all" else 2 :]
     return inside[0] if len(inside) > 1 else ""
+
+
+def is_ucr(path: Path) -> bool:
+    """Whether a file is a table as in the UCR archive: without a header, a series in
+    each line, its label first, all of them numbers.
+    """
+    if path.suffix.lower() != ".tsv":
+        return False
+    with opened(path) as lines:
+        first = lines.readline(_LONGEST_LINE).decode("latin-1").split()
+    cells = [cell for cell in first if cell != "NaN"]
+    return len(cells) > _LEAST_UCR and not may_name(cells)
+
+
+def _ucr(path: Path) -> Iterator[SeriesItem]:
+    """The series of a table as in the UCR archive; those that are shorter than others
+    end in NaN.
+    """
+    for number, line in enumerate(lines_of(path), 1):
+        label, *cells = line.split() or [""]
+        if not label:
+            continue
+        while cells and cells[-1] == "NaN":
+            cells.pop()
+        title = f"{path}:{number}"
+        try:
+            values = torch.tensor([[*map(number_in, cells)]])
+        except ValueError as error:
+            raise ValueError(f"{title}: {error}") from error
+        category = label.removesuffix(".0") if is_number(label) else label
+        name = f"{path.name}:{number}"
+        yield SeriesItem(name, category, checked(values, title), title)
 
 
 def _archive(path: Path) -> Iterator[SeriesItem]:

@@ -30,6 +30,7 @@ from torchcaps_lab.data.transforms.preprocess import Preprocess
 from torchcaps_lab.kinds.series.files import (
     FILES,
     SOUNDS,
+    is_ucr,
     rate_of,
     read_sound,
     series_in,
@@ -79,6 +80,7 @@ class SeriesReader(Reader):
         if is_of_others(asked, "series", "wide") or holds_other_kinds(place, cls):
             return None
         archives = place.with_suffix(*_ARCHIVES)
+        archives += [path for path in place.with_suffix(".tsv") if is_ucr(path)]
         sounds = place.with_suffix(*SOUNDS)
         if archives or sounds:
             train = _trained(archives, len(sounds))
@@ -96,8 +98,9 @@ class SeriesReader(Reader):
         root = tables[0] if len(tables) == 1 else place.path
         options = {"root": str(root), **form.options()}
         count = len(cells.rows)
-        if form.form.item is not None:
-            count = columns.by_name[form.form.item].distinct
+        if form.series:
+            named = zip(*map(cells.column, form.series), strict=True)
+            count = len({*named})
         train = trained_of(count) if len(tables) == 1 else count * 9 // 10
         why = reasons({**options, "values": form.values_in(cells)}, columns)
         guess = _guess(options, why, train, given)
@@ -246,7 +249,7 @@ def _check_folders(place: Place) -> None:
 def _trained(archives: Sequence[Path], sounds: int) -> int:
     """About how many series are trained on."""
     train = [path for path in archives if part_of_table(path) == "train"]
-    if train:
+    if train and len(archives) > 1:
         return _count(train[0]) * 9 // 10
     return trained_of(sounds or sum(map(_count, archives[:1])))
 

@@ -48,7 +48,8 @@ class Series(ListedData):
         root: the file or the folder; if it does not exist, it is looked for in the
             folder of the data sets (the environment variable TORCHCAPS_DATA, else
             torchcaps in the user's cache folder).
-        series: in a table, the column that says which series a row belongs to.
+        series: in a table, the column that says which series a row belongs to; or
+            several that say it together, such as a person and a trial.
         label: the column of the classes; or several, of yes and no (1 and 0, true and
             false), with a class each.
         group: the column that says whom a series is of; None for none.
@@ -98,7 +99,7 @@ class Series(ListedData):
     thing = "series"
 
     root: str | Path
-    series: str = "series"
+    series: str | Sequence[str] = "series"
     label: str | Sequence[str] = "label"
     group: str | None = None
     delimiter: str | None = argument(default=None, kw_only=True)
@@ -123,10 +124,10 @@ class Series(ListedData):
     @property
     def form(self) -> SeriesForm:
         """What the columns of tables are read as."""
-        item = None if self.wide else self.series
         labels = names_in(self.label)
-        form = TableForm(item, labels, self.delimiter or "", self.split, self.group)
-        return SeriesForm(form, self.time, tuple(self.values), self.wide)
+        form = TableForm(None, labels, self.delimiter or "", self.split, self.group)
+        series = () if self.wide else names_in(self.series)
+        return SeriesForm(form, series, self.time, tuple(self.values))
 
     @property
     def separator(self) -> str:

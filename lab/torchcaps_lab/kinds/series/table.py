@@ -1,11 +1,12 @@
 """Tables of series: a row for each moment, or a row for each series."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, time, timezone
 from io import BytesIO
-from itertools import pairwise
+from itertools import chain, combinations, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,6 +49,13 @@ _NUMBERED = re.compile(r"(.*?)[ _.\-]?(\d+)(?: *[(\[][^()\[\]]*[)\]])?", re.ASCI
 """The name of a moment: of its channel, its number and maybe a unit in brackets."""
 
 
+_DAY_FIRST = re.compile(r"^(\d{1,2})\.(\d{1,2})\.(\d{4})", re.ASCII)
+"""A date with points, which begins with the day wherever such dates are written."""
+
+_SHORT_HOUR = re.compile(r"(?<= )(?=\d:)")
+"""The place before an hour of one digit."""
+
+
 @dataclass(frozen=True)
 class SeriesItem(Item):
     """One series that is listed.
@@ -81,22 +89,23 @@ class SeriesForm(NamedTuple):
     """What the columns of a table of series are read as.
 
     Args:
-        form: the series, their labels, splits and groups.
+        form: the labels, splits and groups of the series.
+        series: the columns that together say which series a row belongs to; none if
+            each row is a series.
         time: when a row was measured: the rows of a series are put in this order; None:
             they are in it.
         values: in a long table the channels, in a wide one the moments; all columns
             that are nothing else if there are none.
-        wide: whether each row is a series.
     """
 
-    form: TableForm = TableForm("series", ("label",))
+    form: TableForm = TableForm(None, ("label",))
+    series: tuple[str, ...] = ("series",)
     time: str | None = None
     values: tuple[str, ...] = ()
-    wide: bool = False
 
     def unlabelled(self) -> "SeriesForm":
         """This form without what is known of series that are trained on alone."""
-        return self._replace(form=TableForm(self.form.item, ()))
+        return self._replace(form=TableForm(None, ()))
 
     def whole(self) -> "SeriesForm":
         """This form for a table of one split."""
@@ -104,33 +113,30 @@ class SeriesForm(NamedTuple):
 
     def values_in(self, table: Table | Cells) -> tuple[str, ...]:
         """The columns of numbers in a table."""
-        rest = {*self.form.needed, self.time}
+        rest = {*self.series, *self.form.needed, self.time}
         return self.values or tuple(name for name in table.columns if name not in rest)
 
     def options(self) -> dict[str, Any]:
         """The options of the data set."""
-        options = self.form.options("series")
-        if self.wide:
-            options = {"wide": True, **options}
-            del options["series"]
+        series: Any = self.series[0] if len(self.series) == 1 else [*self.series]
+        own = {"series": series} if series else {"wide": True}
         more = {"time": self.time, "values": [*self.values]}
-        return options | {name: value for name, value in more.items() if value}
+        present = {name: value for name, value in more.items() if value}
+        return own | self.form.options() | present
 
     def config(self) -> dict[str, Any]:
         """All that reading series without labels needs, ready for JSON."""
         return {
-            "series": self.form.item,
+            "series": [*self.series],
             "time": self.time,
             "values": [*self.values],
-            "wide": self.wide,
         }
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "SeriesForm":
         """What :meth:`config` was made of."""
-        form = TableForm(config["series"], ())
-        values = tuple(config["values"])
-        return cls(form, config["time"], values, bool(config["wide"]))
+        series, values = tuple(config["series"]), tuple(config["values"])
+        return cls(TableForm(None, ()), series, config["time"], values)
 
 
 def series_of_table(
@@ -144,16 +150,18 @@ def series_of_table(
             the row or the series.
     """
     table = Table(path)
-    item = {} if form.wide else {"series": form.form.item}
-    form.form.check(table, time=form.time, **item)
+    named = [("series", name) for name in form.series]
+    form.form.check(table, *named, ("time", form.time))
     table.check_once(table.columns)
     if missing := [name for name in form.values if name not in table.columns]:
         raise ValueError(
             f"values must be columns of {path}, got {missing!r:.200}; there are "
             f"{[*table.columns]!r:.400}"
         )
+    if form.series and form.time is None and not form.values:
+        _check_no_time(path, form.values_in(table))
     parts: dict[str, list[SeriesItem]] = {"all": []} if not form.form.split else {}
-    read = _wide if form.wide else _long
+    read = _long if form.series else _wide
     for row, values in read(table, form, listed):
         title = f"{path}:{row.place}"
         name = f"{path.name}:{row.place}"
@@ -162,6 +170,17 @@ def series_of_table(
         )
         parts.setdefault(row.part or "all", []).append(item_of_row)
     return split_parts(parts)
+
+
+def _check_no_time(path: Path, channels: Sequence[str]) -> None:
+    """Raise a `ValueError` if one of the channels is called as times are."""
+    times = [name for name in channels if name.strip().lower() in _TIMES]
+    if times:
+        raise ValueError(
+            f"column {times[0]!r} of {path} may say when a row was measured, and would "
+            f"be a channel. Add --data.time {quoted(times[0])}, or name the channels "
+            "with --data.values"
+        )
 
 
 def _wide(
@@ -200,11 +219,11 @@ def _long(
     table: Table, form: SeriesForm, listed: Listed
 ) -> Iterator[tuple[LabelledRow, Tensor]]:
     """The series of a table with a row for each moment."""
-    item = str(form.form.item)
     channels = form.values_in(table)
     decimal_comma = table.delimiter != ","
     numbers = _Numbers(decimal_comma)
-    needed = (*form.form.needed, *names_in(form.time))
+    steady = (*form.series, *form.form.needed)
+    needed = (*steady, *names_in(form.time))
     columns = (*needed, *channels)
     moments: dict[str, list[tuple[float, list[float]]]] = {}
     facts: dict[str, tuple[str, ...]] = {}
@@ -215,7 +234,7 @@ def _long(
                 f"{place} has {len(row.cells)} cells for the {len(table.columns)} columns"
             )
         values = table.values(row, columns)
-        name = values[item]
+        name = series_name(values[column] for column in form.series)
         before = moments.setdefault(name, [])
         when = float(len(before))
         if form.time is not None:
@@ -224,11 +243,11 @@ def _long(
                 cell.replace(",", ".") if decimal_comma else cell, form.time, place
             )
         before.append((when, numbers.of({one: values[one] for one in channels}, place)))
-        fact = tuple(values[column] for column in form.form.needed)
+        fact = tuple(values[column] for column in steady)
         if facts.setdefault(name, fact) != fact:
             raise ValueError(
                 f"{place}: series {name} is {facts[name]} before and {fact} here, by "
-                f"the columns {form.form.needed}"
+                f"the columns {steady}"
             )
     for name, fact in facts.items():
         rows = moments[name]
@@ -239,12 +258,17 @@ def _long(
                 f"{table.path}: series {name} has several rows of one {form.time}: "
                 f"another column may tell the series apart, or --data.time null"
             )
-        cells = dict(zip(form.form.needed, fact, strict=True))
+        cells = dict(zip(steady, fact, strict=True))
         labelled = form.form.labelled(cells, name)
         if isinstance(labelled, str):
             listed.left_out[f"{table.path.name}:{name}"] = labelled
         else:
             yield labelled, torch.tensor([numbers for _, numbers in rows]).T
+
+
+def series_name(cells: Iterable[str]) -> str:
+    """The name of a series, of the cells that say which it is."""
+    return " / ".join(cells)
 
 
 def _moment(cell: str, column: str, place: str) -> float:
@@ -256,6 +280,7 @@ def _moment(cell: str, column: str, place: str) -> float:
             return _seconds(
                 time.fromisoformat(cell.zfill(len(cell) + (cell[1] == ":")))
             )
+        cell = _SHORT_HOUR.sub("0", _DAY_FIRST.sub(_year_first, cell))
         moment = datetime.fromisoformat(cell)
     except ValueError:
         raise ValueError(
@@ -265,6 +290,11 @@ def _moment(cell: str, column: str, place: str) -> float:
     return (
         moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
     ).timestamp()
+
+
+def _year_first(day_first: re.Match[str]) -> str:
+    day, month, year = day_first.groups()
+    return f"{year}-{month:0>2}-{day:0>2}"
 
 
 def _seconds(moment: time) -> float:
@@ -355,42 +385,50 @@ def form_of_series(
     if given.get("wide"):
         return _wide_form(table, cells, columns, given)
     look, series = _series_of(cells, columns, given)
-    if series is None:
+    if not series:
+        _check_unnamed(table, cells, columns)
         return _numbered_form(table, cells, columns, given)
     values = names_in(given.get("values")) or look.values(series)
     steady = look.steady(series)
-    of_series = Columns.of(look.first_rows(series))
+    # Whom the series are of may be part of their names.
+    of_series = Columns(
+        tuple(
+            column
+            for column in Columns.of(look.first_rows(series)).columns
+            if column.name not in series or column.role == "group"
+        )
+    )
     if not asked:
         labels = of_series.of_role("label", "labels", "flag")
         if not values or not any(column.name in steady for column in labels):
             return _numbered_form(table, cells, columns, given)
-        _check_no_texts(columns, table, f"--data.series {quoted(series)}")
+        _check_no_texts(columns, table, f"--data.series {quoted(series[0])}")
     time = look.time
     if time is None and not {"time", "values"} & given.keys():
         time = look.counted(values, series)
         values = tuple(name for name in values if name != time)
     taken = [name for name in cells.columns if name not in steady]
-    form = SeriesForm(TableForm.of(of_series, series, table, given, taken), time)
+    form = SeriesForm(TableForm.of(of_series, None, table, given, taken), series, time)
     return form if form.values_in(cells) == values else form._replace(values=values)
 
 
 def _series_of(
     cells: Cells, columns: Columns, given: Mapping[str, Any]
-) -> "tuple[_Look, str | None]":
-    """The columns that say when a row was measured and which series it belongs to; None
-    if no column tells series apart.
+) -> "tuple[_Look, tuple[str, ...]]":
+    """The columns that say when a row was measured and which series it belongs to; none
+    if no columns tell series apart.
     """
     times = [given["time"]] if "time" in given else [*_time_columns(columns), None]
     looks = [_Look(cells, columns, time) for time in times]
     if "series" in given:
-        series = given["series"]
+        series = names_in(given["series"])
         moving = [
             look for look in looks if look.time and look.time not in look.steady(series)
         ]
         apart = [look for look in moving if look.is_apart(series)]
         return [*apart, *moving, looks[-1]][0], series
     found = ((look, look.series()) for look in looks)
-    return next((pair for pair in found if pair[1] is not None), (looks[-1], None))
+    return next((pair for pair in found if pair[1]), (looks[-1], ()))
 
 
 class _Look:
@@ -407,9 +445,9 @@ class _Look:
         self.columns = columns
         self.time = time
 
-    def series(self) -> str | None:
-        """The column that tells series apart: other columns that may do it are the same
-        in all rows of a series.
+    def series(self) -> tuple[str, ...]:
+        """The column that tells series apart, or two that do it together: other columns
+        that may do it are the same in all rows of a series. None if there are none.
         """
         likely = [
             column
@@ -417,14 +455,20 @@ class _Look:
             if self._may_name(column)
         ]
         names = [*dict.fromkeys(column.name for column in likely)]
-        for name in names:
-            if self.is_apart(name) and {*names} <= {*self.steady(name)}:
-                return name
-        return None
+        in_order = [name for name in self.cells.columns if name in names]
+        for series in chain(((name,) for name in names), combinations(in_order, 2)):
+            if self.is_apart(series) and {*names} <= {*self.steady(series)}:
+                return series
+        return ()
 
-    def steady(self, series: str) -> list[str]:
+    def named(self, series: Sequence[str]) -> list[str]:
+        """The series of each row."""
+        cells = (self.cells.column(name) for name in series)
+        return [*map(series_name, zip(*cells, strict=True))]
+
+    def steady(self, series: Sequence[str]) -> list[str]:
         """The columns that have one cell in each series."""
-        names = self.cells.column(series)
+        names = self.named(series)
         return [
             column
             for column in self.columns.by_name
@@ -432,7 +476,7 @@ class _Look:
             == len({*names})
         ]
 
-    def values(self, series: str) -> tuple[str, ...]:
+    def values(self, series: Sequence[str]) -> tuple[str, ...]:
         """The columns of numbers that change within series."""
         steady = {*self.steady(series), self.time}
         return tuple(
@@ -441,11 +485,11 @@ class _Look:
             if column.name not in steady and _is_numeric(self.cells, column.name)
         )
 
-    def counted(self, values: Sequence[str], series: str) -> str | None:
+    def counted(self, values: Sequence[str], series: Sequence[str]) -> str | None:
         """The first column that counts the rows of each series in equal steps, beside
         others; None if none does.
         """
-        names = self.cells.column(series)
+        names = self.named(series)
         for name in values[: -1 if len(values) == 1 else None]:
             rows: dict[str, list[str]] = {}
             for one, cell in zip(names, self.cells.column(name), strict=True):
@@ -454,9 +498,9 @@ class _Look:
                 return name
         return None
 
-    def first_rows(self, series: str) -> Cells:
+    def first_rows(self, series: Sequence[str]) -> Cells:
         """The first row of each series."""
-        names = self.cells.column(series)
+        names = self.named(series)
         rows = dict(zip(names[::-1], self.cells.rows[::-1], strict=True))
         return Cells(
             self.cells.columns, tuple(rows[name] for name in dict.fromkeys(names))
@@ -472,19 +516,16 @@ class _Look:
         repeats = 2 * column.distinct <= len(self.cells.rows)
         return repeats and column.distinct > 1 and bool(called or plain in _SERIES)
 
-    def is_apart(self, series: str) -> bool:
+    def is_apart(self, series: Sequence[str]) -> bool:
         """Whether no series has two rows of one time; without times, whether its rows
         stand together.
         """
-        names = self.cells.column(series)
+        names = self.named(series)
         if self.time is not None:
             rows = [*zip(names, self.cells.column(self.time), strict=True)]
             return len({*rows}) == len(rows)
         starts = [name for name, before in pairwise(names) if name != before]
-        return len(starts) + 1 == self._count(series)
-
-    def _count(self, series: str) -> int:
-        return len({*self.cells.column(series)})
+        return len(starts) + 1 == len({*names})
 
 
 def _time_columns(columns: Columns) -> list[str]:
@@ -527,7 +568,33 @@ def _wide_form(
     numbers = [column.name for column in columns.of_role("number")]
     values = names_in(given.get("values")) or tuple(numbered or numbers)
     form = TableForm.of(columns, None, table, given, values)
-    return SeriesForm(form, None, values, wide=True)
+    return SeriesForm(form, (), None, values)
+
+
+def _check_unnamed(table: Path, cells: Cells, columns: Columns) -> None:
+    """Raise a `ValueError` if dates and rows that belong together look like series, and
+    no column is called as their names are.
+    """
+    for date in columns.of_role("date"):
+        look = _Look(cells, columns, date.name)
+        for column in columns.columns:
+            series = (column.name,)
+            repeats = 1 < column.distinct <= len(cells.rows) // 2
+            if not repeats or not look.is_apart(series) or not look.values(series):
+                continue
+            of_series = Columns.of(look.first_rows(series))
+            steady = {*look.steady(series)} - {*series}
+            labels = [
+                one.name for one in of_series.of_role("label") if one.name in steady
+            ]
+            if labels:
+                options = ["--data.series", column.name, "--data.time", date.name]
+                command = ["torchcaps", "train", str(table), *options]
+                raise UnclearColumns(
+                    f"{table} may hold series: {date.name!r} has other dates in the "
+                    f"rows of each {column.name!r}. If so: {shlex.join(command)} "
+                    f"--data.label {quoted(labels[0])}"
+                )
 
 
 def _numbered_form(

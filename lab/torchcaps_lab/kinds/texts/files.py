@@ -185,7 +185,7 @@ def _table(path: Path, form: TableForm, listed: Listed) -> dict[str, list[TextIt
     why others are left out.
     """
     table = Table(path)
-    form.check(table, text=form.item)
+    form.check(table, ("text", form.item))
     text, label = str(form.item), form.labels[0]
     rows = [*form.rows(table, listed, path.name)]
     if label in {row.category for row in rows} and _is_example(text, label):

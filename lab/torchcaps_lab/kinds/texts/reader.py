@@ -100,7 +100,8 @@ class TextReader(Reader):
             columns = Columns.of(Table(tables[0]).cells())
             seen = tuple(columns.lines())
             text = asked.get("text") or _text_column(columns, tables[0])
-            form = TableForm.of(columns, text, tables[0], asked).options("text")
+            chosen = TableForm.of(columns, text, tables[0], asked)
+            form = {"text": text, **chosen.options()}
             data |= {
                 name: form[name] for name in form if (name, form[name]) not in _USUAL
             }

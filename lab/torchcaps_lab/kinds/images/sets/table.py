@@ -24,7 +24,7 @@ from torchcaps_lab.data.table_form import (
 from torchcaps_lab.data.tables import Cells, Table
 from torchcaps_lab.kinds.images.decoding.picture import image_suffixes
 from torchcaps_lab.kinds.images.sets.listed import ListedImages
-from torchcaps_lab.look import TABLES, Place, is_number, no_header
+from torchcaps_lab.look import TABLES, NoHeader, Place, is_number, no_header
 
 _TRIED = 20
 """Cells of a column that are tried as names of images."""
@@ -79,7 +79,7 @@ class TableOfImages(NamedTuple):
 
     def options(self) -> dict[str, Any]:
         """The options of the data set."""
-        options = self.form.options("file")
+        options = {"file": self.form.item, **self.form.options()}
         return {"name": "ImageTable", "root": str(self.table), **options}
 
 
@@ -202,7 +202,10 @@ def _table_of(
     """How a table names images and their labels; None if no column names images."""
     if not images:
         return None
-    cells = Table(path).cells()
+    try:
+        cells = Table(path).cells()
+    except NoHeader:
+        return None
     if len(cells.columns) < 2 or not cells.rows:
         return None
     files = [name for name in cells.columns if _names_images(cells, name, images)]
@@ -380,7 +383,7 @@ def list_table(named: TableOfImages) -> Listed:
     parts: dict[str, list[Any]] = listed.parts
     for whole, path in named.tables.items():
         table = Table(path)
-        named.form.check(table, file=named.form.item)
+        named.form.check(table, ("file", named.form.item))
         for part, item in _items(named, table, listed):
             parts.setdefault(part or whole, []).append(item)
     if not parts:
