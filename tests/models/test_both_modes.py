@@ -130,6 +130,16 @@ class TestEarlyBatchNorm2d:
         torch.testing.assert_close(early.running_var, late.running_var)
         torch.testing.assert_close(early.eval()(maps), late.eval()(maps))
 
+    def test_the_share_falls_to_the_momentum(self) -> None:
+        norm = EarlyBatchNorm2d(1, momentum=0.1).double()
+        mean = torch.zeros(1).double()
+        for batch in range(1, 121):
+            maps = torch.randn(2, 1, 2, 2).double()
+            norm(maps)
+            mean.lerp_(maps.mean(), max(0.1, 10 / (9 + batch)))
+        torch.testing.assert_close(norm.running_mean, mean)
+        assert norm.num_batches_tracked == 120
+
     def test_it_forgets_what_a_training_began_with(self) -> None:
         norm = EarlyBatchNorm2d(1, momentum=0.01)
         for step in range(200):

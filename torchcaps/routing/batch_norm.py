@@ -1,5 +1,7 @@
 """Batch normalisation whose running values are right from the first steps on."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -33,6 +35,21 @@ class _EarlyBatchNorm(nn.modules.batchnorm._BatchNorm):
     running_mean: Tensor
     running_var: Tensor
     num_batches_tracked: Tensor
+    _batches: int
+    """How many batches ``num_batches_tracked`` counts, or fewer. To read that one would
+    wait for a GPU.
+    """
+
+    def reset_running_stats(self) -> None:
+        """Start anew, with no batch."""
+        super().reset_running_stats()
+        self._batches = 0
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *arguments: Any
+    ) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+        self._batches = int(state_dict.get(prefix + "num_batches_tracked", 0))
 
     def forward(self, input: Tensor) -> Tensor:
         """The same shape, normalised."""
@@ -45,6 +62,24 @@ class _EarlyBatchNorm(nn.modules.batchnorm._BatchNorm):
         """Normalise a batch with its own values, of this dtype, which the running ones
         follow.
         """
+        momentum = self.momentum or 0.0
+        # A compiler would make a graph of every count.
+        if not torch.compiler.is_compiling():
+            self._batches += 1
+            # The share is the momentum: PyTorch follows by that in one operation.
+            steady = (9 + self._batches) * momentum >= 10
+            if steady and dtype == self.running_mean.dtype:
+                self.num_batches_tracked.add_(1)
+                return functional.batch_norm(
+                    batch,
+                    self.running_mean,
+                    self.running_var,
+                    self.weight,
+                    self.bias,
+                    True,
+                    momentum,
+                    self.eps,
+                )
         features = len(self.running_mean)
         # With momentum 1 these become the values of the batch.
         mean, variance = self.running_mean.new_zeros(2, features, dtype=dtype)
@@ -53,7 +88,7 @@ class _EarlyBatchNorm(nn.modules.batchnorm._BatchNorm):
         )
         with torch.no_grad():
             self.num_batches_tracked.add_(1)
-            share = early_share(self.num_batches_tracked, self.momentum or 0.0)
+            share = early_share(self.num_batches_tracked, momentum)
             share = share.to(self.running_mean.dtype)
             self.running_mean.lerp_(mean.to(share.dtype), share)
             self.running_var.lerp_(variance.to(share.dtype), share)
