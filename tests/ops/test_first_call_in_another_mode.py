@@ -4,6 +4,7 @@ results and gradients are those of votes that nobody called before.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from itertools import product
 from typing import Any
 
 import pytest
@@ -80,10 +81,9 @@ def call(votes: Votes, leaves: Leaves) -> tuple[Tensor, ...]:
     return (*outputs, *gradients)
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "mode"), [*product(KINDS, MODES)])
 def test_a_first_call_in_another_mode_changes_nothing(
     kind: str, backend: str, dtype: torch.dtype, mode: str
 ) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from torchcaps.numerics import as_variables, cast, compute_dtype, full_precision
+from torchcaps.numerics import cast, compute_dtype, full_precision
 from torchcaps.ops.backend import Moments
 from torchcaps.ops.fields import axes
 from torchcaps.ops.folded import Folded
@@ -83,7 +83,7 @@ class EvidentVotes(Votes):
         True
     """
 
-    __slots__ = ("_extended", "bias", "gaussian", "weight", "without")
+    __slots__ = ("bias", "gaussian", "weight", "without")
     fields = (*Votes.fields, *__slots__)
 
     def __init__(
@@ -111,7 +111,6 @@ class EvidentVotes(Votes):
         self.weight = weight
         self.bias = bias
         self.gaussian = gaussian
-        self._extended: Votes | None = None
 
     def _check(self, weight: Tensor, bias: Tensor) -> None:
         _, I, J, _ = self.shape
@@ -271,20 +270,10 @@ class EvidentVotes(Votes):
         )
         return self._votes(2), Gaussian(mean, precision, similarity.log_weight)
 
-    @property
-    def _copies(self) -> int:
-        """How many copies of the evidence its own routing compares."""
-        return 2 if self.gaussian else 1
-
     def _votes(self, copies: int) -> Votes:
         """The votes with so many copies of the evidence beside their poses."""
-        if copies != self._copies:
-            return self._extend(copies).under(self.competition)
-        if self._extended is None:
-            # With gradients even in a step without: the next one may need them.
-            with as_variables():
-                self._extended = self._extend(copies)
-        return self._extended.under(self.competition)
+        votes: Votes = self._once(f"{copies} beside", lambda _: self._extend(copies))
+        return votes.under(self.competition)
 
     def _extend(self, copies: int) -> Votes:
         children, transforms, coordinates = self.without._formed()

@@ -6,6 +6,7 @@ alone, once for each tensor: these become addresses in memory.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -109,8 +110,8 @@ class Votes:
 
     __slots__ = (
         "__weakref__",
+        "_kept",
         "_plan",
-        "_sources",
         "_versions",
         "alike",
         "backend",
@@ -168,7 +169,7 @@ class Votes:
         if competition is not None:
             self.competition = self._fitting_competition(competition)
         self._plan: Plan | None = None
-        self._sources: dict[tuple[str, bool], Any] = {}
+        self._kept: dict[tuple[str, bool], Any] = {}
         self._versions: tuple[int, int] | None = None
         compiling = torch.compiler.is_compiling()  # which knows no inference tensors
         if not (compiling or self.children.is_inference() or transforms.is_inference()):
@@ -214,28 +215,32 @@ class Votes:
 
     def source_on(self, backend: str) -> VoteSource:
         """Return the votes on one of :data:`BACKENDS`, made once."""
-        # What is made in inference mode, which compilers do not know, can never have
-        # gradients.
-        compiling = torch.compiler.is_compiling()
-        key = backend, not compiling and torch.is_inference_mode_enabled()
-        source: VoteSource | None = self._sources.get(key)
-        if source is not None:
-            return source
+        source: VoteSource = self._once(backend, self._make_source)
+        return source
+
+    def _make_source(self, backend: str) -> VoteSource:
         kind = BACKENDS[backend]
         if kind.indexed and self._as_formed:
-            source = kind(self.children, self.transforms, self.coordinates, self.sites)
-        else:
-            # With gradients even if the first call is without: the source is kept for
-            # later ones.
-            with full_precision(self.children), as_variables():
-                children, transforms, coordinates = self._formed()
-                if kind.indexed:
-                    source = kind(children, transforms, coordinates, self.sites)
-                else:
-                    children = in_windows(children, self.sites)
-                    source = kind(children, transforms, coordinates)
-        self._sources[key] = source
-        return source
+            return kind(self.children, self.transforms, self.coordinates, self.sites)
+        with full_precision(self.children):
+            children, transforms, coordinates = self._formed()
+            if kind.indexed:
+                return kind(children, transforms, coordinates, self.sites)
+            children = in_windows(children, self.sites)
+            return kind(children, transforms, coordinates)
+
+    def _once(self, name: str, make: Callable[[str], Any]) -> Any:
+        """What ``make(name)`` returns, kept for later calls on these votes. It has
+        gradients even if the first call is without.
+        """
+        # What is made in inference mode, which compilers do not know, can never have
+        # gradients: it is kept apart.
+        compiling = torch.compiler.is_compiling()
+        key = name, not compiling and torch.is_inference_mode_enabled()
+        if key not in self._kept:
+            with as_variables():
+                self._kept[key] = make(name)
+        return self._kept[key]
 
     @property
     def _as_formed(self) -> bool:
@@ -466,7 +471,7 @@ class Votes:
         votes = self.under(self.competition)
         votes.vote_bias = bias if self.vote_bias is None else self.vote_bias + bias
         votes.dtype = compute_dtype(self.children, self.transforms, bias)
-        votes._sources = {}
+        votes._kept = {}
         return votes
 
     def standardised(self, epsilon: float) -> "Votes":
@@ -478,7 +483,7 @@ class Votes:
         """
         votes = self.under(self.competition)
         votes.epsilon = epsilon
-        votes._sources = {}
+        votes._kept = {}
         return votes
 
     def moments(
@@ -559,13 +564,9 @@ class Votes:
         """The children as the Triton kernels of folded routing take them, made once;
         None where they do not.
         """
-        compiling = torch.compiler.is_compiling()
-        key = "folded", not compiling and torch.is_inference_mode_enabled()
-        if key not in self._sources:
-            # With gradients even if the first call is without, as in source_on.
-            with as_variables():
-                self._sources[key] = TritonFolded.of(self.folded())
-        prepared: TritonFolded | None = self._sources[key]
+        prepared: TritonFolded | None = self._once(
+            "folded", lambda _: TritonFolded.of(self.folded())
+        )
         return prepared
 
     def total(self, shares: Tensor | None = None) -> Tensor:

@@ -232,7 +232,7 @@ def _anew(votes: Votes) -> Votes:
     """The same votes, of which no backend has made anything yet."""
     made = votes.under(votes.competition)
     made._plan = None
-    made._sources = {}
+    made._kept = {}
     return made
 
 
