@@ -292,7 +292,16 @@ def test_slots_normalise_without_a_copy(backend: str) -> None:
             answer = slots(features, mask)
             total = answer.pose.sin().sum() + answer.activation.square().sum()
             parameters = [features, *slots.parameters()]
-            grads = torch.autograd.grad(total, parameters, allow_unused=True)
-        results[name] = [answer.pose, answer.activation]
-        results[name] += [grad for grad in grads if grad is not None]
+            results[name] = [answer.pose, answer.activation]
+            # Steps add up the gradients of the features: each time anew, and in a way
+            # that can be differentiated again.
+            for again in (False, True, False):
+                grads = torch.autograd.grad(
+                    total,
+                    parameters,
+                    retain_graph=True,
+                    create_graph=again,
+                    allow_unused=True,
+                )
+                results[name] += [grad for grad in grads if grad is not None]
     assert_alike(results[backend], results["naive"], 1e-8)

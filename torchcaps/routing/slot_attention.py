@@ -3,14 +3,16 @@ projections, whose centres a GRU cell updates.
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from torchcaps.numerics import full_precision
-from torchcaps.ops import InnerProduct, Votes
+from torchcaps.numerics import full_precision, quotient
+from torchcaps.ops import InnerProduct, Votes, folded, fused
 from torchcaps.ops.backend import mean_of
+from torchcaps.ops.competition import PARENTS
+from torchcaps.ops.folded import Folded
 from torchcaps.routing.base import (
     Gradient,
     LayerShape,
@@ -21,7 +23,7 @@ from torchcaps.routing.base import (
     register_routing,
     unbound,
 )
-from torchcaps.routing.means import moments_and_shares
+from torchcaps.routing.means import moments_and_shares, weights_for_means
 from torchcaps.routing.slot_parts import (
     HiddenSize,
     SlotStart,
@@ -53,8 +55,9 @@ class SlotAttentionRouting(Routing):
     by where they start. Without GRU cell and MLP a slot is the mean of the values that
     it collects, as in K-Means.
 
-    On the primitive, children vote with ``[key | value]`` and are compared with ``[q |
-    0]``, so keys, values and attention maps are not stored. The paper adds 1e-8 to the
+    The projections of the children move to the slots (:mod:`torchcaps.ops.folded`), so
+    keys, values and attention maps are not stored. Where votes are stored, children
+    vote with ``[key | value]`` and are compared with ``[q | 0]``. The paper adds 1e-8 to the
     attention before it is normalised over the children. Here a slot that collects
     nothing collects 0.
 
@@ -139,20 +142,84 @@ class SlotAttentionRouting(Routing):
             ).to(keyed.dtype)
             slots = first
             steps = self.steps
+            attention = _Attention.of(keyed, activation)
             for step in range(steps):
                 if self.gradient == "last" and step == steps - 1:
                     slots = passed_on(first, slots)
                 with gradient_context(self.gradient, step, steps):
-                    similarity = self.similarity(slots)
-                    moments, share = moments_and_shares(keyed, similarity, activation)
-                    value = mean_of(moments)[..., slots.shape[-1] :]
+                    query = self._query(slots)
+                    if attention is None:
+                        moments, share = moments_and_shares(
+                            keyed, _similarity(query), activation
+                        )
+                        value = mean_of(moments)[..., slots.shape[-1] :]
+                    else:
+                        value, share = attention.collected(query)
                     if self.aggregate == "sum":
                         value = share[..., None] * value
                     slots = self.update(value, slots)
-        return Routed(slots, share, keyed, similarity)
+        return Routed(slots, share, keyed, _similarity(query))
 
-    def similarity(self, slots: Tensor) -> InnerProduct:
-        """The similarity of [key | value] with the queries of the slots."""
+    def _query(self, slots: Tensor) -> Tensor:
         query = applied(self.to_query, applied(self.norm_slot, slots))
-        scaled = query / math.sqrt(query.shape[-1])
-        return InnerProduct(torch.cat([scaled, torch.zeros_like(scaled)], -1))
+        return query / math.sqrt(query.shape[-1])
+
+
+def _similarity(query: Tensor) -> InnerProduct:
+    """The similarity of [key | value] with queries: [query | 0]."""
+    return InnerProduct(torch.cat([query, torch.zeros_like(query)], -1))
+
+
+class _Attention:
+    """The steps without votes: the projections have moved to the slots.
+
+    Args:
+        children: the children, all of one type, whose transform is that of [key |
+            value].
+        native: whether in C++.
+    """
+
+    def __init__(self, children: Folded, native: bool) -> None:
+        poses = children.poses.flatten(3)
+        B, N, _, P = poses.shape
+        J = children.parents
+        self.pooled: Any = folded.pooled
+        self.options: dict[str, Any] = {"epsilon": children.epsilon}
+        if native and not folded.by_matrix_products(J, P):
+            self.pooled = fused.folded.pooled
+            self.options["shared"] = fused.folded.Shared(poses)
+        # The mass is the sum of 1.
+        self.children = poses, poses.new_ones(1, N), children.weights
+        self.place_query = poses.new_zeros(B, 1, J, 1)
+        self.key, self.value = children.transforms[0, 0].chunk(2, -1)  # [P, H]
+        self.key_bias = self.value_bias = None  # [H]
+        if children.place_transforms is not None:
+            biases = children.place_transforms[0, 0, 0].chunk(2)
+            self.key_bias, self.value_bias = biases
+        assert children.weights is not None
+        self.total = children.weights.sum(1)  # [B, 1]
+
+    @classmethod
+    def of(cls, votes: Votes, activation: Tensor | None) -> "_Attention | None":
+        """The steps of these votes; None where they need votes."""
+        backend = votes.plan.choice.backend
+        if backend not in ("native", "chunked") or votes.competition is not PARENTS:
+            return None
+        children = votes.folded(weights_for_means(votes, activation))
+        return None if children is None else cls(children, backend == "native")
+
+    def collected(self, query: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean of the values that each slot collects, (B, J, H), and its share of
+        the children, (B, J).
+        """
+        place_query = self.place_query
+        if self.key_bias is not None:
+            place_query = (query @ self.key_bias)[:, None, :, None]
+        sums, mass = self.pooled(
+            *self.children, (query @ self.key.mT)[:, None], place_query, **self.options
+        )
+        mass = mass[:, 0]  # [B, J, 1]
+        values = sums[:, 0] @ self.value
+        if self.value_bias is not None:
+            values = values + mass * self.value_bias
+        return quotient(values, mass), quotient(mass[..., 0], self.total)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from torchcaps.numerics import cast
+from torchcaps.numerics import cast, transformed
 from torchcaps.ops import Votes
 from torchcaps.ops.folded import by_matrix_products
 from torchcaps.spec import SuggestsNames, Within
@@ -152,9 +152,10 @@ class SlotUpdate(SuggestsNames, nn.Module):
         if self.cell is None:
             slots = collected
         else:
-            # In torch.func.vmap torch's GRU cell needs both with the mapped axis, which
-            # slots that all start alike do not have.
-            slots = slots + torch.zeros_like(collected)
+            if transformed():
+                # In torch.func.vmap torch's GRU cell needs both with the mapped axis,
+                # which slots that all start alike do not have.
+                slots = slots + torch.zeros_like(collected)
             rows = applied(self.cell, collected.flatten(0, 1), slots.flatten(0, 1))
             slots = rows.view_as(slots)
         return slots if self.mlp is None else slots + applied(self.mlp, slots)
@@ -179,9 +180,9 @@ def projected_votes(
     Args:
         votes: the votes of the children.
         norm: their normalisation, flattened.
-        projection: the linear map from them to the votes, which no kernel stores. It is
-            called once, with the identity, for the transform: so its hooks run, and
-            whatever stands in its place, as after quantisation, need only be linear.
+        projection: the linear map from them to the votes, which no kernel stores. One
+            with hooks, or whatever stands in its place, as after quantisation, is
+            called once, with the identity.
         bias: whether the map has a bias.
         folded: whether the scale and shift of the normalisation become parts of the
             projection, so that inner products keep no normalised child.
@@ -189,13 +190,7 @@ def projected_votes(
     dtype = votes.dtype
     children = votes.children.flatten(2).to(dtype)
     P = children.shape[-1]
-    # One more row for the bias, at the origin.
-    points = torch.eye(P + bias, P, dtype=dtype, device=children.device)
-    weight = applied(projection, points)  # [P, H], or [P + 1, H]
-    offset = None
-    if bias:
-        offset = weight[P:]  # [1, H]
-        weight = weight[:P] - offset
+    weight, offset = matrix_of(projection, P, bias, children)
     # Matrix products need a normalised copy, which all steps then share.
     many = by_matrix_products(votes.parents, P)
     folded = folded and not (many or hooked(norm))
@@ -221,6 +216,28 @@ def projected_votes(
     return projected.with_bias(offset.expand(1, votes.parents, -1))
 
 
+def matrix_of(
+    projection: nn.Module, numbers: int, bias: bool, like: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """The matrix (P, H) and the bias (1, H) of a linear map.
+
+    Args:
+        projection: the map.
+        numbers: P.
+        bias: whether it has a bias.
+        like: a tensor of the dtype and device.
+    """
+    if type(projection) is nn.Linear and not hooked(projection):
+        matrix = cast(projection.weight, like.dtype).mT
+        return matrix, cast(projection.bias, like.dtype)[None] if bias else None
+    # What anything else does to the unit vectors, and the origin.
+    points = torch.eye(numbers + bias, numbers, dtype=like.dtype, device=like.device)
+    rows = applied(projection, points)
+    if not bias:
+        return rows, None
+    return rows[:numbers] - rows[numbers:], rows[numbers:]
+
+
 def hooked(module: nn.Module) -> bool:
     """Whether somebody wants to see the calls of a module."""
     return bool(
@@ -234,10 +251,21 @@ def hooked(module: nn.Module) -> bool:
 def applied(module: nn.Module, *inputs: Tensor) -> Tensor:
     """What a module gives for these tensors, computed in their dtype."""
     dtype = inputs[0].dtype
-    weights = dict(module.named_parameters())
-    if all(weight.dtype == dtype for weight in weights.values()):
+    if _all_are(module, dtype):
         result: Tensor = module(*inputs)
         return result
-    cast = {name: weight.to(dtype) for name, weight in weights.items()}
+    cast = {name: weight.to(dtype) for name, weight in module.named_parameters()}
     result = torch.func.functional_call(module, cast, inputs)
     return result
+
+
+def _all_are(module: nn.Module, dtype: torch.dtype) -> bool:
+    """Whether all parameters have this dtype: ``module.parameters()`` takes ten times as
+    long.
+    """
+    for weight in module._parameters.values():
+        if weight is not None and weight.dtype != dtype:
+            return False
+    return all(
+        part is None or _all_are(part, dtype) for part in module._modules.values()
+    )

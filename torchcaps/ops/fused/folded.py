@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchcaps.numerics import any_batched
 from torchcaps.ops import folded
 from torchcaps.ops.derivatives import Tensors, gradients
 from torchcaps.ops.folded import Folded, FoldedSteps
@@ -29,7 +30,7 @@ STEPS = Record(
     reals=("constant", "scale", "epsilon"),
 )
 PASS = Record(
-    *("B", "N", "T", "J", "Q", "E", "orphan", "threads", "epsilon"),
+    *("B", "N", "T", "J", "Q", "E", "orphan", "threads", "adds", "epsilon"),
     *(*_INPUTS, "queries", "place_queries", "sums", "place_sums", "partition"),
     *("grad_sums", "grad_place_sums"),
     *("grad_children", "grad_weights", "grad_queries", "grad_place_queries"),
@@ -162,16 +163,64 @@ class _Route(torch.autograd.Function):
         return None, *gradients(work, function, tensors, upstream)
 
 
+class Shared:
+    """The poses of several steps, whose gradients are added up in one tensor, and passed
+    on once.
+
+    Args:
+        poses: the poses.
+    """
+
+    def __init__(self, poses: Tensor) -> None:
+        self.sums: dict[int, Tensor] = {}
+        self.token: Tensor | None = None
+        if torch.is_grad_enabled() and poses.requires_grad:
+            # Every step takes this scalar as an input. Autograd runs a node after all
+            # users of its output, so _Token.backward runs after the last step.
+            self.token = _Token.apply(self.sums, poses)
+
+
+class _Token(torch.autograd.Function):
+    """A number without meaning, whose backward pass is that of the poses."""
+
+    @staticmethod
+    def forward(ctx: Any, sums: dict[int, Tensor], poses: Tensor) -> Tensor:
+        ctx.sums = sums
+        return poses.new_empty(())
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> Any:
+        # The number of the backward pass keeps apart those that run at the same time.
+        return None, ctx.sums.pop(torch._C._current_graph_task_id(), None)
+
+
 def pooled(
-    *tensors: Tensor | None, orphan: bool = False, epsilon: float | None = None
+    *tensors: Tensor | None,
+    orphan: bool = False,
+    epsilon: float | None = None,
+    shared: Shared | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """One step, as :func:`torchcaps.ops.folded.pooled`; eager, of tensors on a CPU."""
-    if torch.is_grad_enabled() and any(
-        tensor is not None and tensor.requires_grad for tensor in tensors
-    ):
-        sums: tuple[Tensor, Tensor | None] = _Pooled.apply(orphan, epsilon, *tensors)
-        return sums
-    return _pooled(plain(tensors), orphan, epsilon, False)[:2]
+    """One step, as :func:`torchcaps.ops.folded.pooled`.
+
+    Args:
+        tensors: the tensors.
+        orphan: one more candidate with logit 0.
+        epsilon: poses are standardised with it.
+        shared: the poses, if several steps have the same ones.
+    """
+    differentiated = recorded(tensors)
+    if differentiated is None:
+        plainly: Any = folded.pooled
+        result: tuple[Tensor, Tensor | None]
+        result = plainly(*tensors, orphan=orphan, epsilon=epsilon)
+        return result
+    if not differentiated:
+        return _pooled(plain(tensors), orphan, epsilon, False)[:2]
+    sums = token = None
+    if shared is not None:
+        sums, token = shared.sums, shared.token
+    result = _Pooled.apply(sums, token, orphan, epsilon, *tensors)
+    return result
 
 
 def moments(
@@ -202,12 +251,18 @@ def moments(
 
 
 def _pass(
-    tensors: Sequence[Any], orphan: bool, epsilon: float | None, back: bool, *named: Any
+    tensors: Sequence[Any],
+    orphan: bool,
+    epsilon: float | None,
+    back: bool,
+    *named: Any,
+    adds: bool = False,
 ) -> None:
     poses, places, _, query, _ = tensors
     sizes = (
         *(*poses.shape[:3], query.shape[2], poses.shape[3]),
         *(0 if places is None else len(places), orphan, torch.get_num_threads()),
+        adds,
         -1.0 if epsilon is None else epsilon,
     )
     record = PASS.pack(sizes, zip(_POOLED, tensors, strict=True), *named)
@@ -239,19 +294,33 @@ class _Pooled(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, orphan: bool, epsilon: float | None, *tensors: Tensor | None
+        ctx: Any,
+        sums: dict[int, Tensor] | None,
+        token: Tensor | None,
+        orphan: bool,
+        epsilon: float | None,
+        *tensors: Tensor | None,
     ) -> Any:
-        sums, at_places, partition = _pooled(plain(tensors), orphan, epsilon, True)
+        pose_sums, at_places, partition = _pooled(plain(tensors), orphan, epsilon, True)
         ctx.settings = orphan, epsilon
+        ctx.sums = None if token is None else sums
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, partition)
-        return sums, at_places
+        return pose_sums, at_places
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> Any:
         *tensors, partition = ctx.saved_tensors
         orphan, epsilon = ctx.settings
-        wanted = ctx.needs_input_grad[2:]
+        poses_need, _, weights_need, *_ = ctx.needs_input_grad[4:]
+        sums: dict[int, Tensor] | None = ctx.sums
+        # What may be differentiated again is not added up.
+        if torch.is_grad_enabled() or any_batched(upstream):
+            sums = None
+        elif sums is not None:
+            # The functions of the tensors among the arguments: the token first.
+            token_node, _ = ctx.next_functions[0]
+            poses_need = torch._C._will_engine_execute_node(token_node)
 
         def work(tensors: Tensors, upstream: Tensors) -> Tensors:
             poses, _, weights, query, place_query = given = plain(tensors)
@@ -261,9 +330,16 @@ class _Pooled(torch.autograd.Function):
                     plain(upstream), (query, place_query), strict=True
                 )
             ]
+            grad_poses, adds = None, False
+            if poses_need and sums is not None:
+                number = torch._C._current_graph_task_id()
+                adds = number in sums
+                grad_poses = sums.setdefault(number, torch.empty_like(poses))
+            elif poses_need:
+                grad_poses = torch.empty_like(poses)
             slopes = (
-                torch.empty_like(poses) if wanted[0] else None,
-                torch.zeros_like(weights) if wanted[2] else None,
+                grad_poses,
+                torch.zeros_like(weights) if weights_need else None,
                 torch.empty_like(query),
                 None if place_query is None else torch.empty_like(place_query),
             )
@@ -276,10 +352,11 @@ class _Pooled(torch.autograd.Function):
                 (("partition", partition),),
                 zip(("grad_sums", "grad_place_sums"), flows, strict=True),
                 zip((f"grad_{name}" for name in names), slopes, strict=True),
+                adds=adds,
             )
-            return slopes[0], None, *slopes[1:]
+            return None if sums is not None else grad_poses, None, *slopes[1:]
 
         def function(*tensors: Any) -> Tensors:
             return folded.pooled(*tensors, orphan=orphan, epsilon=epsilon)
 
-        return None, None, *gradients(work, function, tensors, upstream)
+        return None, None, None, None, *gradients(work, function, tensors, upstream)

@@ -18,6 +18,9 @@
 //
 //   dl_ij = a_i R_ij (<x_i, dS_tj> - da_i),  da_i = sum_j R_ij <x_i, dS_tj>,
 //   du_i = sum_j a_i R_ij dS_tj + dl_ij A_tj,  dA_tj = sum_i dl_ij x_i
+//
+// Of standardised poses that is the gradient of x_i, with centred A and dS. That of the pose is (dx_i - x_i <x_i, dx_i> / Q) /
+// deviation, and <x_i, dx_i> = sum_j a_i R_ij <x_i, dS_tj> + dl_ij <x_i, A_tj> is known before dx_i is.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +33,7 @@
 
 // Mirrored in torchcaps/ops/fused/folded.py. Tensors are contiguous; a null pointer stands for one that is not there.
 struct TorchcapsFolded {
-  int64_t B, N, T, J, Q, E, orphan, threads;
+  int64_t B, N, T, J, Q, E, orphan, threads, adds;  // whether gradients of children are added to what is there
   double epsilon;  // poses are standardised with it; they are taken as they are if it is negative
   const void *children, *places, *weights;  // [B, N, T, Q], [E, N], [B, N, T]
   const void *queries, *place_queries;      // [B, T, J, Q], [B, T, J, E]
@@ -156,9 +159,9 @@ template <typename T, int Q_>
 class FoldedPass {
   using V = Vec<T>;
   static constexpr int L = Lanes<T>::count;
-  static constexpr bool kHolds = Q_ && Q_ <= kRegisters / 2;  // the poses of a group are in registers
-  static constexpr int kParents = kHolds ? kRegisters * 5 / 16 : kRegisters / 2;       // in work at once
-  static constexpr int kParentsBack = kHolds ? kRegisters / 8 : kRegisters / 4;  // the same in the pass back
+  static constexpr bool kHolds = Q_ && Q_ <= kRegisters / 2;  // the poses of a group are in registers, and never standardised
+  static constexpr int kParents = kHolds ? kRegisters * 5 / 16 : kRegisters / 2;  // in work at once
+  static constexpr int kParentsBack = kHolds ? kRegisters / 8 : kRegisters / 2;   // the same in the pass back
 
  public:
   struct Child {
@@ -170,12 +173,12 @@ class FoldedPass {
       : N(N), J(J), E(E), Q(Q), row(whole_vectors<T>(Q)), block(block_of(N, J, row)), places(places), orphan(orphan),
         standard(epsilon >= 0), epsilon(epsilon), logit_groups(J), back_groups(J), narrow_groups(J), wide_groups(J) {
     const int64_t pairs = int64_t{block} * J, wide = int64_t{row} * J;
-    memory.reset(new V[(2 * pairs + int64_t{block} * (row + 1) + 7 * wide + row) / L + Q + 2 * E]);
+    memory.reset(new V[(2 * pairs + int64_t{block} * (row + 1) + 7 * wide + row) / L + row + Q + 2 * E]);
     T* free = reinterpret_cast<T*>(memory.get());
     const auto take = [&](int64_t count) { return std::exchange(free, free + count); };
     shares = take(pairs), flows = take(pairs), rows = take(int64_t{block} * row);
     centred_queries = take(wide), centred_slopes = take(wide), total = take(wide), queries = take(wide), slopes = take(wide), turned_queries = take(wide), turned_slopes = take(wide);
-    means = take(block), largest = take(row + E * L);
+    means = take(block), largest = take(row + E * L), cut = take(L * row);
     poses = reinterpret_cast<V*>(take((Q + E) * L));
   }
 
@@ -213,8 +216,7 @@ class FoldedPass {
     if (standard) centre(S, S);
   }
 
-  // From dS_tj (G) to du_i, which (if poses are not standardised) may be added to what is there, da_i (null if not wanted) and
-  // dA_tj.
+  // From dS_tj (G) to du_i, which may be added to what is there, da_i (null if not wanted) and dA_tj.
   __attribute__((noinline)) void backward(Child child, const T* A, const T* Ae, const T* G, const T* Ge, const T* partition, T* du, bool adds, T* da, T* dA, T* dAe) {
     T* const sum = Q == row ? dA : total;
     std::fill_n(sum, int64_t{J} * row, T(0));
@@ -229,6 +231,7 @@ class FoldedPass {
         const int there = std::min(L, count - n);
         T *const R = shares, *const dl = flows + int64_t{n} * J;
         V along{}, scale;
+        Along own{};
         {
           V local[kHolds ? Q_ : 1], *x = kHolds ? local : poses;
           scale = load_places(child, first + n, there, x, means + n);
@@ -236,49 +239,74 @@ class FoldedPass {
           const V top = load_vector(partition + 2 * (first + n)), inverse = load_vector(partition + 2 * (first + n) + L);
           back_groups.each([&](auto size, int j) __attribute__((always_inline)) {
             constexpr int m = size;
-            V t[m], d[m];
-            logits<m>(x, scale * T(kLog2E), e, A + j * parent_step(), Ae + j * E, t);
-            logits<m>(x, scale * T(kLog2E), e, G + j * parent_step(), Ge + j * E, d);
+            V t[m], d[m], without[m];
+            products<m>(x, scale * T(kLog2E), A + j * parent_step(), t);
+#pragma GCC unroll 16
+            for (int k = 0; k < m; ++k) without[k] = t[k];
+            add_places<m>(e, Ae + j * E, t);
 #pragma GCC unroll 16
             for (int k = 0; k < m; ++k) t[k] = bounded(t[k] - top);
             powers_of_two<m>(t);
 #pragma GCC unroll 16
+            for (int k = 0; k < m; ++k) store_vector<T>(t[k] *= inverse, R + (j + k) * L);
+            products<m>(x, scale * T(kLog2E), G + j * parent_step(), d);
+            if (!kHolds && standard)
+#pragma GCC unroll 16
+              for (int k = 0; k < m; ++k) own.slope += t[k] * d[k];
+            add_places<m>(e, Ge + j * E, d);
+#pragma GCC unroll 16
             for (int k = 0; k < m; ++k) {
-              const V y = t[k] * inverse;
-              along += y * d[k];
-              store_vector<T>(y, R + (j + k) * L), store_vector<T>(d[k], dl + (j + k) * L);
+              const V part = t[k] * d[k];
+              along += part;
+              if (!kHolds && standard) own.both += part * without[k], own.pose += t[k] * without[k];
+              store_vector<T>(d[k], dl + (j + k) * L);
             }
           });
         }
         if (da) store_weights(along * T(kLn2), child, first + n, there, da);
         const V weight = child.weights ? load_weights(child, first + n, there) : splat(T(1));
+        const V factor = kHolds ? weight : weight * scale;
         V flow[kHolds ? Q_ : 1];
         for (V& sum : flow) sum = V{};
         for (int j = 0; j < J; ++j) {
-          const V y = load_vector(R + j * L) * weight, slope = y * T(kLn2) * (load_vector(dl + j * L) - along);
+          const V y = load_vector(R + j * L) * factor, slope = y * T(kLn2) * (load_vector(dl + j * L) - along);
           store_vector<T>(slope, dl + j * L);
           if constexpr (kHolds) {
 #pragma GCC unroll 16
             for (int q = 0; q < Q_; ++q) flow[q] += y * wide_G[j * Q_ + q];
 #pragma GCC unroll 16
             for (int q = 0; q < Q_; ++q) flow[q] += slope * wide_A[j * Q_ + q];
-          } else if (child.weights) {
+          } else {
             store_vector<T>(y, R + j * L);
           }
         }
-        if (du) {
-          T* const to = du + (first + n) * child.stride;
-          if constexpr (kHolds)
-            store_places(flow, there, to, child.stride, adds);
-          else
-            pass_on(R, dl, wide_G, wide_A, there, to, child.stride, adds);
-          if (standard) standard_back(child, first + n, there, means + n, scale, du);
+        // Whole groups are read and written where they lie; others are copied, and cut out of their copies.
+        const bool whole = there == L && Q == row;
+        if (!whole) copy_rows(child, first, n, there, splat(T(1)));
+        if (dAe) add_up_places(dl, first + n, standard ? T(1) / scale : splat(T(1)), dAe);
+        if (!du) continue;
+        T* const to = du + (first + n) * child.stride;
+        if constexpr (kHolds) {
+          store_places(flow, there, to, child.stride, adds);
+        } else {
+          T back[L];
+          const V all = T(kLn2) * own.slope + T(kLn2 * kLn2) * (own.both - along * own.pose);
+          store_vector<T>(all * factor * scale / T(-int(Q)), back);
+          Start start{nullptr, row, means + n, back};
+          if (standard) start.poses = whole ? child.poses + (first + n) * child.stride : rows + int64_t{n} * row;
+          if (whole) {
+            start.step = child.stride;
+            pass_on(R, dl, wide_G, wide_A, start, to, child.stride, adds);
+            continue;
+          }
+          pass_on(R, dl, wide_G, wide_A, start, cut, row, false);
+          for (int k = 0; k < there; ++k)
+            for (int q = 0; q < Q; q += L) {
+              T* const at = to + k * child.stride + q;
+              const V value = load_vector(cut + k * row + q);
+              store_first<T>(adds ? value + load_first(at, Q - q) : value, at, Q - q);
+            }
         }
-        if (dAe) add_up_places(dl, first + n, splat(T(1)), dAe);
-        if (copies)
-          copy_rows(child, first, n, there, scale);
-        else if (standard)
-          multiply(dl, scale);
       }
       add_up_rows(flows, child, first, count, copies, sum);
     }
@@ -313,9 +341,22 @@ class FoldedPass {
     return static_cast<int>(std::clamp<int64_t>(fitting, L, whole_vectors<T>(N)));
   }
 
+  // Sums over the parents for <x_i, dx_i> of standardised poses: of R_ij times <x_i, dS_tj>, <x_i, A_tj>, and both.
+  struct Along {
+    V slope, pose, both;
+  };
+
+  // What the gradients of a group of standardised places begin with: back (pose - mean).
+  struct Start {
+    const T* poses;  // null if they begin with 0
+    int64_t step;
+    const T *means, *back;
+  };
+
   static V bounded(V t) { return larger<T>(splat(T(-126)), t); }  // NaN stays
 
   V load_weights(Child child, int n, int there) const {
+    if (child.weight_stride == 1) return load_first(child.weights + n, there);
     V value{};
     for (int lane = 0; lane < there; ++lane) value[lane] = child.weights[(n + lane) * child.weight_stride];
     return value;
@@ -408,21 +449,6 @@ class FoldedPass {
     return load_vector(roots);
   }
 
-  // From the gradients of standardised poses x, whose mean is 0, to those of the poses: (dx - x mean (x dx)) / deviation.
-  void standard_back(Child child, int n, int there, const T* mean, V scale, T* du) const {
-    for (int lane = 0; lane < there; ++lane) {
-      const T* const from = child.poses + (n + lane) * child.stride;
-      T* const to = du + (n + lane) * child.stride;
-      V alongs{};
-      for (int q = 0; q < Q; q += L) alongs += load_first(to + q, Q - q) * (load_first(from + q, Q - q) - mean[lane]);
-      const T factor = scale[lane], along = lane_sum<T>(alongs) * factor * factor / int(Q);
-      for (int q = 0; q < Q; q += L) {
-        const V x = load_first(from + q, Q - q) - mean[lane];
-        store_first<T>((load_first(to + q, Q - q) - x * along) * factor, to + q, Q - q);
-      }
-    }
-  }
-
   // What depends on the places alone, one in each lane, times log2 e; 0 where places are missing.
   const V* load_extra(int n) const {
     V* const e = poses + Q;
@@ -502,6 +528,13 @@ class FoldedPass {
   // The logits of n parents, times log2 e, which is in `scale`, as 1 / deviation is.
   template <int n>
   __attribute__((always_inline)) void logits(const V* x, V scale, const V* e, const T* A, const T* Ae, V* t) const {
+    products<n>(x, scale, A, t);
+    add_places<n>(e, Ae, t);
+  }
+
+  // The part of them that depends on the poses.
+  template <int n>
+  __attribute__((always_inline)) void products(const V* x, V scale, const T* A, V* t) const {
     if constexpr (kHolds) {
 #pragma GCC unroll 16
       for (int k = 0; k < n; ++k) t[k] = x[0] * A[k * Q_];
@@ -520,12 +553,21 @@ class FoldedPass {
 #pragma GCC unroll 16
       for (int k = 0; k < n; ++k) t[k] *= scale;
     }
-    if (E)
-#pragma GCC unroll 16
-      for (int k = 0; k < n; ++k) t[k] = with_places(t[k], e, Ae + k * E);
   }
 
-  // A logit with the part of what depends on the place alone. Not inlined: most children have none.
+  // The part that depends on the place alone: mostly one number or none.
+  template <int n>
+  __attribute__((always_inline)) void add_places(const V* e, const T* Ae, V* t) const {
+    if (E == 1) {
+#pragma GCC unroll 16
+      for (int k = 0; k < n; ++k) t[k] += e[0] * Ae[k];
+    } else if (E) {
+#pragma GCC unroll 16
+      for (int k = 0; k < n; ++k) t[k] = with_places(t[k], e, Ae + k * E);
+    }
+  }
+
+  // Not inlined: registers are for what all children have.
   __attribute__((noinline)) V with_places(V t, const V* e, const T* Ae) const {
     for (int k = 0; k < E; ++k) t += e[k] * Ae[k];
     return t;
@@ -635,48 +677,67 @@ class FoldedPass {
     });
   }
 
-  // to_je += sum_n share_nj factor_n e_n of a group of places, of what depends on the places alone.
+  // to_je += sum_n share_nj factor_n e_n of a group of places, of what depends on the places alone: of L parents at once.
   void add_up_places(const T* share, int n, V factor, T* to) const {
     for (int k = 0; k < E; ++k) {
       const V e = load_first(places + int64_t{k} * N + n, N - n) * factor;
-      for (int j = 0; j < J; ++j) to[j * E + k] += lane_sum<T>(load_vector(share + j * L) * e);
+      for (int j = 0; j < J; j += L) {
+        const int count = std::min(L, J - j);
+        V parts[L];
+#pragma GCC unroll 16
+        for (int lane = 0; lane < L; ++lane) parts[lane] = lane < count ? load_vector(share + (j + lane) * L) * e : V{};
+        fold_all<T, L / 2>(parts);
+        for (int lane = 0; lane < count; ++lane) to[(j + lane) * E + k] += parts[0][lane];
+      }
     }
   }
 
-  // du_n = sum_j share_nj G_j + flow_nj A_j of the places of a group, with the pose in the lanes.
-  void pass_on(const T* share, const T* flow, const T* G, const T* A, int there, T* du, int64_t stride, bool adds) const {
+  // du_n = sum_j share_nj G_j + flow_nj A_j of a whole group of places, with the pose in the lanes.
+  void pass_on(const T* share, const T* flow, const T* G, const T* A, Start start, T* du, int64_t stride, bool adds) const {
+    const auto columns = [&](int q, auto wide) {
+      pass_on_columns<wide>(share, flow, G + q, A + q, start, du + q, stride, adds);
+      if (start.poses) start.poses += wide * L;
+    };
     int q = 0;
-    for (; q + 2 * L <= row; q += 2 * L) pass_on_columns<2>(share, flow, G, A, there, q, du, stride, adds);
-    for (; q < row; q += L) pass_on_columns<1>(share, flow, G, A, there, q, du, stride, adds);
+    for (; q + 2 * L <= row; q += 2 * L) columns(q, std::integral_constant<int, 2>{});
+    for (; q < row; q += L) columns(q, std::integral_constant<int, 1>{});
   }
 
   template <int wide>
-  __attribute__((noinline)) void pass_on_columns(const T* share, const T* flow, const T* G, const T* A, int there, int q, T* du, int64_t stride,
-                                                 bool adds) const {
+  __attribute__((noinline)) void pass_on_columns(const T* share, const T* flow, const T* G, const T* A, Start start, T* du,
+                                                 int64_t stride, bool adds) const {
     constexpr int n = L / wide;
-    for (int first = 0; first < there; first += n) {
+    for (int first = 0; first < L; first += n) {
       V sum[n][wide] = {};
+      if (start.poses)
+#pragma GCC unroll 16
+        for (int k = 0; k < n; ++k)
+#pragma GCC unroll 2
+          for (int h = 0; h < wide; ++h) {
+            const V pose = load_vector(start.poses + (first + k) * start.step + h * L);
+            sum[k][h] = (pose - start.means[first + k]) * start.back[first + k];
+          }
       for (int j = 0; j < J; ++j) {
-        const T *shares_n = share + j * L + first, *flows_n = flow + j * L + first;
+        const auto add = [&](const T* parts, const T* field) __attribute__((always_inline)) {
+          V numbers[wide];
 #pragma GCC unroll 2
-        for (int h = 0; h < wide; ++h) {
-          const V g = load_vector(G + int64_t{j} * row + q + h * L), a = load_vector(A + int64_t{j} * row + q + h * L);
+          for (int h = 0; h < wide; ++h) numbers[h] = in_register<T>(load_vector(field + int64_t{j} * row + h * L));
 #pragma GCC unroll 16
-          for (int k = 0; k < n; ++k) sum[k][h] += g * shares_n[k];
-#pragma GCC unroll 16
-          for (int k = 0; k < n; ++k) sum[k][h] += a * flows_n[k];
-        }
+          for (int k = 0; k < n; ++k) {
+            const V part = in_register<T>(splat(parts[j * L + first + k]));
+#pragma GCC unroll 2
+            for (int h = 0; h < wide; ++h) sum[k][h] += numbers[h] * part;
+          }
+        };
+        add(share, G), add(flow, A);
       }
 #pragma GCC unroll 16
-      for (int k = 0; k < n; ++k) {
-        if (first + k >= there) break;
+      for (int k = 0; k < n; ++k)
 #pragma GCC unroll 2
         for (int h = 0; h < wide; ++h) {
-          T* const to = du + (first + k) * stride + q + h * L;
-          const int numbers = Q - q - h * L;
-          store_first<T>(adds ? sum[k][h] + load_first(to, numbers) : sum[k][h], to, numbers);
+          T* const to = du + (first + k) * stride + h * L;
+          store_vector<T>(adds ? sum[k][h] + load_vector(to) : sum[k][h], to);
         }
-      }
     }
   }
 
@@ -706,7 +767,7 @@ class FoldedPass {
   const Groups<kRegisters * 3 / 4> narrow_groups;
   const Groups<kRegisters * 3 / 8> wide_groups;
   std::unique_ptr<V[]> memory;
-  T *shares, *flows, *rows, *centred_queries, *centred_slopes, *total, *queries, *slopes, *turned_queries, *turned_slopes, *means, *largest;
+  T *shares, *flows, *rows, *centred_queries, *centred_slopes, *total, *queries, *slopes, *turned_queries, *turned_slopes, *means, *largest, *cut;
   V* poses;
 };
 
@@ -724,7 +785,7 @@ void run_folded(const TorchcapsFolded& f, bool back) {
       const T *A = at(f.queries, task * size), *Ae = at(f.place_queries, task * extra);
       if (back) {
         pass.backward(child, A, Ae, at(f.grad_sums, task * size), at(f.grad_place_sums, task * extra), at(f.partition, task * partition),
-                      at(f.grad_children, place), false, at(f.grad_weights, weight), at(f.grad_queries, task * size),
+                      at(f.grad_children, place), f.adds, at(f.grad_weights, weight), at(f.grad_queries, task * size),
                       at(f.grad_place_queries, task * extra));
       } else {
         pass.forward(child, A, Ae, at(f.sums, task * size), at(f.place_sums, task * extra), at(f.partition, task * partition));
