@@ -332,7 +332,7 @@ def write_card(
 def data_in_words(summary: dict[str, Any], texts: bool) -> str:
     """The data of a run, and how many examples trained, validated and tested."""
     kind = "texts" if texts else "images"
-    count = summary["images"]
+    count = summary["examples"]
     return (
         f"{summary['data']}: {count['train']:,} {kind} to train on, "
         f"{count['validation']:,} to validate, "

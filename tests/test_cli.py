@@ -79,7 +79,7 @@ def colour_folder(tmp_path_factory) -> Path:
 class TestTrain:
     def test_run_folder(self, run):
         summary = json.loads((run / "summary.json").read_text())
-        assert summary["images"] == {"train": 1295, "validation": 143, "test": 359}
+        assert summary["examples"] == {"train": 1295, "validation": 143, "test": 359}
         assert 0 <= summary["test_accuracy"] <= 1
         assert summary["epochs"] == 1
         for name in (

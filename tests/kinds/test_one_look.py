@@ -69,7 +69,7 @@ def _agrees(
     shape: Shape, path: str, run: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     summary = json.loads(Path(run, "summary.json").read_text())
-    assert sum(summary["images"].values()) == shape.count
+    assert sum(summary["examples"].values()) == shape.count
     assert status("predict", run, path, "--csv", "--top", "1") == 0
     rows = capsys.readouterr().out.strip().splitlines()[1:]
     assert len(rows) == shape.inputs

@@ -181,7 +181,7 @@ def test_a_column_of_splits_is_followed(write: Write) -> None:
             lambda k: (text(k), "ab"[k % 2], parts[k % 4]),
         )
     )
-    assert classifier.summary["images"]["test"] == 15
+    assert classifier.summary["examples"]["test"] == 15
 
 
 @pytest.fixture
@@ -421,3 +421,27 @@ def test_a_spreadsheet_is_to_be_saved_as_a_table(tmp_path: Path) -> None:
     (tmp_path / "marks.xlsx").write_bytes(b"PK\x03\x04")
     with pytest.raises(ValueError, match=r"save this spreadsheet as \.csv"):
         guess(tmp_path / "marks.xlsx")
+
+
+@pytest.mark.parametrize("how", ["name", "task"])
+def test_check_takes_a_data_set_or_a_task(
+    write: Write, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its command trains as it stands."""
+    if how == "name":
+        header = ("series", "label", "height")
+        name = write(
+            "long.csv", header, lambda k: (k // 6, "uv"[k // 6 % 2], k % 6 * k)
+        )
+        words = ["check", name, "--data", "Series"]
+    else:
+        Path("pictures").mkdir()
+        for number in range(12):
+            picture = Image.new("L", (16, 16), 10 * number)
+            picture.save(f"pictures/{number}.png")
+        words = ["check", "pictures", "--task", "objects"]
+    assert status(*words) == 0
+    command = re.search("train on it: torchcaps (train .*)", capsys.readouterr().out)
+    assert command is not None
+    steps = ("--epochs", "1", "--report", "false")
+    assert status(*shlex.split(command[1]), *steps) == 0

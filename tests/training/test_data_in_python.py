@@ -52,7 +52,7 @@ def test_the_options_have_everything_but_the_pairs(trained: Classifier) -> None:
     )
     assert "data" not in written
     assert trained.classes == ("dark", "light")
-    assert trained.summary["images"] == {"train": 26, "validation": 4, "test": 10}
+    assert trained.summary["examples"] == {"train": 26, "validation": 4, "test": 10}
     assert trained.summary["command"].startswith("torchcaps.train('Shades', ")
 
 
@@ -69,7 +69,7 @@ def test_the_command_line_says_that_python_has_the_data(
 def test_it_is_resumed_with_the_pairs(trained: Classifier) -> None:
     resumed = tc.train(data=Shades(), run=trained.run, resume=True, epochs=2)
     assert resumed.summary["epochs"] == 2
-    assert resumed.summary["images"] == trained.summary["images"]
+    assert resumed.summary["examples"] == trained.summary["examples"]
     assert (
         yaml.safe_load((resumed.run / "config.yaml").read_text())["data"]["test"]
         == 0.25

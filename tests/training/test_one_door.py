@@ -63,7 +63,7 @@ def test_a_data_set_is_taken_as_its_name_is(
     written = read_options(classifier.run / "config.yaml")["data"]
     again = create_dataset(**written)
     assert isinstance(again, Digits)
-    assert classifier.summary["images"]["train"] == len(again.train)
+    assert classifier.summary["examples"]["train"] == len(again.train)
     if isinstance(data, Digits):
         assert (written["size"], written["validation"]) == (12, 0.3)
 
@@ -77,12 +77,12 @@ def test_an_argument_beside_a_data_set_wins(
 def test_a_data_set_of_ones_own(trained: Callable[..., Classifier]) -> None:
     data = HalfDigits(validation=0.5)
     classifier = trained(data, **SMALL)
-    assert classifier.summary["images"]["train"] == len(data.train)
+    assert classifier.summary["examples"]["train"] == len(data.train)
 
 
 def test_a_data_set_of_pairs(trained: Callable[..., Classifier]) -> None:
     classifier = trained(MapStyle((IMAGES, [0, 1] * 20), test=0.25), **SMALL)
-    assert classifier.summary["images"]["test"] == 10
+    assert classifier.summary["examples"]["test"] == 10
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_labels_that_cannot_be_read_are_errors(
 def test_shapes_as_an_object(trained: Callable[..., Classifier]) -> None:
     shapes = Shapes(size=16, least=1, most=2, count=24, tests=6)
     classifier = trained(shapes, **SMALL_SLOTS)
-    assert classifier.summary["images"]["test"] == 6
+    assert classifier.summary["examples"]["test"] == 6
 
 
 @pytest.mark.parametrize(

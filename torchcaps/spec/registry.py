@@ -147,8 +147,7 @@ class Registry(dict[str, Any]):
         """What to say of a name that is not known."""
         classes = sorted({cls.__name__ for cls in self.classes()})
         names = sorted(self) or classes
-        near = get_close_matches(str(name), [*self, *classes], 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = meant(str(name), [*self, *classes])
         return (
             f"{place} must be the name of a {self.kind}, got {name!r}{hint}\n"
             "  One of your own is known once its module is imported: --import my_module\n"
@@ -373,9 +372,13 @@ class SuggestsNames:
         return super().__new__(cls)
 
 
+_NEAR = 0.7
+"""How alike a name and the one that was meant are, by difflib's ratio."""
+
+
 def meant(name: str, names: Mapping[str, Any] | Sequence[str]) -> str:
     """A question after the known name that looks like an unknown one."""
     near = [
-        candidate for candidate in names if candidate.startswith(name)
-    ] or get_close_matches(name, names, 1)
+        candidate for candidate in names if name and candidate.startswith(name)
+    ] or get_close_matches(name, names, 1, _NEAR)
     return f"; did you mean {near[0]}?" if near else ""

@@ -46,11 +46,13 @@ def check_decoder(classifier: Classifier) -> None:
     network = classifier.network
     reader_of_pose = network.told if isinstance(network, CapsuleClassifier) else None
     if reader_of_pose is None:
-        takes = "decoder_hidden" in inspect.signature(type(network)).parameters
-        advice = ", and never has"
-        if takes:
-            advice = ": train one with --model_args.decoder_hidden"
-        raise ValueError(f"this {type(network).__name__} has no decoder{advice}")
+        kind = type(network)
+        if "decoder_hidden" in inspect.signature(kind).parameters:
+            raise ValueError(
+                f"this {kind.__name__} has no decoder: train one with "
+                "--model_args.decoder_hidden"
+            )
+        raise ValueError(f"a {kind.__name__} takes {network.takes} and draws no images")
     if reader_of_pose == "pose":
         raise ValueError(
             "the decoder of this network gets only the pose, which also encodes the "

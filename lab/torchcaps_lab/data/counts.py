@@ -77,8 +77,11 @@ class DataReport:
         for part, counts in self.classes.items():
             count = self.examples[part]
             classes = counted(len(counts), "classes")
-            lines.append(f"{part}: {counted(count, self.what)} of {classes}")
-            for name, number in counts.items():
+            # Pictures of which nothing is known have none.
+            labelled = any(counts.values()) or not count
+            of_classes = f" of {classes}" if labelled else ""
+            lines.append(f"{part}: {counted(count, self.what)}{of_classes}")
+            for name, number in counts.items() if labelled else ():
                 share = number / max(count, 1)
                 lines.append(f"  {readable(name)}: {number:,} ({share:.1%})")
         lines += self.notes

@@ -167,7 +167,8 @@ class SeveralLabels(Task):
     ) -> Examination:
         """Exact accuracy, F1 over all labels (``micro_f1``) and as the mean of the
         classes (``macro_f1``), the mean average precision of the classes, and for each
-        class the number of images that have it, precision, recall and F1.
+        class the number of images that have it, precision, recall and F1, and the
+        highest F1 (``best_f1``) of any threshold (``best_threshold``) on these images.
         """
         self.check(images)
         examination = self._examination(
@@ -197,6 +198,9 @@ class SeveralLabels(Task):
             name: _class_figures(predicted[:, index], labels[:, index])
             for index, name in enumerate(images.classes)
         }
+        if self.count is None:
+            for index, row in enumerate(classes.values()):
+                row |= _best_threshold(activation[:, index], labels[:, index])
         means = _means(activation, predicted, labels)
         return Examination(
             {"accuracy": accuracy, "error_percent": 100 * (1 - accuracy), **means},
@@ -209,7 +213,7 @@ class SeveralLabels(Task):
                     **means
                 ),
                 *(
-                    f"  {readable(name)}: in {counted(int(row['images'] or 0), 'images')}, {class_text(row)}"
+                    f"  {readable(name)}: in {counted(int(row['images'] or 0), images.what)}, {class_text(row)}"
                     for name, row in classes.items()
                 ),
             ),
@@ -259,7 +263,7 @@ class SeveralLabels(Task):
         ]  # those of classes are a table here
         title = page_title(network, summary)
         rows = examination.details["per_class"]
-        yield PresentClasses.of(title, lines, rows, verdict)
+        yield PresentClasses.of(title, lines, rows, verdict, images.what)
         recalls = {name: row["recall"] for name, row in rows.items()}
         accuracy = examination.figures["accuracy"]
         draw = "--boxes boxes" if finds_things(network) else ""
@@ -394,3 +398,25 @@ def _class_figures(predicted: Tensor, present: Tensor) -> dict[str, float | int 
         "recall": right / count if count else None,
         "f1": 2 * right / (predictions + count) if predictions + count else None,
     }
+
+
+def _best_threshold(activation: Tensor, present: Tensor) -> dict[str, float | None]:
+    """The threshold with the highest F1 for a class, and that F1; None if no image has
+    the class.
+
+    Args:
+        activation: (N,).
+        present: bool (N,).
+    """
+    count = int(present.sum())
+    if not count:
+        return {"best_f1": None, "best_threshold": None}
+    scores, order = activation.double().sort(descending=True)
+    right = present[order].cumsum(0)
+    f1 = 2 * right / (torch.arange(1, len(scores) + 1) + count)
+    # Equal activations are all above a threshold, or none.
+    last = torch.cat([scores.diff() < 0, torch.tensor([True])])
+    best = int(f1.where(last, -1.0).argmax())
+    below = scores[best + 1] if best + 1 < len(scores) else scores.new_tensor(0.0)
+    threshold = (scores[best] + below) / 2
+    return {"best_f1": f1[best].item(), "best_threshold": threshold.item()}

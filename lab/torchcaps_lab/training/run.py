@@ -179,7 +179,7 @@ def _described(
         "data": type(data).__name__,
         "source": data.called,
         "task": task.name,
-        "images": {
+        "examples": {
             "train": len(data.train),
             "validation": len(data.validation),
             "test": len(data.test),

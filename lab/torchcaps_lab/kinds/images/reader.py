@@ -438,7 +438,7 @@ def _of_folder(root: Path, given: Mapping[str, Any]) -> Guess:
         train = len(listing.parts["train"]) * 9 // 10
     files = [file.path for file in listing.items if isinstance(file, ListedFile)]
     classes = counted(len(listing.classes), "classes")
-    summary = f"ImageFolder, {counted(count, 'images')} of {classes} in {root}"
+    summary = f"ImageFolder, {counted(count, 'files')} of {classes} in {root}"
     data = {"name": "ImageFolder", "root": str(root)}
     apart = listing.parts.get("validation")
     validation = None if apart is None else len(apart)

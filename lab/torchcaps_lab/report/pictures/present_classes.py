@@ -33,6 +33,7 @@ class PresentClasses(Exhibit):
 
     Attributes:
         figures: the figures of each class, by name.
+        what: what the examples are, such as "images" or "texts".
 
     Example:
         >>> from torchcaps_lab.report.pictures.present_classes import PresentClasses
@@ -44,6 +45,7 @@ class PresentClasses(Exhibit):
     """
 
     figures: Mapping[str, Figures]
+    what: str = "images"
 
     @classmethod
     def of(
@@ -52,6 +54,7 @@ class PresentClasses(Exhibit):
         lines: Sequence[str],
         figures: Mapping[str, Figures],
         verdict: Verdict | None = None,
+        what: str = "images",
     ) -> "PresentClasses":
         """Make the exhibit of what was measured.
 
@@ -60,6 +63,7 @@ class PresentClasses(Exhibit):
             lines: what was measured, the most important first.
             figures: the figures of each class, by name.
             verdict: what routing and decoder do; None where that is not known.
+            what: what the examples are, such as "images" or "texts".
         """
         recalls = {
             name: row["recall"]
@@ -78,8 +82,30 @@ class PresentClasses(Exhibit):
                 "" if verdict.even else verdict.of_routing,
                 verdict.of_decoder,
             ]
-        return cls(title=title, text=" ".join(filter(None, sentences)), figures=figures)
+        if any("best_threshold" in row for row in figures.values()):
+            sentences.append(
+                f"The last columns show the threshold with the highest F1 on these {what}. "
+                "To choose one, look at those of the validation split, with "
+                "`torchcaps evaluate RUN --split validation --json`."
+            )
+        text = " ".join(filter(None, sentences))
+        return cls(title=title, text=text, figures=figures, what=what)
 
     def table(self) -> Table:
         """A row for each class."""
-        return class_table(self.figures)
+        table = class_table(self.figures, self.what)
+        if not any("best_threshold" in row for row in self.figures.values()):
+            return table
+        rows = [
+            [
+                *cells,
+                _text(row["best_f1"], "{:.1%}"),
+                _text(row["best_threshold"], "{:.3f}"),
+            ]
+            for cells, row in zip(table.rows, self.figures.values(), strict=True)
+        ]
+        return Table(rows, [*(table.header or ()), "best F1", "at threshold"])
+
+
+def _text(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)

@@ -99,7 +99,7 @@ def measures(findings: Findings) -> list[Quantity]:
             percent=True,
         ),
         Quantity("mean activation of the true class", findings.true_activation),
-        Quantity("images with no class above 0.5", findings.undecided, percent=True),
+        Quantity("answers with no class above 0.5", findings.undecided, percent=True),
     ]
     if findings.entropy is not None:
         rows.append(

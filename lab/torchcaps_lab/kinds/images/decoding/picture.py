@@ -28,7 +28,7 @@ from torchcaps_lab.kinds.images.decoding.bands import (
     to_8_bit,
 )
 from torchcaps_lab.kinds.images.decoding.handwriting import read_handwriting, upright
-from torchcaps_lab.look import Fit, Resize
+from torchcaps_lab.look import Fit, Resize, counted
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -369,14 +369,14 @@ def in_mode(
             return source
         if source.channels not in (1, 3, 4):
             raise ValueError(
-                f"it has {source.channels} channels, of which none can be left out, "
+                f"it has {counted(source.channels, 'channels')}, of which none can be left out, "
                 f"expected {channels}"
             )
         source = source.picture()
         levels = None
     if channels not in (1, 3):
         raise ValueError(
-            f"it has {len(source.getbands())} channels, expected {channels}"
+            f"it has {counted(len(source.getbands()), 'channels')}, expected {channels}"
         )
     image = upright(source)
     if image.mode.startswith(("I", "F")):
