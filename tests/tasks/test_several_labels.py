@@ -74,7 +74,7 @@ class TestCommandLine:
     def test_the_data_say_what_networks_are_for(self, run):
         actual = summary(run)
         assert actual["task"] == "several_labels"
-        assert actual["images"] == {"train": 479, "validation": 121, "test": 50}
+        assert actual["examples"] == {"train": 479, "validation": 121, "test": 50}
         assert 0.1 < actual["test_accuracy"] <= 1
         assert {
             "train_accuracy",
@@ -379,12 +379,16 @@ class TestAnswers:
             "precision": 1.0,
             "recall": 1.0,
             "f1": 1.0,
+            "best_f1": 1.0,
+            "best_threshold": 0.5,
         }
         assert actual.details["per_class"]["3"] == {
             "images": 1,
             "precision": 0.0,
             "recall": 0.0,
             "f1": 0.0,
+            "best_f1": 0.5,
+            "best_threshold": 0.0,
         }
         assert actual.figures["micro_f1"] == pytest.approx(6 / 9)
         assert actual.figures["macro_f1"] == pytest.approx((1 + 1 + 0) / 3)
@@ -393,6 +397,8 @@ class TestAnswers:
             "precision": 0.0,
             "recall": None,
             "f1": 0.0,
+            "best_f1": None,
+            "best_threshold": None,
         }
         assert actual.details["per_class"]["9"]["f1"] is None
 

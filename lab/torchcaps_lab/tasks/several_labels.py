@@ -14,6 +14,7 @@ from torchcaps_lab.data import Batch, Examples
 from torchcaps_lab.data.manifest import readable
 from torchcaps_lab.evaluate.calibration import Calibration, fit_platt
 from torchcaps_lab.evaluate.findings import Metrics, ask
+from torchcaps_lab.evaluate.hints import Commands
 from torchcaps_lab.evaluate.verdict import judge
 from torchcaps_lab.look import counted
 from torchcaps_lab.report.exhibit import Exhibit
@@ -261,6 +262,15 @@ class SeveralLabels(Task):
         lines = [
             line for line in examination.lines if not line.startswith(" ")
         ]  # those of classes are a table here
+        if self.count is None:
+            command = Commands.of(summary).about(
+                "evaluate", "--split", "validation", "--json"
+            )
+            lines.append(
+                "the last columns show the threshold with the highest F1 on these "
+                f"{images.what}; to choose one, look at the validation split with "
+                f"`{command}`"
+            )
         title = page_title(network, summary)
         rows = examination.details["per_class"]
         yield PresentClasses.of(title, lines, rows, verdict, images.what)

@@ -82,12 +82,6 @@ class PresentClasses(Exhibit):
                 "" if verdict.even else verdict.of_routing,
                 verdict.of_decoder,
             ]
-        if any("best_threshold" in row for row in figures.values()):
-            sentences.append(
-                f"The last columns show the threshold with the highest F1 on these {what}. "
-                "To choose one, look at those of the validation split, with "
-                "`torchcaps evaluate RUN --split validation --json`."
-            )
         text = " ".join(filter(None, sentences))
         return cls(title=title, text=text, figures=figures, what=what)
 
