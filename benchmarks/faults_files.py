@@ -184,8 +184,9 @@ def wide_and_long(folder: Path, count: int, chance: random.Random) -> Iterator[b
     """
     names = [f"c{number}" for number in range(100_000)]
     objects = "{" + ", ".join(f'"{name}": 1' for name in names) + "}"
-    for _ in range(count):
-        rows = chance.choice((3, 1_000, 100_000))
+    letters = ("word ", "w", "\ufdfa", ". ", "\u4e2d")
+    for number in range(count):
+        rows = (3, 1_000, 100_000)[number % 3]
         contents = {
             "a.csv": ",".join(names) + "\n1" * rows,
             "a.jsonl": objects + "\n{}" * rows,
@@ -194,16 +195,18 @@ def wide_and_long(folder: Path, count: int, chance: random.Random) -> Iterator[b
             (folder / name).write_text(content)
             with _ends():
                 yield no_crash(partial(_read_table, folder / name))
-        text = chance.choice(("word ", "w", "\ufdfa", ". ", "\u4e2d")) * 10**7
+        text = letters[number % len(letters)] * 10**7
         with _ends():
-            yield no_crash(partial(Words(("word",)).read, [text] * 3))
+            yield no_crash(partial(Words(("word",)).read, [text]))
 
 
 def _read_table(path: Path) -> None:
     table = Table(path)
     table.check_once(table.columns)
+    width = table.width(["c0"])
+    table.cells()
     for row in table.rows():
-        if not table.misfit(row, ["c0"]):
+        if not table.misfit(row, width):
             table.values(row, ["c0"])
 
 
@@ -216,10 +219,10 @@ def closed_pipes(folder: Path, count: int, chance: random.Random) -> Iterator[bo
         ("recipes",),
         ("benchmarks", "launches", "--help"),
     )
-    for _ in range(count):
+    for number in range(count):
         reading, writing = os.pipe()
         os.close(reading)
-        command = [sys.executable, "-m", *chance.choice(commands)]
+        command = [sys.executable, "-m", *commands[number % len(commands)]]
         done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE)
         os.close(writing)
         yield not done.stderr

@@ -270,10 +270,17 @@ class TestTables:
         table = Table(path)
         table.check_once(table.columns)
         row, *_ = table.rows()
-        assert table.misfit(row, names) == ""
+        assert table.misfit(row, table.width(names)) == ""
         assert table.values(row, names) == dict.fromkeys(names, "x")
         cells = table.cells()
         assert {*map(tuple, map(cells.column, names))} == {("x",) * 3}
+
+    def test_short_rows_below_many_columns(self, tmp_path: Path) -> None:
+        path = tmp_path / "wide.csv"
+        names = ",".join(f"column {number}" for number in range(100_000))
+        path.write_text(names + "\n1" * 10_000)
+        with pytest.raises(ValueError, match="10,000 rows have not as many cells"):
+            Table(path).cells()
 
     def test_objects_that_lack_nearly_everything(self, tmp_path: Path) -> None:
         pairs = ", ".join(f'"c{number}": 1' for number in range(10_000))
@@ -294,6 +301,9 @@ def test_texts_are_cut_before_they_are_read() -> None:
     # Of a million letters.
     assert long.length == 2**19
     assert len(words.split("b a " * 10**6)) == 2**19
+    # One letter, of which the normal form has four words.
+    (wide,) = words.read(["\ufdfa" * 10**6])
+    assert wide.length <= 2**20 // 3
     many = words.read(["a"] * 5 + ["a " * 2_000] * 600)
     assert [reading.length for reading in many] == [1] * 5 + [2_000] * 600
 

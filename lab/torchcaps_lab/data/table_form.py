@@ -219,9 +219,10 @@ class TableForm(NamedTuple):
             ValueError: a label is no text that can be written.
         """
         listed.notes += table.notes
+        width = table.width(self.needed)
         for number, row in enumerate(table.rows(), 1):
             place = f"{title}, row {number}"
-            why = table.misfit(row, self.needed)
+            why = table.misfit(row, width)
             if not why and tuple(map(str.strip, row.cells)) == table.columns:
                 why = "it repeats the names of the columns"
             if why:

@@ -109,7 +109,8 @@ class Table:
         ...     path = Path(folder) / "labels.csv"
         ...     _ = path.write_text("file;label\\na.jpg;cat\\nb.jpg\\nc.jpg;dog\\n")
         ...     table = Table(path)
-        >>> table.columns, [table.misfit(row, ["label"]) for row in table.rows()]
+        >>> width = table.width(["label"])
+        >>> table.columns, [table.misfit(row, width) for row in table.rows()]
         (('file', 'label'), ['', 'it has not as many cells as there are columns, 2', ''])
     """
 
@@ -156,7 +157,7 @@ class Table:
         as the header.
         """
         width = len(self.columns)
-        rows = [row.cells for row in self.rows() if not self.misfit(row, self.columns)]
+        rows = [row.cells for row in self.rows() if not self.misfit(row, width)]
         if len(rows) > _LOOKED_AT:
             # Not every n-th row: classes may take turns.
             drawn = random.Random(0).sample(range(len(rows)), _LOOKED_AT)
@@ -176,16 +177,19 @@ class Table:
                     f"{self.path} has {times} columns {name!r}: each needs its own name"
                 )
 
-    def misfit(self, row: Row, needed: Iterable[str]) -> str:
+    def width(self, needed: Iterable[str]) -> int:
+        """How many cells a row must have to have one in each of these columns."""
+        return 1 + max(map(self._places.__getitem__, needed), default=0)
+
+    def misfit(self, row: Row, width: int) -> str:
         """Why a row cannot be used, for people; empty if it can. Empty cells at its end
-        do not matter, and neither do missing ones of columns that are not needed.
+        do not matter, and neither do missing ones beyond ``width``.
 
         Args:
             row: the row.
-            needed: names of columns whose cells it must have.
+            width: how many cells it must have.
         """
-        last = max(map(self._places.__getitem__, needed), default=0)
-        if len(row.cells) > last and not any(row.cells[len(self.columns) :]):
+        if len(row.cells) >= width and not any(row.cells[len(self.columns) :]):
             return ""
         return f"it has not as many cells as there are columns, {len(self.columns)}"
 

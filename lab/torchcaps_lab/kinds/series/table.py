@@ -224,12 +224,13 @@ def _long(
     numbers = _Numbers(decimal_comma)
     steady = (*form.series, *form.form.needed)
     needed = (*steady, *names_in(form.time))
+    width = table.width(needed)
     columns = (*needed, *channels)
     moments: dict[str, list[tuple[float, list[float]]]] = {}
     facts: dict[str, tuple[str, ...]] = {}
     for row in table.rows():
         place = f"{table.path}:{row.line}"
-        if table.misfit(row, needed):
+        if table.misfit(row, width):
             raise ValueError(
                 f"{place} has {len(row.cells)} cells for the {len(table.columns)} columns"
             )

@@ -211,8 +211,9 @@ def texts_of(path: Path, column: str) -> Iterator["NamedText"]:
         column: the column of the texts.
     """
     table = Table(path)
+    width = table.width([column])
     for number, row in enumerate(table.rows(), 1):
-        if not table.misfit(row, [column]):
+        if not table.misfit(row, width):
             text = NamedText(table.values(row, [column])[column])
             text.place = f"{path.name}, row {number}: "
             yield text

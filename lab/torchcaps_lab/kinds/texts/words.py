@@ -173,9 +173,13 @@ class Words:
 
     def _beginning(self, text: str) -> str:
         """As much of a text as may be read: what cuts it into words keeps a hundred
-        bytes for each letter.
+        bytes for each letter of its normal form.
         """
-        return text[: max(_LETTERS_AT_ONCE, _LETTERS_OF_A_WORD * self.longest)]
+        most = max(_LETTERS_AT_ONCE, _LETTERS_OF_A_WORD * self.longest)
+        text = text[:most]
+        # The normal form of one letter has up to 18.
+        normal = len(unicodedata.normalize("NFKC", text))
+        return text if normal <= most else text[: most * len(text) // normal]
 
     def config(self) -> dict[str, Any]:
         """Return the vocabulary and its settings, ready for JSON."""

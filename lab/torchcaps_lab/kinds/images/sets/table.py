@@ -71,7 +71,8 @@ class TableOfImages(NamedTuple):
             table = Table(path)
             file = str(self.form.item)
             if file in table.columns:
-                rows = [row for row in table.rows() if not table.misfit(row, [file])]
+                width = table.width([file])
+                rows = [row for row in table.rows() if not table.misfit(row, width)]
                 images = ImagesByName(path.parent)
                 names = [table.values(row, [file])[file] for row in rows]
                 paths += images.of_rows(names)
