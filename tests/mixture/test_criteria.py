@@ -107,6 +107,7 @@ def test_distances_to_centres(dtype: type) -> None:
     np.testing.assert_array_equal(ours.get_feature_names_out(), names)
 
 
+@pytest.mark.filterwarnings("ignore:.*clusters that are the same")
 @pytest.mark.parametrize("estimator", [KMeans, SoftKMeans])
 @pytest.mark.parametrize("metric", ["euclidean", "inner"])
 def test_the_nearest_centre_is_the_cluster(estimator: Any, metric: str) -> None:

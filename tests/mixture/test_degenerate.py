@@ -52,8 +52,31 @@ def test_as_many_clusters_as_distinct_points(estimator: KMeans) -> None:
     model = clone(estimator).set_params(random_state=0, max_iter=2000, **{name: 3})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model.fit(np.repeat(THREE, 4, 0))
+        model.fit(np.repeat([[10.0, 50.0], [40.0, 10.0], [90.0, 60.0]], 4, 0))
     assert model.converged_
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        SoftKMeans(3, sharpness=0.01),
+        SoftKMeans(3, metric="inner", sharpness=0.01),
+        GaussianMixture(
+            3,
+            covariance_type="diag",
+            learn=("means",),
+            precisions_init=np.full((3, 2), 0.01),
+        ),
+        BinomialMixture(3),
+    ],
+    ids=lambda estimator: type(estimator).__name__,
+)
+def test_clusters_that_met(estimator: KMeans) -> None:
+    points = np.random.default_rng(0).integers(4, 7, (40, 2)).astype(float)
+    model = clone(estimator).set_params(random_state=0, max_iter=2000)
+    with pytest.warns(ConvergenceWarning, match=r"the same, \[0, 1\] of 3"):
+        model.fit(points)
+    assert not model.converged_
 
 
 def test_points_of_no_weight_do_not_count() -> None:

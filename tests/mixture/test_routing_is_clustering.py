@@ -18,7 +18,7 @@ from torchcaps.routing import (
 )
 from torchcaps.squashing import squash
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*did not settle")
+pytestmark = pytest.mark.filterwarnings("ignore:.*(did not settle|are the same)")
 STEPS = pytest.mark.parametrize("steps", [1, 2, 5])
 DATA = pytest.mark.parametrize("name", ["iris", "two-components"])
 EXACT = {"rtol": 1e-9, "atol": 1e-9}

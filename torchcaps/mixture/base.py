@@ -144,6 +144,28 @@ def distinct(points: Tensor, most: int) -> int:
     return most
 
 
+_SAME = 1e-3
+"""Two clusters are the same if their shares of every point differ by no more, of the
+larger one. Steps end before they have met for good.
+"""
+
+
+def _same_clusters(share: Tensor) -> list[int] | None:
+    """The first two clusters that take the same share of every point.
+
+    Args:
+        share: how much of each cluster is each point, (I, J).
+    """
+    for cluster in range(share.shape[1] - 1):
+        first = share[:, cluster, None]
+        others = share[:, cluster + 1 :]
+        near = (others - first).abs() <= _SAME * torch.maximum(others, first)
+        same = near.all(0).nonzero().flatten().tolist()
+        if same:
+            return [cluster, cluster + 1 + same[0]]
+    return None
+
+
 class Clustering(SuggestsNames, BaseEstimator, ABC):
     """The loop of all estimators here: a step is one E-step and one M-step on the votes
     of the points.
@@ -153,8 +175,9 @@ class Clustering(SuggestsNames, BaseEstimator, ABC):
 
     Attributes:
         n_iter_: how many steps :meth:`fit` made.
-        converged_: whether the last of them changed less than ``tol``, and every
-            cluster has points: there are as many distinct ones, but for rounding.
+        converged_: whether the last of them changed less than ``tol``, there are as
+            many distinct points as clusters, but for rounding, every cluster has
+            points, and no two clusters are the same.
         history_: the clusters after each step.
         labels_: the cluster of each training point, (n_samples,).
     """
@@ -231,7 +254,8 @@ class Clustering(SuggestsNames, BaseEstimator, ABC):
 
         Warns:
             ConvergenceWarning: if the last step changed more than ``tol``; if there are
-                fewer distinct points than clusters, or a cluster is without points.
+                fewer distinct points than clusters, a cluster is without points, or two
+                clusters take the same share of every point.
         """
         check_number("max_iter", self.max_iter, 1, integral=True)
         check_number("tol", self.tol, 0)
@@ -301,6 +325,12 @@ class Clustering(SuggestsNames, BaseEstimator, ABC):
         empty = (mass <= resolution(mass.sum())).nonzero().flatten().tolist()
         if empty:
             return f"has clusters without points, {empty} of {clusters}: ask for fewer"
+        share = assignment if weights is None else weights[:, None] * assignment
+        pair = _same_clusters(share / mass)
+        if pair is not None:
+            return (
+                f"has clusters that are the same, {pair} of {clusters}: ask for fewer"
+            )
         return ""
 
     def _compared(self, points: Tensor) -> Tensor:

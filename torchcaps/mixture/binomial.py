@@ -83,7 +83,7 @@ class BinomialMixture(Mixture):
         history_: :class:`Coins` after each step.
         labels_: (n_samples,).
         n_iter_: steps made.
-        converged_: whether they settled, and every component has points.
+        converged_: whether they settled, and every component has points of its own.
 
     Source: Do & Batzoglou 2008, "What is the expectation maximization algorithm?"
 

@@ -224,7 +224,7 @@ class GaussianMixture(Mixture):
         history_: :class:`Gaussians` after each step.
         labels_: (n_samples,).
         n_iter_: steps made.
-        converged_: whether they settled, and every component has points.
+        converged_: whether they settled, and every component has points of its own.
 
     Source: Dempster, Laird & Rubin 1977; parameters and attributes as in
     ``sklearn.mixture.GaussianMixture``.

@@ -260,7 +260,7 @@ class KMeans(CentreClustering):
         history_: the centres after each step.
         labels_: (n_samples,).
         n_iter_: steps made.
-        converged_: whether they settled, and every cluster has points.
+        converged_: whether they settled, and every cluster has points of its own.
 
     Source: Lloyd 1982; Arthur & Vassilvitskii 2007 for the start; Su 2018
     (kexue.fm/archives/5112) for ``inner``.
@@ -310,7 +310,7 @@ class SoftKMeans(CentreClustering):
     ============= =================================================== ======================== ==================
 
     With the first two metrics no step raises L. As :math:`K \to \infty` it becomes
-    :class:`KMeans`; as :math:`K \to 0` all centres meet. Euclidean soft K-Means is EM
+    :class:`KMeans`; as :math:`K \to 0` all centres meet, which is warned of. Euclidean soft K-Means is EM
     for Gaussians of fixed variance :math:`1 / 2K` and equal weights.
 
     Args:
@@ -331,7 +331,7 @@ class SoftKMeans(CentreClustering):
         history_: the centres after each step.
         labels_: the most probable clusters, (n_samples,).
         n_iter_: steps made.
-        converged_: whether they settled, and every cluster has points.
+        converged_: whether they settled, and every cluster has points of its own.
 
     Source: Su 2018, from K-Means to capsules (kexue.fm/archives/5112).
 
