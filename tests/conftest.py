@@ -41,6 +41,14 @@ def small_reports() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def unsynced() -> Iterator[None]:
+    """Files are not waited for: a test does not outlive a loss of power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that nobody wrote to holds NaN."""

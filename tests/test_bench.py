@@ -99,7 +99,15 @@ def _end() -> int:
     os._exit(9)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        if name in ("digitcaps1", "convcaps2", "classes10", "capsnet")
+        else pytest.param(name, marks=pytest.mark.thorough)
+        for name in CASES
+    ],
+)
 def test_every_case_trains(name: str) -> None:
     case = with_batch(CASES[name], 1)
     call = call_of(case, "chunked", training=True)

@@ -378,6 +378,7 @@ class TestLooking:
             in capsys.readouterr().err
         )
 
+    @pytest.mark.thorough
     def test_explaining_other_images_leaves_the_report_of_the_run_alone(
         self, prepared_run, capsys
     ):

@@ -32,6 +32,7 @@ def test_the_page_names_the_example(example: str, page: str) -> None:
     assert f"](../examples/{example}.py)" in text
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("example", ["interests"], indirect=True)
 def test_interests(example: dict[str, Any]) -> None:
     """A third of the films is right by chance. Their order means nothing."""
@@ -56,6 +57,7 @@ def test_slots(example: dict[str, Any]) -> None:
     assert min(example["main"](steps=60)) > 0.9
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("example", ["points"], indirect=True)
 def test_points(example: dict[str, Any]) -> None:
     """Points lie where the equations of the shapes say; by chance, a third is right."""
@@ -68,6 +70,7 @@ def test_points(example: dict[str, Any]) -> None:
     assert example["main"](steps=120) > 0.7
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("example", ["transfer"], indirect=True)
 def test_transfer(example: dict[str, Any]) -> None:
     """By chance, a tenth of the digits would keep their class."""

@@ -284,6 +284,7 @@ class TestBalancedSampler:
         assert together == batches(0, 1, 5) != batches(0, 1, 6)
 
 
+@pytest.mark.thorough
 def test_options_figures_and_resume(tmp_path, capsys):
     random = np.random.default_rng(0)
     for name, count in (("many", 60), ("few", 8)):

@@ -73,6 +73,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 def test_one_cycle_spans_all_steps_of_the_training(run: Path) -> None:
     rates = rates_of(run)
     assert rates == pytest.approx(cycle(EPOCHS * STEPS), rel=1e-12)
@@ -90,6 +91,7 @@ def test_a_number_of_steps_that_was_given_holds(tmp_path: Path) -> None:
     assert rates == pytest.approx(cycle(1000), rel=1e-12)
 
 
+@pytest.mark.thorough
 def test_one_cycle_follows_a_training_that_becomes_longer(
     run: Path, tmp_path: Path
 ) -> None:
@@ -186,16 +188,21 @@ def test_a_part_that_takes_its_share_of_the_steps_is_no_end() -> None:
 @pytest.mark.parametrize(
     "extra",
     [
-        {},
-        {"limit_train_batches": 3},
-        {"limit_train_batches": 0.5},
         {"limit_train_batches": 30, "max_steps": 7},
-        {"accumulate_grad_batches": 4},
         {"accumulate_grad_batches": 2, "limit_train_batches": 5},
-        {"accumulate_grad_batches": 2, "limit_train_batches": 0.9},
-        {"accumulate_grad_batches": 5, "limit_train_batches": 3},
         {"accumulate_grad_batches": 4, "limit_train_batches": 0.9},
-        {"accumulate_grad_batches": 20, "limit_train_batches": 0.9},
+        *(
+            pytest.param(extra, marks=pytest.mark.thorough)
+            for extra in (
+                {},
+                {"limit_train_batches": 3},
+                {"limit_train_batches": 0.5},
+                {"accumulate_grad_batches": 4},
+                {"accumulate_grad_batches": 2, "limit_train_batches": 0.9},
+                {"accumulate_grad_batches": 5, "limit_train_batches": 3},
+                {"accumulate_grad_batches": 20, "limit_train_batches": 0.9},
+            )
+        ),
     ],
     ids=str,
 )

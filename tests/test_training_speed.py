@@ -372,6 +372,7 @@ class TestStopAt:
         ] == [written]
         assert train_until(tmp_path) == unbroken  # and with the rest of the epochs
 
+    @pytest.mark.thorough
     def test_goes_to_the_last_epoch_if_it_is_never_reached(
         self, unbroken: Rows, tmp_path: Path
     ) -> None:

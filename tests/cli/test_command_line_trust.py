@@ -590,8 +590,10 @@ class TestTrainInPython:
 
     @pytest.mark.parametrize(
         "routing",
-        ["kmeans", tc.create_routing("kmeans", steps=2)],
-        ids=["name", "object"],
+        [
+            pytest.param("kmeans", id="name", marks=pytest.mark.thorough),
+            pytest.param(tc.create_routing("kmeans", steps=2), id="object"),
+        ],
     )
     def test_a_routing_as_create_routing_has_it(self, routing, tmp_path):
         """The folder of the run has all options, to go on with."""

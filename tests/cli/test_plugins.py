@@ -51,8 +51,6 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     "arguments",
     [
         ["--import", "own_caps"],
-        ["--import=own_caps"],
-        ["--import", "own_caps.py"],
         ["--import=own_caps", "--json", "--import", "own_caps.py"],
     ],
 )

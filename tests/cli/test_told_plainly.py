@@ -540,6 +540,7 @@ def test_an_image_that_is_missing_is_named_in_python(folder: Path) -> None:
         classifier("onne.png")
 
 
+@pytest.mark.thorough
 def test_another_folder_is_tested_on_behind_the_run(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -46,7 +46,7 @@ def tables(draw: st.DrawFn) -> tuple[Cells, dict[str, str]]:
 
 
 @given(tables())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_roles_follow_from_the_cells_alone(
     table: tuple[Cells, dict[str, str]],
 ) -> None:

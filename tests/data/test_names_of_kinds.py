@@ -54,5 +54,6 @@ assert kinds == {"images"}, kinds
 """
 
 
+@pytest.mark.thorough
 def test_data_sets_of_images_come_without_other_kinds() -> None:
     subprocess.run([sys.executable, "-c", CHEAP], check=True)

@@ -368,6 +368,7 @@ def test_a_server_that_was_stopped_is_told(page: Any) -> None:
     expect(page.locator("#message")).to_be_hidden()
 
 
+@pytest.mark.thorough
 def test_another_network_is_chosen_before_the_answer(page: Any, tmp_path: Path) -> None:
     """The picture that then comes is not for the page any more, and there is none to be
     drawn on.
@@ -415,7 +416,14 @@ def test_the_pointer_leaves_the_classes_of_another_network(page: Any) -> None:
     settle(page)
 
 
-@pytest.mark.parametrize("width", [320, 375, 1280])
+@pytest.mark.parametrize(
+    "width",
+    [
+        375,
+        pytest.param(320, marks=pytest.mark.thorough),
+        pytest.param(1280, marks=pytest.mark.thorough),
+    ],
+)
 def test_panels_stay_on_the_page_and_apart(page: Any, width: int) -> None:
     """Long names of classes laid the left panel over the right one, and made the page
     wider than a phone.
@@ -531,7 +539,10 @@ def ink(page: Any, *places: tuple[float, float]) -> list[int]:
     return page.locator("#canvas").evaluate(read, places)
 
 
-@pytest.mark.parametrize("network", ["trained", SCENES, QUESTIONS])
+@pytest.mark.parametrize(
+    "network",
+    ["trained", QUESTIONS, pytest.param(SCENES, marks=pytest.mark.thorough)],
+)
 @pytest.mark.parametrize("size", [(1280, 800), (390, 844)], ids=["desktop", "phone"])
 def test_the_canvas_and_all_answers_are_in_one_view(
     page: Any, size: tuple[int, int], network: str
@@ -756,7 +767,9 @@ def test_all_texts_can_be_read_by_day_and_by_night(
         page.emulate_media(color_scheme="light")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    "scheme", ["dark", pytest.param("light", marks=pytest.mark.thorough)]
+)
 def test_reports_can_be_read_by_day_and_by_night(
     page: Any, tmp_path: Path, scheme: str
 ) -> None:
@@ -805,6 +818,7 @@ def test_the_page_is_used_without_a_mouse(page: Any) -> None:
     assert page.input_value("#text") == "cut"
 
 
+@pytest.mark.thorough
 def test_figures_are_drawn_and_fall_apart_into_slots(page: Any) -> None:
     choose(page, "objects")
     expect(page.locator("#classes")).to_be_hidden()

@@ -167,9 +167,11 @@ def marked_archive(folder: Path) -> Path:
     return path
 
 
-QUICK = (windows_paths, objects_with_lists, shuffled_moments)
+QUICK = (objects_with_lists,)
 MESSY = (
     *QUICK,
+    windows_paths,
+    shuffled_moments,
     addresses_and_flags,
     people,
     damaged_folders,

@@ -20,18 +20,11 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchcaps.models.installed.imagenet_installed", lambda: False)
 
 
-ONE_OF_EACH_KIND = (
-    "class folders",
-    "masks",
-    "a file of series",
-    "a table of texts",
-)
+QUICK = ("class folders", "a table of texts")
 ANY_SHAPE = pytest.mark.parametrize(
     "name",
     [
-        pytest.param(
-            name, marks=() if name in ONE_OF_EACH_KIND else pytest.mark.thorough
-        )
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.thorough)
         for name in SHAPES
     ],
 )

@@ -284,7 +284,7 @@ def sampled(examples: int) -> Any:
 
 
 @given(table=tables())
-@sampled(60)
+@sampled(30)
 def test_a_random_table_is_read_rightly_or_refused(
     folder: Path, table: tuple[Made, Callable[[Path], Path]]
 ) -> None:
@@ -310,6 +310,7 @@ def data_or_error(path: Path) -> Any:
         return str(error)
 
 
+@pytest.mark.thorough
 @given(table=tables())
 @sampled(3)
 def test_check_train_and_python_agree(

@@ -192,7 +192,7 @@ OPTIONS: dict[str, tuple[str, Make, tuple[int, ...], tuple[int, ...]]] = {
         POSE,
     ),
     "convolution": (
-        "dynamic",
+        "spectral",
         partial(CapsConv2d, 2, 2, POSE, POSE, 2),
         (3, 2, 2),
         POSE,
@@ -203,7 +203,7 @@ OPTIONS: dict[str, tuple[str, Make, tuple[int, ...], tuple[int, ...]]] = {
         (4, 2),
         (3,),
     ),
-    "local": ("spectral", partial(LocalCaps, 2, 2, 3, 3), (3, 2, 2), (3,)),
+    "local": ("dynamic", partial(LocalCaps, 2, 2, 3, 3), (3, 2, 2), (3,)),
     "slots": ("slots", partial(Slots, 3, dim=4, features=6), (5,), POSE),
     "head": ("variational_bayes", partial(Head, 3), (5,), (4,)),
 }

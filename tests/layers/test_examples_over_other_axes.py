@@ -58,6 +58,7 @@ def test_sequences_are_learned(example: dict[str, Any]) -> None:
     assert example["main"](steps=40, batch=32) > 0.6
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("example", ["sketch"], indirect=True)
 def test_the_sketch_routes_by_distance_and_is_learned(example: dict[str, Any]) -> None:
     model = example["Sketch"]()
@@ -72,6 +73,7 @@ def test_the_sketch_routes_by_distance_and_is_learned(example: dict[str, Any]) -
     assert example["main"](epochs=2) > 0.6
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("example", ["routing_variants"], indirect=True)
 def test_variants_of_routings_are_learned(example: dict[str, Any]) -> None:
     """By chance, a tenth is right."""

@@ -101,6 +101,7 @@ def test_all_that_holds_for_networks() -> None:
     check_model(small(), skip=("other_images_and_classes", "export"))
 
 
+@pytest.mark.thorough
 def test_it_learns_from_where_it_starts() -> None:
     torch.manual_seed(0)
     shape = {

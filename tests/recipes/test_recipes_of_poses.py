@@ -38,6 +38,7 @@ def test_rows_are_those_with_a_decoder() -> None:
         assert (row in ROWS) == ("routing" in config and not without)
 
 
+@pytest.mark.thorough
 def test_overlaid_digits_stand_in_the_middle(tmp_path: Path) -> None:
     lab = Lab("smoke", 0, tmp_path, {"accelerator": "cpu"})
     recipe, row = ROWS[OVERLAID]

@@ -101,6 +101,7 @@ def test_a_run_measures_its_rows_and_a_second_trains_nothing(name, smoke, run_sm
     assert stamps(done.folder) == before
 
 
+@pytest.mark.thorough
 def test_three_steps_learn_digits(smoke):
     ours = smoke("mnist-dynamic").ours
     assert (

@@ -121,6 +121,7 @@ def test_colour_images_and_names_that_are_markup(tmp_path: Path) -> None:
     assert not model.training
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "pictures"),
     [

@@ -132,6 +132,7 @@ def test_what_would_show_nothing_is_left_out() -> None:
     assert seen.asked(torch.tensor([0, 1, 2])).verdict is NOTHING
 
 
+@pytest.mark.thorough
 def test_a_report_says_so(tmp_path: Path) -> None:
     summary = {"verdict": vars(NOTHING)}
     index = write_report(tmp_path, digits_net(), image_set(SHAPE), summary, [])

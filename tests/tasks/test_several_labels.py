@@ -116,6 +116,7 @@ class TestCommandLine:
         )
         assert rows(broken) == rows(run)
 
+    @pytest.mark.thorough
     def test_training_ends_at_a_share_of_exact_answers(self, run, tmp_path):
         accuracies = [row["val_accuracy"] for row in rows(run)]
         aim = max(accuracies[:2])

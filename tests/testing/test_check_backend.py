@@ -20,11 +20,10 @@ ALL = len(PROBLEMS) * len(SIMILARITIES) * len(COMPETITIONS)
 @pytest.mark.parametrize(
     ("name", "tile"),
     [
-        ("chunked", 2**19),
         ("native", 2**19),
         *(
             pytest.param(*more, marks=pytest.mark.thorough)
-            for more in (("naive", 2**19), ("chunked", 400))
+            for more in (("naive", 2**19), ("chunked", 2**19), ("chunked", 400))
         ),
     ],
 )

@@ -78,9 +78,13 @@ OTHERS: dict[str, Callable[[], Routing]] = {
 }
 
 
+WITH_OPTIONS = ("dynamic", "em", "euclidean")
+"""Whose options are tried with each other each time: test_any_three_options has all."""
+
+
 @pytest.mark.parametrize("name", list_routings())
 def test_every_routing(name: str) -> None:
-    check_routing(name)
+    check_routing(name, skip=() if name in WITH_OPTIONS else ("options_together",))
 
 
 @pytest.mark.thorough

@@ -171,7 +171,7 @@ def test_no_command_starts_or_imports_what_a_file_names(
     capsys.readouterr()
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(text=texts(Path("mark")))
 def test_no_text_imports_or_calls_what_is_in_no_table(
     text: str, tmp_path_factory: pytest.TempPathFactory

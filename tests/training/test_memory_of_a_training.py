@@ -142,6 +142,7 @@ def test_what_does_not_fit_is_refused_before_it_is_made(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.thorough
 def test_a_smaller_batch_is_advised_where_activations_are_too_large(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

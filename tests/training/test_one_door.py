@@ -177,8 +177,14 @@ def test_shapes_as_an_object(trained: Callable[..., Classifier]) -> None:
 @pytest.mark.parametrize(
     "pictures",
     [
-        np.linspace(0, 255, 20 * 3 * 256).astype(np.uint8).reshape(20, 16, 16, 3),
-        torch.linspace(0, 1, 20 * 3 * 256).reshape(20, 3, 16, 16),
+        pytest.param(
+            np.linspace(0, 255, 20 * 3 * 256).astype(np.uint8).reshape(20, 16, 16, 3),
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            torch.linspace(0, 1, 20 * 3 * 256).reshape(20, 3, 16, 16),
+            marks=pytest.mark.thorough,
+        ),
         [Image.new("RGB", (20, 18), (12 * shade, 0, 0)) for shade in range(20)],
     ],
     ids=["array", "tensor", "list"],

@@ -131,6 +131,7 @@ class TestResume:
             main(["train", "--resume", str(run)]) == 0
         )  # the options of the run are the new ones now
 
+    @pytest.mark.thorough
     def test_a_longer_training_goes_on_after_a_kill(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -204,7 +205,9 @@ class TestOptions:
         "options",
         [
             ["--optimizer", "LBFGS", "--routing", "mean"],  # makes its steps itself
-            ["--scheduler", "ReduceLROnPlateau"],
+            pytest.param(
+                ["--scheduler", "ReduceLROnPlateau"], marks=pytest.mark.thorough
+            ),
             [
                 "--scheduler",
                 "ReduceLROnPlateau",
@@ -213,7 +216,9 @@ class TestOptions:
                 "--scheduler_interval",
                 "step",
             ],
-            ["--trainer.precision", "64-true"],
+            pytest.param(
+                ["--trainer.precision", "64-true"], marks=pytest.mark.thorough
+            ),
             ["--trainer.precision", "bf16-true"],
         ],
         ids=lambda options: "-".join(options[1::2]),
@@ -523,6 +528,7 @@ class TestEnd:
         schedule = Schedule(epochs=epochs, batch_size=16, **how)
         return fit(learner(), FEW, self.falling(), folder, schedule, CPU)[1]
 
+    @pytest.mark.thorough
     def test_early_and_resumed_is_the_same(self, tmp_path: Path) -> None:
         rows = self.run(tmp_path / "whole", 12, stop="early", patience=2)
         values = [row["val_accuracy"] for row in rows]
@@ -624,6 +630,7 @@ class TestEnd:
         )
         capsys.readouterr()
 
+    @pytest.mark.thorough
     def test_the_best_of_averaged_weights_is_what_was_validated(
         self, tmp_path: Path, capsys
     ) -> None:

@@ -206,7 +206,9 @@ def check(run: Run, folder: Path) -> Outcome:
     "run",
     [
         pytest.param(Run(average=0.9), id="averaged"),
-        pytest.param(Run(validation=NONE), id="no validation"),
+        pytest.param(
+            Run(validation=NONE), id="no validation", marks=pytest.mark.thorough
+        ),
         pytest.param(Run(), id="each epoch", marks=pytest.mark.thorough),
         pytest.param(
             Run(extra={"val_check_interval": 0.4}),
@@ -236,7 +238,7 @@ def test_a_scheduler_that_watches(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "run",
     [
-        pytest.param(Run(average=0.9), id="last"),
+        pytest.param(Run(average=0.9), id="last", marks=pytest.mark.thorough),
         pytest.param(Run(average=0.9, schedule={"keep": "best"}), id="best"),
         pytest.param(
             Run(
@@ -285,7 +287,12 @@ LATER = {"min_epochs": 4}
             id="at",
             marks=pytest.mark.thorough,
         ),
-        pytest.param(Run(extra={"max_steps": 11}), 4, id="in mid-epoch"),
+        pytest.param(
+            Run(extra={"max_steps": 11}),
+            4,
+            id="in mid-epoch",
+            marks=pytest.mark.thorough,
+        ),
         pytest.param(
             Run(extra={"max_steps": 12}, average=0.9),
             4,

@@ -8,8 +8,8 @@ from torchcaps_lab.testing import check_dataset
 
 
 def test_what_every_data_set_keeps() -> None:
-    check_dataset(Tetrominoes(count=60, tests=20))
-    check_dataset(MultiDSprites(count=60, tests=20))
+    check_dataset(Tetrominoes(count=20, tests=6))
+    check_dataset(MultiDSprites(count=20, tests=6))
 
 
 def test_the_seventeen_tetrominoes() -> None:
@@ -22,7 +22,7 @@ def test_the_seventeen_tetrominoes() -> None:
 
 
 def test_three_whole_tetrominoes_of_six_colours_on_black() -> None:
-    test = Tetrominoes(count=20, tests=100).test
+    test = Tetrominoes(count=4, tests=40).test
     colours = set()
     for image, labels in zip(test.inputs, test.labels, strict=True):
         assert torch.bincount(labels.flatten().long()).tolist() == [925, 100, 100, 100]

@@ -118,6 +118,7 @@ def test_other_networks_draw_no_slots() -> None:
         Objects().measure(network(test[0].inputs), test[0])
 
 
+@pytest.mark.thorough
 def test_learning_lowers_the_error() -> None:
     torch.manual_seed(0)
     data = Shapes(count=20, tests=8)

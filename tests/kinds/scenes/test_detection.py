@@ -314,6 +314,7 @@ class TestThings:
         )
         assert mean_average_precision([[]], true)["map"] == 0
 
+    @pytest.mark.thorough
     def test_two_that_touch_are_learned_and_counted(self) -> None:
         """Of the same class, side by side: one connected part of its map, two
         things.
@@ -388,6 +389,7 @@ def test_how_many_of_a_class_there_are_is_measured() -> None:
     assert "count_accuracy" not in single.figures
 
 
+@pytest.mark.thorough
 def test_a_report_of_scenes_draws_what_is_where(tmp_path: Path) -> None:
     digits = digit_samples((1, 28, 28))
     images = replace(digits, composition=Scenery(digits, repeats=True)).subset(

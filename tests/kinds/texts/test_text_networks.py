@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.small_networks import one_of_each
 from torchcaps import (
     create_model,
     create_routing,
@@ -50,7 +51,7 @@ def test_the_numbers_are_those_of_the_data() -> None:
     assert Words(("a",)).read(["a b"])[0].numbers.tolist() == [RESERVED, UNKNOWN]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_of_each(NAMES))
 def test_everything_that_training_relies_on(name: str) -> None:
     check_model(create_model(name, **SMALL))
 
@@ -89,7 +90,7 @@ def test_texts_of_many_lengths_in_one_batch(name: str) -> None:
         )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_of_each(NAMES))
 @torch.no_grad()
 def test_long_texts_and_none(name: str) -> None:
     model = network(name)

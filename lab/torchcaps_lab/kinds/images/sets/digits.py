@@ -1,5 +1,8 @@
 """The handwritten digits that come with scikit-learn."""
 
+from functools import cache
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
@@ -58,10 +61,15 @@ class Digits(DataSet):
         return digits.subset(stratified_split(digits.labels, 0.2, TEST_SEED)[1])
 
 
-def _load_digits(size: int) -> Examples:
+@cache
+def _raw_digits() -> Any:
     from sklearn.datasets import load_digits
 
-    digits = load_digits()
+    return load_digits()
+
+
+def _load_digits(size: int) -> Examples:
+    digits = _raw_digits()
     # The source counts dark points: 0..16.
     images = (torch.from_numpy(digits.images) * 255 / 16).unsqueeze(1)
     images = (
