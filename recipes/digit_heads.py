@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import recipes.pooled_maps  # noqa: F401  # registers the networks
 from recipes.attacks import Attacker, Sample, Scores, draw_sample, with_signs
 from recipes.kit.base import (
     Line,

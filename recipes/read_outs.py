@@ -19,9 +19,9 @@ from recipes.kit.measures import percent
 from recipes.kit.options import TrainingOptions
 from torchcaps.layers import PositionCode
 from torchcaps_lab.data import DataSet, Examples
+from torchcaps_lab.evaluate import evaluating
 from torchcaps_lab.kinds.objects.measures import contingency
 from torchcaps_lab.kinds.objects.published import fixed_tetrominoes
-from torchcaps_lab.report import evaluating
 
 SOURCES = ("slots", "Slot MLP")
 """Rows of the recipe ``tetrominoes`` whose poses are read."""
