@@ -72,11 +72,12 @@ class ClassQueries(SharedCapsNetMaps):
         self.decoder = nn.TransformerDecoderLayer(
             channels, 4, 2 * channels, dropout=0.0, batch_first=True
         )
-        self.evidence = nn.Linear(channels, 1)
+        self.evidence = nn.Conv2d(channels, 1, 1)
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
         """The probability of each class."""
         places = self.place(self.features(images)).flatten(2).mT
         queries = self.queries.expand(len(images), -1, -1)
-        evidence = self.evidence(self.decoder(queries, places)).squeeze(2)
+        answers = self.decoder(queries, places)  # [B, E, C]
+        evidence = self.evidence(answers.mT[..., None]).flatten(1)
         return Prediction(evidence.sigmoid(), None, None)
