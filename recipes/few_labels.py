@@ -98,7 +98,7 @@ class FewLabels(Recipe[FewLabelsSettings]):
         changes |= {
             "model_args": sizes,
             "data": option(
-                "torchcaps_lab.data.made.Few",
+                "Few",
                 data=changes["data"],
                 train=images,
                 validation=0,
