@@ -16,6 +16,7 @@ from torchcaps.models import create_model
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import Preprocess
 from torchcaps_lab.options.declarations import Schedule, TrainerOptions
+from torchcaps_lab.training.checkpoints import check_network
 from torchcaps_lab.training.diverged import TrainingDiverged
 from torchcaps_lab.training.fitting import fit
 from torchcaps_lab.training.learner import Learner
@@ -253,6 +254,14 @@ class TestFit:
             match="not finite since epoch 1, step 1: class_loss is nan",
         ):
             fit(sick, FEW, FEW, tmp_path, Schedule(epochs=1, batch_size=16), CPU)
+
+    def test_names_the_change_that_made_another_model(self, tmp_path):
+        network = torch.nn.Linear(2, 3)
+        checkpoint = {"state_dict": network.state_dict()}
+        other = torch.nn.Linear(2, 4)
+        with pytest.raises(ValueError, match="the texts are others"):
+            check_network(tmp_path, checkpoint, other, "the texts are others")
+        check_network(tmp_path, checkpoint, network)
 
     def test_refuses_a_checkpoint_of_another_model(self, tmp_path):
         fit(task(), FEW, FEW, tmp_path, Schedule(epochs=1, batch_size=16), CPU)

@@ -217,10 +217,19 @@ def read_checkpoint(path: Path) -> Mapping[str, Any]:
 
 
 def check_network(
-    path: Path, checkpoint: Mapping[str, Any], learner: nn.Module
+    path: Path,
+    checkpoint: Mapping[str, Any],
+    learner: nn.Module,
+    changes: str = "",
 ) -> None:
     """Checks, before Lightning does, whether a checkpoint is of this network, for a
     clearer error.
+
+    Args:
+        path: the checkpoint, for the message.
+        checkpoint: its content.
+        learner: what holds the network.
+        changes: what changed since the training, which the network may follow.
 
     Raises:
         ValueError: if it belongs to another model.
@@ -233,10 +242,10 @@ def check_network(
             for name in expected.keys() | actual.keys()
             if expected.get(name) != actual.get(name)
         )
-        raise ValueError(
-            f"checkpoint {path} is from another model: {', '.join(different[:5])} do "
-            "not fit"
-        )
+        reason = "is from another model"
+        if changes:
+            reason = f"does not fit the network that the changes ask for, {changes}"
+        raise ValueError(f"checkpoint {path} {reason}: see {', '.join(different[:5])}")
 
 
 class Fingerprint(Callback):
@@ -266,8 +275,11 @@ class Fingerprint(Callback):
         """The content kept in the checkpoint."""
         return self.started
 
-    def check(self, checkpoint: Mapping[str, Any], allow_changes: bool) -> None:
+    def check(self, checkpoint: Mapping[str, Any], allow_changes: bool) -> str:
         """Compares with the options and data of a checkpoint.
+
+        Returns:
+            What differs; empty if nothing does.
 
         Raises:
             ValueError: if something differs; with ``allow_changes`` this is a warning.
@@ -288,6 +300,7 @@ class Fingerprint(Callback):
             )
         if changes:
             warnings.warn(f"the run continues with changes: {changes}", stacklevel=2)
+        return changes
 
 
 def differences(

@@ -315,8 +315,8 @@ class Fitting:
         """
         checkpoint = read_checkpoint(newest)
         # Other data may change the network, too: they are the reason to name.
-        self.fingerprint.check(checkpoint, self.caller.allow_changes)
-        check_network(newest, checkpoint, self.learner)
+        changes = self.fingerprint.check(checkpoint, self.caller.allow_changes)
+        check_network(newest, checkpoint, self.learner, changes)
         done = checkpoint["epoch"] + 1
         wanted = self.trainer.max_epochs or 0
         if done > wanted:
