@@ -27,11 +27,6 @@ torch.set_num_threads(int(THREADS))
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton
 
-LIBRARY = ("layers", "mixture", "models", "ops", "routing", "testing", "tests")
-"""Folders of the tests of torchcaps, which combine parameters; .ci/run has all
-combinations where it changed.
-"""
-
 
 @pytest.fixture(autouse=True, scope="module")
 def small_reports() -> Iterator[None]:
@@ -87,17 +82,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _other_combinations(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Of the library's tests over combinations of parameters, those beyond a few in
-    which each value occurs.
+    """Of the tests over combinations of parameters, those beyond a few in which each
+    value occurs. .ci/run has all combinations of what changed.
     """
     tests = defaultdict(dict)
     for item in items:
-        ours = (
-            item.path.parent.name in LIBRARY
-            and isinstance(item, pytest.Function)
-            and hasattr(item, "callspec")
-        )
-        if ours and not any(
+        combined = isinstance(item, pytest.Function) and hasattr(item, "callspec")
+        if combined and not any(
             item.get_closest_marker(name) for name in ("thorough", "slow")
         ):
             tests[item.parent, item.originalname][item] = _values(item)

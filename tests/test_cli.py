@@ -263,6 +263,7 @@ class TestPreprocess:
         actual = torch.tensor([list(row["poses"].values()) for row in rows])
         torch.testing.assert_close(actual, poses)
 
+    @pytest.mark.thorough
     def test_explain(self, prepared_run, tmp_path, capsys):
         assert main(["explain", str(prepared_run), "--out", str(tmp_path)]) == 0
         assert (

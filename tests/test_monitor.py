@@ -85,6 +85,7 @@ def test_half_precision(tmp_path: Path) -> None:
     assert all(0 <= row[name] <= 1 for name in HEALTH)
 
 
+@pytest.mark.thorough
 def test_a_resumed_training_has_the_figures_of_an_unbroken_one(tmp_path: Path) -> None:
     _, unbroken = trained(tmp_path / "unbroken", epochs=4)
     trained(tmp_path / "broken", epochs=2)

@@ -80,6 +80,7 @@ def test_one_cycle_spans_all_steps_of_the_training(run: Path) -> None:
     assert rates[-1] < 1e-4
 
 
+@pytest.mark.thorough
 def test_a_number_of_steps_that_was_given_holds(tmp_path: Path) -> None:
     rates = trained(
         tmp_path / "run",

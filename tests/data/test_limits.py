@@ -137,6 +137,7 @@ def test_silence_that_takes_no_bytes(tmp_path: Path, little: None) -> None:
         read_sound(tmp_path / "a.flac", Sound())
 
 
+@pytest.mark.thorough
 def test_frames_of_pieces_are_those_of_the_whole() -> None:
     chance = torch.Generator().manual_seed(0)
     samples = torch.randn(48_000 * 45, generator=chance)  # more than one block

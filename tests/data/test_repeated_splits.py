@@ -61,7 +61,13 @@ KINDS: tuple[tuple[Callable[[Path], Path], str], ...] = (
 )
 
 
-@pytest.mark.parametrize(("make", "thing"), KINDS)
+@pytest.mark.parametrize(
+    ("make", "thing"),
+    [
+        *KINDS[2:],
+        *(pytest.param(*kind, marks=pytest.mark.thorough) for kind in KINDS[:2]),
+    ],
+)
 def test_check_and_train_say_that_the_test_is_the_training(
     make: Callable[[Path], Path],
     thing: str,

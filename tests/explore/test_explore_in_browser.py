@@ -789,6 +789,7 @@ def test_reports_can_be_read_by_day_and_by_night(
     second.close()
 
 
+@pytest.mark.thorough
 def test_the_page_is_used_without_a_mouse(page: Any) -> None:
     choose(page, "trained")
     page.locator("#canvas").focus()

@@ -142,6 +142,7 @@ def test_a_folder_of_one_class_is_refused_by_both(
         assert "two or more classes" in out + err
 
 
+@pytest.mark.thorough
 def test_check_prints_the_command_that_trains_in_spite_of_problems(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -361,13 +361,13 @@ def image_with_mask(root: Path) -> Path:
 @pytest.mark.parametrize(
     "make",
     [
-        empty_image,
         empty_sound,
         text_of_zeros,
         image_in_folder,
-        image_of_coco,
-        image_of_yolo,
-        image_with_mask,
+        *(
+            pytest.param(make, marks=pytest.mark.thorough)
+            for make in (empty_image, image_of_coco, image_of_yolo, image_with_mask)
+        ),
     ],
 )
 def test_check_goes_on_past_a_broken_file(

@@ -198,7 +198,7 @@ OPTIONS: dict[str, tuple[str, Make, tuple[int, ...], tuple[int, ...]]] = {
         POSE,
     ),
     "groups": (
-        "attention",
+        "degree_centrality",
         partial(CapsConv1d, 2, 2, 3, 3, 2, groups=2, padding=1),
         (4, 2),
         (3,),

@@ -205,7 +205,15 @@ def test_each_vote_has_its_bias(layer: str, monkeypatch: pytest.MonkeyPatch) -> 
     torch.testing.assert_close(torch.cat(biases).abs().max(), biased.bias.abs().max())
 
 
-@every_layer
+@pytest.mark.parametrize(
+    "layer",
+    [
+        layer
+        if layer in ("matrices", "windows")
+        else pytest.param(layer, marks=pytest.mark.thorough)
+        for layer in MAKERS
+    ],
+)
 @pytest.mark.parametrize(
     "name", ["self_routing", pytest.param("dynamic", marks=pytest.mark.thorough)]
 )

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.small_networks import SMALLER, one_of_each
+from tests.small_networks import SMALLER
 from torchcaps import (
     create_model,
     create_routing,
@@ -281,7 +281,7 @@ def test_a_whole_network_in_half_precision(name: str) -> None:
     assert prediction.activation.isfinite().all()
 
 
-@pytest.mark.parametrize("name", one_of_each(MODELS))
+@pytest.mark.parametrize("name", mostly_thorough(*MODELS))
 def test_meta_tensors(name: str) -> None:
     with torch.device("meta"):
         network = create_model(name).eval()
@@ -415,7 +415,15 @@ class TestCapsNet:
         ).sum().backward()
         assert pose.grad.abs().sum(-1).nonzero().tolist() == [[0, 3], [1, 7]]
 
-    @pytest.mark.parametrize("name", list_routings())
+    @pytest.mark.parametrize(
+        "name",
+        [
+            name
+            if name in ("dynamic", "em", "hard_kmeans")
+            else pytest.param(name, marks=pytest.mark.thorough)
+            for name in list_routings()
+        ],
+    )
     def test_any_routing(self, name: str, tmp_path: Path) -> None:
         model = create_model(
             "capsnet_digits", routing={"name": name, **two_steps(name)}

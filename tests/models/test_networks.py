@@ -94,6 +94,7 @@ def voxels(*shape: int) -> Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("make", "batches"),
     [

@@ -60,6 +60,7 @@ def test_masks_sum_to_one_at_the_size_of_the_image() -> None:
     assert prediction.reconstruction is None
 
 
+@pytest.mark.thorough
 def test_all_but_the_backbone_learns_to_draw_the_features() -> None:
     network = network_of()
     images = network.examples(4)

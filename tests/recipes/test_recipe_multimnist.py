@@ -47,6 +47,7 @@ def test_pair_error_is_that_of_the_two_most_active():
     )
 
 
+@pytest.mark.thorough
 def test_training_learns_pairs(tmp_path):
     """A network that is given the same pairs again and again tells them."""
     digits = Digits().train

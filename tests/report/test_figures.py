@@ -187,6 +187,7 @@ def _luminance(colour: str) -> float:
     )
 
 
+@pytest.mark.thorough
 def test_labels_of_rows_of_very_wide_images_stay_apart() -> None:
     """They were written over each other."""
     images = torch.rand(3, 1, 8, 40)

@@ -173,7 +173,15 @@ class Step:
         *(pytest.param(loss, marks=pytest.mark.thorough) for loss in LOSSES[1:]),
     ],
 )
-@pytest.mark.parametrize("name", [*CASES])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        if name in ("classification", "detection")
+        else pytest.param(name, marks=pytest.mark.thorough)
+        for name in CASES
+    ],
+)
 def test_options_of_a_step_with_each_other(
     name: str, loss: type[ActivationLoss]
 ) -> None:

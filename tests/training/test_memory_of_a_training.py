@@ -53,7 +53,13 @@ def test_weights_gradients_and_state_are_those_of_a_training() -> None:
 
 
 @pytest.mark.parametrize(
-    "model", ["capsnet_digits", "capsnet_small_cnn", "deepcaps", "capsnet_on_backbone"]
+    "model",
+    [
+        "capsnet_digits",
+        "deepcaps",
+        pytest.param("capsnet_small_cnn", marks=pytest.mark.thorough),
+        pytest.param("capsnet_on_backbone", marks=pytest.mark.thorough),
+    ],
 )
 def test_activations_are_those_that_a_step_keeps(model: str) -> None:
     """Outside of capsule layers, which keep more where vectors are longer.

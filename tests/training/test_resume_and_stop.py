@@ -652,6 +652,7 @@ class TestEnd:
         assert f", {100 * actual:.2f} %" in summary(run)["used_epoch"]["by"]
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_without_the_files_of_its_first_weights(
     tmp_path: Path, capsys
 ) -> None:

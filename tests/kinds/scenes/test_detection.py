@@ -369,6 +369,7 @@ class TestAnswers:
         assert "things" not in one.json()
 
 
+@pytest.mark.thorough
 def test_how_many_of_a_class_there_are_is_measured() -> None:
     digits = digit_samples((1, 28, 28))
     images = replace(digits, composition=Scenery(digits, repeats=True)).subset(
