@@ -93,19 +93,9 @@ class EvidentVotes(Votes):
         bias: Tensor,
         gaussian: bool = False,
     ) -> None:
-        super().__init__(
-            votes.children,
-            votes.transforms,
-            votes.coordinates,
-            votes.competition,
-            votes.backend,
-            votes.sites,
-            votes.mask,
-            votes.places,
-        )
-        self.poses = votes.poses
-        self.vote_bias = votes.vote_bias
-        self.dtype = votes.dtype
+        for name in Votes.fields:
+            setattr(self, name, getattr(votes, name))
+        self._sources = {}
         self._check(weight, bias)
         self.without = votes
         self.weight = weight

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import layer_norm, normalize
 
 from torchcaps.ops.competition import Competition
-from torchcaps.squashing import squash_by
+from torchcaps.squashing import length, squash_by
 
 ParentRule = Literal["agreement", "directions", "normalised"]
 
@@ -205,9 +205,9 @@ def route(
     bias: Tensor | None = None,
     gain: Tensor | None = None,
     shift: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """All steps: the poses v (B, J, M * D), and what the last step compared the votes
-    with, None if it was the first.
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """All steps: the poses v (B, J, M * D); what the last step compared the votes with,
+    None if it was the first; and the lengths of the poses, (B, J).
 
     Args:
         children: the children.
@@ -226,7 +226,7 @@ def route(
         if step < settings.steps - 1:
             alpha = _next_alpha(settings, total, pose, alpha)
     assert pose is not None
-    return pose, alpha
+    return pose, alpha, length(pose)
 
 
 def _pose(

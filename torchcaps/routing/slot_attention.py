@@ -57,9 +57,9 @@ class SlotAttentionRouting(Routing):
 
     The projections of the children move to the slots (:mod:`torchcaps.ops.folded`), so
     keys, values and attention maps are not stored. Where votes are stored, children
-    vote with ``[key | value]`` and are compared with ``[q | 0]``. The paper adds 1e-8 to the
-    attention before it is normalised over the children. Here a slot that collects
-    nothing collects 0.
+    vote with ``[key | value]`` and are compared with ``[q | 0]``. The paper adds 1e-8
+    to the attention before it is normalised over the children. Here a slot that
+    collects nothing collects 0.
 
     The activation of a slot is its share of the children, so activations add up to 1.
 

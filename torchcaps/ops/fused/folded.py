@@ -3,6 +3,7 @@
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -20,13 +21,12 @@ _INPUTS = ("children", "places", "weights")
 _FIELDS = ("transforms", "place_transforms", "evidence", "place_evidence")
 _PARENTS = ("bias", "gain", "shift")
 _NAMES = (*_INPUTS, *_FIELDS, *_PARENTS)
-_GRAD_NAMES = tuple(f"grad_{name}" for name in _NAMES)
+_GRAD_NAMES = tuple(f"grad_{name}" for name in _NAMES if name != "places")
 STEPS = Record(
     *("B", "N", "T", "M", "P", "J", "D", "E", "steps", "orphan", "threads"),
     *("rule", "accumulate", "constant", "scale", "epsilon"),
-    *(*_INPUTS, *_FIELDS, *_PARENTS, "pose", "alpha", "kept"),
-    *("grad_pose", "grad_alpha", "grad_children", "grad_weights"),
-    *(f"grad_{name}" for name in (*_FIELDS, *_PARENTS)),
+    *(*_NAMES, "pose", "alpha", "length", "kept"),
+    *("grad_pose", "grad_alpha", "grad_length", *_GRAD_NAMES),
     reals=("constant", "scale", "epsilon"),
 )
 PASS = Record(
@@ -58,7 +58,7 @@ class Routing(NamedTuple):
 
 def route(
     routing: Routing, settings: FoldedSteps
-) -> tuple[Tensor, Tensor | None] | None:
+) -> tuple[Tensor, Tensor | None, Tensor] | None:
     """All steps, as :func:`torchcaps.ops.folded.route`; None where that cannot be in
     C++: :func:`~torchcaps.ops.fused.deferred.recorded`.
     """
@@ -67,9 +67,10 @@ def route(
     if differentiated is None:
         return None
     if differentiated:
-        routed: tuple[Tensor, Tensor | None] = _Route.apply(settings, *tensors)
+        routed: tuple[Tensor, Tensor | None, Tensor]
+        routed = _Route.apply(settings, *tensors)
         return routed
-    return _forward(plain(tensors), settings, False)[:2]
+    return _forward(plain(tensors), settings, False)[:3]
 
 
 def _sizes(tensors: Sequence[Any], settings: FoldedSteps) -> tuple[float, ...]:
@@ -86,29 +87,37 @@ def _sizes(tensors: Sequence[Any], settings: FoldedSteps) -> tuple[float, ...]:
     )
 
 
-def _named(tensors: Sequence[Any], names: Sequence[str] = _NAMES) -> Any:
-    return zip(names, tensors, strict=True)
+def _addresses(tensors: Sequence[Tensor | None]) -> list[int]:
+    return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+
+
+@lru_cache(maxsize=64)
+def _kept(sizes: tuple[float, ...], evident: bool, wide: bool) -> int:
+    """How many numbers are kept for the pass back."""
+    record = STEPS.pack(sizes, [("evidence", int(evident))])
+    numbers: int = library().torchcaps_folded_kept(record, wide)
+    return numbers
 
 
 def _forward(
     tensors: Sequence[Any], settings: FoldedSteps, keeps: bool
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    children = tensors[0]
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+    children, _, _, transforms, _, *evidence = tensors[:7]
     B, _, _, M, _ = children.shape
-    J, D = tensors[3].shape[1::2]
+    J, D = transforms.shape[1::2]
     pose = children.new_empty(B, J, M * D)
     alpha = torch.empty_like(pose) if settings.steps > 1 else None
+    length = children.new_empty(B, J)
     sizes = _sizes(tensors, settings)
     wide = children.dtype == torch.float64
     kept = None
     if keeps:
-        record = STEPS.pack(sizes, _named(tensors))
-        numbers = library().torchcaps_folded_kept(record, wide)
-        kept = children.new_empty(numbers)
-    results = (("pose", pose), ("alpha", alpha), ("kept", kept))
-    record = STEPS.pack(sizes, _named(tensors), results)
+        evident = any(field is not None for field in evidence)
+        kept = children.new_empty(_kept(sizes, evident, wide))
+    results = pose, alpha, length, kept
+    record = STEPS.pack((*sizes, *_addresses(tensors), *_addresses(results)))
     _checked(library().torchcaps_folded_routing(record, False, wide))
-    return pose, alpha, kept
+    return results
 
 
 def _checked(outcome: int) -> None:
@@ -117,15 +126,17 @@ def _checked(outcome: int) -> None:
 
 
 class _Route(torch.autograd.Function):
-    """The poses after all steps, and what the last step compared with."""
+    """The poses after all steps, what the last step compared with, and the lengths of
+    the poses.
+    """
 
     @staticmethod
     def forward(ctx: Any, settings: FoldedSteps, *tensors: Tensor | None) -> Any:
-        pose, alpha, kept = _forward(plain(tensors), settings, True)
+        pose, alpha, length, kept = _forward(plain(tensors), settings, True)
         ctx.settings = settings
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, alpha, kept)
-        return pose, alpha
+        return pose, alpha, length
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> Any:
@@ -136,7 +147,7 @@ class _Route(torch.autograd.Function):
         def work(tensors: Tensors, upstream: Tensors) -> Tensors:
             given = plain(tensors)
             slopes: list[Tensor | None] = [
-                None if tensor is None or not want else torch.empty_like(tensor)
+                torch.empty_like(tensor) if want else None
                 for tensor, want in zip(given, wanted, strict=True)
             ]
             for place in (2, 8, 9):  # those that are added up
@@ -144,13 +155,15 @@ class _Route(torch.autograd.Function):
                 if slope is not None:
                     slope.zero_()
             flows = plain(upstream)  # which must live until the call
-            more = (("alpha", alpha), ("kept", kept))
+            grad_children, _, *others = _addresses(slopes)
             record = STEPS.pack(
-                _sizes(given, settings),
-                _named(given),
-                more,
-                zip(("grad_pose", "grad_alpha"), flows, strict=True),
-                _named(slopes, _GRAD_NAMES),
+                (
+                    *_sizes(given, settings),
+                    *_addresses((*given, None, alpha, None, kept)),
+                    *_addresses(flows),
+                    grad_children,
+                    *others,
+                )
             )
             wide = given[0].dtype == torch.float64
             _checked(library().torchcaps_folded_routing(record, True, wide))

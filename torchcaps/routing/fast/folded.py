@@ -20,9 +20,9 @@ from torchcaps.squashing import kind_of, length, squash
 
 def routed(
     votes: Votes, settings: FoldedSteps, *of_parents: Tensor | None
-) -> tuple[Votes, Tensor, InnerProduct | None] | None:
-    """The votes under the competition of the steps, the poses, and what the last step
-    compared with; None where that cannot be in C++.
+) -> Routed | None:
+    """The parents, with the lengths of their poses as activations; None where that
+    cannot be in C++.
 
     Args:
         votes: the votes.
@@ -48,8 +48,8 @@ def routed(
         result = folded.route(folded.Routing(children, *fields), settings)
     if result is None:
         return None
-    pose, alpha = result
-    return votes, pose, None if alpha is None else InnerProduct(alpha)
+    pose, alpha, lengths = result
+    return Routed(pose, lengths, votes, None if alpha is None else InnerProduct(alpha))
 
 
 def agreement(routing: DynamicRouting, votes: Votes) -> Routed | None:
@@ -65,11 +65,7 @@ def agreement(routing: DynamicRouting, votes: Votes) -> Routed | None:
     settings = FoldedSteps(
         routing.steps, "agreement", routing.orphan, routing.accumulate, constant
     )
-    result = routed(votes, settings, bias)
-    if result is None:
-        return None
-    votes, pose, similarity = result
-    return Routed(pose, length(pose), votes, similarity)
+    return routed(votes, settings, bias)
 
 
 @fast(InnerProductKMeansRouting, "native", "steps", "sharpness", "squash", "evidence")
@@ -83,14 +79,10 @@ def kmeans(
         routing.steps, "directions", constant=constant, scale=routing.sharpness
     )
     result = routed(votes, settings)
-    if result is None:
-        return None
-    votes, pose, similarity = result
-    if not isinstance(kind, str):
-        pose = kind(pose)
-    elif constant is None:
-        pose = squash(pose, kind)
-    return Routed(pose, length(pose), votes, similarity)
+    if result is None or constant is not None:
+        return result
+    pose = squash(result.pose, kind) if isinstance(kind, str) else kind(result.pose)
+    return result._replace(pose=pose, activation=length(pose))
 
 
 @fast(AttentionRouting, "native", "steps", "dropout", "readout", "epsilon")
@@ -110,5 +102,4 @@ def attention(
     result = routed(votes, settings, None, routing.gain, routing.bias)
     if result is None:
         return None
-    votes, pose, similarity = result
-    return Routed(pose, routing._activation(pose), votes, similarity)
+    return result._replace(activation=routing._activation(result.pose))

@@ -177,7 +177,8 @@ class FoldedPass {
     T* free = reinterpret_cast<T*>(memory.get());
     const auto take = [&](int64_t count) { return std::exchange(free, free + count); };
     shares = take(pairs), flows = take(pairs), rows = take(int64_t{block} * row);
-    centred_queries = take(wide), centred_slopes = take(wide), total = take(wide), queries = take(wide), slopes = take(wide), turned_queries = take(wide), turned_slopes = take(wide);
+    centred_queries = take(wide), centred_slopes = take(wide), total = take(wide), queries = take(wide), slopes = take(wide);
+    turned_queries = take(wide), turned_slopes = take(wide);
     means = take(block), largest = take(row + E * L), cut = take(L * row);
     poses = reinterpret_cast<V*>(take((Q + E) * L));
   }
@@ -217,7 +218,8 @@ class FoldedPass {
   }
 
   // From dS_tj (G) to du_i, which may be added to what is there, da_i (null if not wanted) and dA_tj.
-  __attribute__((noinline)) void backward(Child child, const T* A, const T* Ae, const T* G, const T* Ge, const T* partition, T* du, bool adds, T* da, T* dA, T* dAe) {
+  __attribute__((noinline)) void backward(Child child, const T* A, const T* Ae, const T* G, const T* Ge, const T* partition, T* du,
+                                          bool adds, T* da, T* dA, T* dAe) {
     T* const sum = Q == row ? dA : total;
     std::fill_n(sum, int64_t{J} * row, T(0));
     if (dAe) std::fill_n(dAe, int64_t{J} * E, T(0));
@@ -383,8 +385,8 @@ class FoldedPass {
       V tile[L];
       each_place([&](int lane, const T* from) __attribute__((always_inline)) {
         tile[lane] = load_vector(from + q);
-        // The same place of the next group: rows lie too far apart for the hardware to foresee.
-        __builtin_prefetch(from + q + L * child.stride);
+        // The same place of the next group: rows of few numbers lie too far apart for the hardware to foresee.
+        if constexpr (kHolds) __builtin_prefetch(from + q + L * child.stride);
       });
       transpose<T>(tile);
 #pragma GCC unroll 16
@@ -767,7 +769,8 @@ class FoldedPass {
   const Groups<kRegisters * 3 / 4> narrow_groups;
   const Groups<kRegisters * 3 / 8> wide_groups;
   std::unique_ptr<V[]> memory;
-  T *shares, *flows, *rows, *centred_queries, *centred_slopes, *total, *queries, *slopes, *turned_queries, *turned_slopes, *means, *largest, *cut;
+  T *shares, *flows, *rows, *centred_queries, *centred_slopes, *total, *queries, *slopes, *turned_queries, *turned_slopes;
+  T *means, *largest, *cut;
   V* poses;
 };
 

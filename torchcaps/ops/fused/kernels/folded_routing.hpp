@@ -31,9 +31,9 @@ struct TorchcapsFoldedRouting {
   const void *transforms, *place_transforms;       // [T, J, P, D], [T, J, E, M * D]
   const void *evidence, *place_evidence;           // [T, J, M * P], [T, J, E]
   const void *bias, *gain, *shift;                 // [J, M * D]; of the normalisation, [M * D]
-  void *pose, *alpha;                              // [B, J, M * D]: v of the last step, and alpha that it compared with
+  void *pose, *alpha, *length;                     // [B, J, M * D]: v of the last step, and alpha that it compared with; |v|, [B, J]
   void* kept;                                      // for the pass back, or null
-  const void *grad_pose, *grad_alpha;
+  const void *grad_pose, *grad_alpha, *grad_length;
   void *grad_children, *grad_weights, *grad_transforms, *grad_place_transforms, *grad_evidence, *grad_place_evidence;
   void *grad_bias, *grad_gain, *grad_shift;
 };
@@ -86,6 +86,8 @@ struct ParentRule {
     const T squared = dot(s, s), n = length(squared), along = std::sqrt(squared) < kLeast ? T(0) : dot(s, dnext) / squared;
     for (int h = 0; h < H; ++h) ds[h] += T(f.scale) / n * (dnext[h] - along * s[h]);
   }
+
+  T norm(const T* v) const { return std::sqrt(dot(v, v)); }
 
  private:
   static constexpr T kLeast = T(1e-12);  // as torch.nn.functional.normalize
@@ -150,6 +152,7 @@ class FoldedRouting {
   static constexpr int64_t kFew = 2;  // examples for which transforms are not transposed
   // The examples of a chunk, for which the transforms are read once: as many as have room in the second cache.
   static constexpr int64_t kExamples = 8, kMostExamples = 32, kNumbers = 1 << 16;
+  static constexpr int64_t kTile = 8;
 
  public:
   explicit FoldedRouting(const RoutingCall& f)
@@ -208,7 +211,10 @@ class FoldedRouting {
  private:
   static int64_t chunk_of(const RoutingCall& f) {
     const int64_t most = std::clamp(kNumbers / std::max<int64_t>(f.T * f.J * f.M * f.P, 1), kExamples, kMostExamples);
-    return std::clamp<int64_t>((f.B + f.threads - 1) / f.threads, 1, most);
+    // All of nearly the same size, and of whole tiles of examples.
+    const int64_t chunks = std::max<int64_t>((f.B + most - 1) / most, std::min(f.threads, f.B));
+    const int64_t size = (f.B + chunks - 1) / std::max<int64_t>(chunks, 1), whole = (size + kTile - 1) / kTile * kTile;
+    return std::max<int64_t>(whole <= most && chunks > f.threads ? whole : size, 1);
   }
 
   static T* writable(const void* tensor) { return static_cast<T*>(const_cast<void*>(tensor)); }
@@ -262,11 +268,11 @@ class FoldedRouting {
     for (int64_t step = 0, query = evident() ? 0 : -1; step < f.steps; ++step, ++query) {
       const int64_t now = fields.of(std::max<int64_t>(query, 0)), next = fields.of(query + 1);
       for (int64_t b = 0; query < 0 && b < count; ++b)
-        even_sums(first + b, fields.even + (at + b) * f.T * Q, f.E ? fields.even_places + (at + b) * f.T * f.E : nullptr);
+        even_sums(first + b, fields.even + (at + b) * f.T * Q, f.place_transforms ? fields.even_places + (at + b) * f.T * f.E : nullptr);
       for (int64_t b = 0; query >= 0 && b < count; ++b)
         for (int64_t t = 0; t < f.T; ++t) {
           const int64_t task = (at + b) * f.T + t;
-          T* const Se = f.E ? fields.Se + now * fields.place_queries + task * f.J * f.E : nullptr;
+          T* const Se = f.place_transforms ? fields.Se + now * fields.place_queries + task * f.J * f.E : nullptr;
           T* const partition = fields.partitions ? fields.partition + now * fields.partitions + task * Pass::partition_size(f.N) : nullptr;
           pass.forward(child(first + b, t), fields.A + now * fields.queries + task * f.J * Q, fields.Ae + now * fields.place_queries + task * f.J * f.E,
                        fields.S + now * fields.queries + task * f.J * Q, Se, partition);
@@ -287,6 +293,7 @@ class FoldedRouting {
           T* const out = writable(f.pose) + ((first + b) * f.J + j) * H;
           rule.forward(s, step ? alpha : nullptr, last ? out : nullptr, last ? nullptr : alpha + fields.parents);
           if (last && step) std::copy_n(alpha, H, writable(f.alpha) + ((first + b) * f.J + j) * H);
+          if (last && f.length) writable(f.length)[(first + b) * f.J + j] = rule.norm(out);
         }
         if (!last)
           expand(fields.alpha + (step + 1) * fields.parents + at * f.J * H, j, count, true, fields.A + next * fields.queries + at * pairs * Q,
@@ -325,7 +332,8 @@ class FoldedRouting {
           reduce(dA + (query + 1) * fields.queries + first * pairs * Q, dAe + (query + 1) * fields.place_queries + first * pairs * f.E, f.J, j, count, dalpha);
         for (int64_t b = 0; b < count; ++b) {
           const int64_t parent = ((first + b) * f.J + j) * H, here = (b * f.J + j) * H;
-          const T* const dv = last && f.grad_pose ? writable(f.grad_pose) + parent : nullptr;
+          const T* dv = last && f.grad_pose ? writable(f.grad_pose) + parent : nullptr;
+          if (last && f.grad_length) dv = with_length(dv, s + parent, writable(f.grad_length)[(first + b) * f.J + j], flowing + here);
           T* const dnext = last ? nullptr : flowing + here;
           if (dnext) {
             const bool latest = step == f.steps - 2;
@@ -355,6 +363,13 @@ class FoldedRouting {
         }
       adds = true;
     }
+  }
+
+  // dv with the gradient of |v|, which has the direction of v and s, or is 0.
+  const T* with_length(const T* dv, const T* s, T slope, T* to) const {
+    const T n = rule.norm(s), along = n == 0 ? T(0) : slope / n;
+    for (int h = 0; h < H; ++h) to[h] = (dv ? dv[h] : T(0)) + along * s[h];
+    return to;
   }
 
   const T* transform(int64_t t, int64_t j) const { return writable(f.transforms) + (t * f.J + j) * f.P * f.D; }
@@ -457,7 +472,7 @@ class FoldedRouting {
 #pragma GCC unroll 8
             for (int k = 0; k < n; ++k) store_first<T>(sum[k], to[b + k], there);
           };
-          for (; b + 8 <= count; b += 8) tile(std::integral_constant<int, 8>{});
+          for (; b + kTile <= count; b += kTile) tile(std::integral_constant<int, kTile>{});
           for (; b < count; ++b) tile(std::integral_constant<int, 1>{});
         }
       }
