@@ -71,7 +71,7 @@ def test_evaluate_explain_and_resume_use_the_split_of_the_run(
     assert "note: 20 images added since the training" in capsys.readouterr().out
     assert json.loads((run / "data.json").read_text()) == recorded
     summary = json.loads((run / "summary.json").read_text())
-    assert summary["images"] == {
+    assert summary["examples"] == {
         part: len(rows) for part, rows in recorded["parts"].items()
     }
     assert summary["notes"][0].startswith("20 images added")
@@ -170,7 +170,7 @@ def test_a_folder_of_troubles_trains_and_the_summary_says_what_was_left_out(
     summary = json.loads((run / "summary.json").read_text())
     notes = "\n".join(summary["notes"])
     assert all(readable(name) in notes for name in (*BROKEN, *LEFT_OUT))
-    assert sum(summary["images"].values()) == 24 + len(READ)
+    assert sum(summary["examples"].values()) == 24 + len(READ)
     assert set(json.loads((run / "data.json").read_text())["left_out"]) == {
         *BROKEN,
         *LEFT_OUT,

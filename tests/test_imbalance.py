@@ -331,7 +331,7 @@ def test_options_figures_and_resume(tmp_path, capsys):
         for name in ("many", "few")
     }
     assert 60 >= counts["many"] > 8 >= counts["few"]  # the rest is for validation
-    assert sum(one["train_per_class"].values()) == one["images"]["train"]
+    assert sum(one["train_per_class"].values()) == one["examples"]["train"]
     recalls = [row["recall"] for row in one["test_per_class"].values()]
     assert one["test_balanced_accuracy"] == pytest.approx(sum(recalls) / 2)
     if one["test_accuracy"] <= 12 / 14:
