@@ -225,6 +225,8 @@ class Prediction(NamedTuple):
             the masks, after a look at the colour of the pixel. None in training.
         features: what the capsules draw, where it is not the image but features of it;
             None otherwise.
+        colours: what each capsule draws, (B, E, C, H, W); None for a network that does
+            not draw each by itself.
 
     Example:
         >>> prediction = tc.create_model("capsnet_digits")(torch.rand(2, 1, 8, 8))
@@ -240,6 +242,7 @@ class Prediction(NamedTuple):
     masks: Tensor | None = None
     assigned: Tensor | None = None
     features: DrawnFeatures | None = None
+    colours: Tensor | None = None
 
     def __repr__(self) -> str:
         return shapes_of(self)

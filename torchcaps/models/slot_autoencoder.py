@@ -282,25 +282,24 @@ class SlotAutoencoder(SlotNetwork):
         """
         self._check(images)
         slots: Capsules = self.slots(self.features_of(images))
-        prediction, colours = self._drawn(slots.pose.to(images.dtype))
+        prediction = self.drawn(slots.pose.to(images.dtype))
         if self.training:
             return prediction
+        assert prediction.colours is not None
         assert prediction.masks is not None
         return prediction._replace(
-            assigned=assigned_pixels(images, colours, prediction.masks)
+            assigned=assigned_pixels(images, prediction.colours, prediction.masks)
         )
 
     def drawn(self, pose: Tensor) -> Prediction:
         """What slots of these poses, (B, J, dim), draw."""
-        return self._drawn(pose)[0]
-
-    def _drawn(self, pose: Tensor) -> tuple[Prediction, Tensor]:
-        """Draw that, and the colours of each slot, (B, J, C, H, W)."""
         colours, masks = self.each(pose)
         activation = masks.flatten(2).amax(2)
         reconstruction = (colours * masks[:, :, None]).sum(1)
         capsules = Capsules(pose, activation)
-        return Prediction(activation, capsules, reconstruction, masks=masks), colours
+        return Prediction(
+            activation, capsules, reconstruction, masks=masks, colours=colours
+        )
 
     def parts(self, pictures: Tensor, prediction: Prediction) -> Tensor:
         """What each slot draws, on grey where it draws nothing, (B, J, C, H, W)."""
