@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchcaps.losses import ActivationLoss, ReconstructionLoss
 from torchcaps.models import ClassifierNetwork, Prediction, Thing
+from torchcaps.numerics import Advance
 from torchcaps.spec import jsonable, package_of, plain
 from torchcaps_lab.data import Batch, Examples
 from torchcaps_lab.evaluate.calibration import Calibration
@@ -315,6 +316,9 @@ class Task(ABC):
     def main(self) -> Measure:
         """Return the measure that judges a training."""
         return self.measures[0]
+
+    def advance(self, progress: Advance) -> None:  # noqa: B027
+        """Told how far a training has come, before each epoch; most tasks ignore it."""
 
     @classmethod
     def guess(cls, data: Any, given: Mapping[str, Any]) -> Any:

@@ -213,9 +213,11 @@ class Learner(L.LightningModule):
         """Sets the seed of the epoch and the settings that change, and starts to watch
         its losses.
         """
-        self.ramps.set(
-            Advance(self.current_epoch, self.trainer.max_epochs or 1, self.global_step)
+        progress = Advance(
+            self.current_epoch, self.trainer.max_epochs or 1, self.global_step
         )
+        self.ramps.set(progress)
+        self.task.advance(progress)
         self._seed_of_epoch = mixed_seed(
             self.seed, self.current_epoch, self.global_rank
         )

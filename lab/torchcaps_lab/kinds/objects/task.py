@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.models import ClassifierNetwork, Prediction, SlotAutoencoder
+from torchcaps.numerics import Advance, Ramp
 from torchcaps.spec import Within
 from torchcaps_lab.data import Batch, Examples
 from torchcaps_lab.evaluate.findings import Metrics, check_asked, predicted
@@ -48,9 +49,6 @@ from torchcaps_lab.tasks.base import (
 
 _SHOWN = 6
 """Pictures of a report."""
-
-SINGLE = 0.15
-"""The weight of the error of single slots."""
 
 _LEAST_SHARE = 0.002
 """Of the pixels: slots with fewer draw nothing."""
@@ -130,8 +128,10 @@ class Objects(Task):
 
     The loss is :math:`(1 - \lambda)` times the mean squared error of the reconstruction
     and :math:`\lambda` times that of single slots, :func:`error_of_slots`. The
-    reconstruction alone may blend slots: two that both draw black ground, or half of an
-    object each, lose nothing. The second part gives each pixel to one slot.
+    reconstruction alone may blend slots: it loses nothing if two of them draw the same
+    ground, or half of an object each. The second part wants one slot for each pixel.
+    Its weight falls evenly to 0 in the last epoch, because it leaves the masks of
+    objects to colours. In validation there is only the first part.
 
     Its main measure is the share of the variance of the pixels that is drawn, :math:`1 - \sum (x - \hat x)^2 /
     \sum (x - \bar x)^2` with the mean colour :math:`\bar x` of a picture: a network
@@ -142,8 +142,9 @@ class Objects(Task):
     known, as in :class:`~torchcaps_lab.data.Shapes`, they only measure the result.
 
     Args:
-        single: :math:`\lambda`, from 0 to 1. It is for networks that say what each slot
-            draws (:attr:`~torchcaps.models.Prediction.colours`); others have 0.
+        single_slots: :math:`\lambda` in the first epoch, from 0 to 1. Networks that do not
+            say what each slot draws (:attr:`~torchcaps.models.Prediction.colours`) have
+            0.
 
     Raises:
         ValueError: if it is out of its range.
@@ -169,9 +170,14 @@ class Objects(Task):
 
     explores = True
 
-    def __init__(self, single: float = SINGLE) -> None:
-        Within(0, 1).check("single", single)
-        self.single = single
+    def __init__(self, single_slots: float = 0.2) -> None:
+        Within(0, 1).check("single_slots", single_slots)
+        self.single_slots = single_slots
+        self._weight = single_slots
+
+    def advance(self, progress: Advance) -> None:
+        """Set the weight of single slots for an epoch."""
+        self._weight = Ramp(self.single_slots, 0.0).at(progress)
 
     @classmethod
     def guess(cls, data: Any, given: Mapping[str, Any]) -> Any:
@@ -199,15 +205,14 @@ class Objects(Task):
         """
         prediction = forward(batch.inputs, batch.labels)
         error = _errors(prediction, batch).mean()
-        if not self.single or prediction.colours is None:
+        weight = self._weight if network.training else 0.0
+        if not weight or prediction.colours is None or prediction.masks is None:
             return prediction, {"loss_of_drawing": error}
-        assert prediction.masks is not None
-        of_slots = error_of_slots(
-            batch.pictures.to(error.device), prediction.colours, prediction.masks
-        )
+        pictures = batch.pictures.to(error.device)
+        of_slots = error_of_slots(pictures, prediction.colours, prediction.masks)
         return prediction, {
-            "loss_of_drawing": (1 - self.single) * error,
-            "loss_of_single_slots": self.single * of_slots.mean(),
+            "loss_of_drawing": (1 - weight) * error,
+            "loss_of_single_slots": weight * of_slots.mean(),
         }
 
     def measure(self, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
