@@ -95,7 +95,7 @@ class EvidentVotes(Votes):
     ) -> None:
         for name in Votes.fields:
             setattr(self, name, getattr(votes, name))
-        self._sources = {}
+        self._kept = {}
         self._check(weight, bias)
         self.without = votes
         self.weight = weight
