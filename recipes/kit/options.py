@@ -31,6 +31,7 @@ class TrainingOptions:
         data: the data set; empty if the recipe sets it otherwise.
         model: the name of the network.
         model_args: arguments of the network, over those of its name.
+        task: what the network is for; None for what the data say.
         loss: the loss of the class activations.
         routing: the routing of the capsules; None for that of the network.
         rows: the rows that the preset trains; all if empty.
@@ -48,6 +49,7 @@ class TrainingOptions:
     data: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""
     model_args: Mapping[str, Any] = field(default_factory=dict)
+    task: Mapping[str, Any] | None = None
     loss: Mapping[str, Any] | None = None
     routing: Mapping[str, Any] | None = None
     rows: tuple[str, ...] = ()

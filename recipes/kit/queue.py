@@ -25,8 +25,8 @@ from recipes.kit.results import read_results
 from torchcaps_lab.training.callbacks import History
 from torchcaps_lab.training.run import machine
 
-_TIMED = 5
-_WARM_UP = 2
+_TIMED = 3
+_WARM_UP = 1
 """Steps that are timed in a rehearsal, and steps before them."""
 
 _LEARNS_BY = 0.1
