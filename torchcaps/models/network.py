@@ -265,10 +265,8 @@ def _half(network: nn.Module) -> str | None:
 def _positions(cls: type) -> int:
     """How many arguments a constructor takes by position."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(
-        parameter.kind in kinds
-        for parameter in inspect.signature(cls).parameters.values()
-    )
+    taken = inspect.signature(cls).parameters.values()
+    return len([parameter for parameter in taken if parameter.kind in kinds])
 
 
 def _hint(cls: type, name: str) -> Any:

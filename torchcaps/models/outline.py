@@ -75,7 +75,7 @@ class Outlining(TorchFunctionMode):
 
     def __init__(self, shapes: Collection[torch.Size], looked_at: int = 0) -> None:
         super().__init__()
-        numbers = sum(shape.numel() for shape in shapes)
+        numbers = sum(map(torch.Size.numel, shapes))
         self.left = SPARE + EACH * len(shapes)
         self.most_numbers = SPARE_NUMBERS + TIMES_WEIGHTS * numbers
         self.why = (
@@ -86,7 +86,13 @@ class Outlining(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        result = self._outlined(func, args, kwargs or {})
+        kwargs = kwargs or {}
+        fills = getattr(func, "__module__", "") == "torch.nn.init"
+        # Only what makes tensors takes a device.
+        if "device" in kwargs or fills or func in (*_DRAWS, *_NOISE):
+            result = self._outlined(func, args, kwargs)
+        else:
+            result = func(*args, **kwargs)
         if isinstance(result, Tensor) and result.numel() > self.most_numbers:
             raise TooLarge(
                 f"its arguments ask for {result.numel():,} numbers at once: {self.why}"
@@ -101,7 +107,7 @@ class Outlining(TorchFunctionMode):
         if func in _NOISE:
             func = torch.empty
             kwargs.pop("generator", None)
-        # Only what makes tensors takes a device: here calls can end without harm.
+        # Here calls can end without harm.
         if "device" not in kwargs:
             return func(*args, **kwargs)
         self.left -= 1

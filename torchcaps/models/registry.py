@@ -1,7 +1,7 @@
 """Published configurations by name."""
 
 from collections.abc import Callable, Iterable, Mapping
-from fnmatch import fnmatch
+from fnmatch import filter as matching
 from typing import Any, NamedTuple
 
 import torch
@@ -113,8 +113,8 @@ def list_models(pattern: str = "*", takes: str | None = None) -> list[str]:
     """
     if has_lab():
         load_lab()
-    names = sorted(name for name in MODELS if fnmatch(name, pattern))
-    return [name for name in names if takes in (None, taken_by(name))]
+    names = sorted(matching(MODELS, pattern))
+    return [name for name in names if takes is None or taken_by(name) == takes]
 
 
 def taken_by(name: str) -> str:

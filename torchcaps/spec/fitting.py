@@ -3,7 +3,7 @@
 import inspect
 import math
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -37,8 +37,9 @@ def check(hint: Any, value: Any, place: str) -> None:
         ValueError: if it is not: says what was expected.
     """
     for part, bounds in alternatives(hint):
-        named = registry_of(part) is not None and isinstance(value, str | Mapping)
-        if _takes(part, value) and not named:
+        if isinstance(value, str | Mapping) and registry_of(part) is not None:
+            continue
+        if _takes(part, value):
             if get_origin(part) in _SEQUENCES:
                 _several(part, value, place, check)
             for bound in bounds:
@@ -66,7 +67,7 @@ def fit(hint: Any, value: Any, place: str) -> Any:
     Raises:
         ValueError: if it does not fit: says what was expected.
     """
-    parts = list(alternatives(hint))
+    parts = alternatives(hint)
     meanings = [value.value, value.text] if isinstance(value, Typed) else [value]
     for meaning in meanings:
         for part, bounds in parts:
@@ -162,22 +163,23 @@ def is_finite(number: Any) -> TypeGuard[float]:
     )
 
 
-def alternatives(
-    hint: Any, bounds: tuple[Within, ...] = ()
-) -> Iterator[tuple[Any, tuple[Within, ...]]]:
-    """The alternatives of a type hint, each with its bounds."""
-    if get_origin(hint) is Annotated:
-        inner, *more = get_args(hint)
-        yield from alternatives(
-            inner, (*bounds, *(part for part in more if isinstance(part, Within)))
-        )
-    elif get_origin(hint) in (Union, types.UnionType):
-        for part in get_args(hint):
-            yield from alternatives(part, bounds)
-    elif isinstance(hint, TypeVar):
-        yield Any, bounds
-    else:
-        yield hint, () if hint in (None, type(None)) else bounds
+def alternatives(hint: Any) -> list[tuple[Any, tuple[Within, ...]]]:
+    """The alternatives of a type hint in their order, each with its bounds."""
+    found: list[tuple[Any, tuple[Within, ...]]] = []
+    waiting: list[tuple[Any, tuple[Within, ...]]] = [(hint, ())]
+    while waiting:
+        part, bounds = waiting.pop()
+        if get_origin(part) is Annotated:
+            inner, *more = get_args(part)
+            more = [bound for bound in more if isinstance(bound, Within)]
+            waiting.append((inner, (*bounds, *more)))
+        elif get_origin(part) in (Union, types.UnionType):
+            waiting += [(inner, bounds) for inner in get_args(part)[::-1]]
+        elif isinstance(part, TypeVar):
+            found.append((Any, bounds))
+        else:
+            found.append((part, () if part in (None, type(None)) else bounds))
+    return found
 
 
 _SEQUENCES = (list, tuple, Sequence, set, frozenset)
@@ -196,16 +198,10 @@ def _takes(part: Any, value: Any) -> bool:
     if kind in (None, type(None)):
         return value is None
     if kind is Literal:
-        return any(
-            value == choice and type(value) is type(choice) for choice in get_args(part)
-        )
-    if registry_of(part) is not None or is_dataclass(kind):
-        is_thing = isinstance(value, kind) if inspect.isclass(kind) else callable(value)
-        return (
-            isinstance(value, Mapping)
-            or is_thing
-            or (isinstance(value, str) and registry_of(part) is not None)
-        )
+        # An int and a bool may be equal.
+        return (type(value), value) in [
+            (type(choice), choice) for choice in get_args(part)
+        ]
     if kind is float:
         return isinstance(value, Real) and not isinstance(value, bool)
     if kind is int:
@@ -216,6 +212,11 @@ def _takes(part: Any, value: Any) -> bool:
         return isinstance(value, list | tuple)
     if kind in _MAPPINGS:
         return isinstance(value, Mapping)
+    registry = registry_of(part)
+    if registry is not None or is_dataclass(kind):
+        is_thing = isinstance(value, kind) if inspect.isclass(kind) else callable(value)
+        is_name = isinstance(value, str) and registry is not None
+        return isinstance(value, Mapping) or is_thing or is_name
     return inspect.isclass(kind) and isinstance(value, kind)
 
 

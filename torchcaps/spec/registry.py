@@ -2,11 +2,12 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from typing_extensions import Self
@@ -89,12 +90,13 @@ class Registry(dict[str, Any]):
 
     def imported(self) -> list[type]:
         """Those whose modules are imported."""
-        concrete = (
+        return [
             cls
             for cls in subclasses(self.base)
-            if not inspect.isabstract(cls) and cls is not self.base
-        )
-        return [cls for cls in concrete if not cls.__name__.startswith("_")]
+            if not inspect.isabstract(cls)
+            and cls is not self.base
+            and not cls.__name__.startswith("_")
+        ]
 
     def find(self, name: object, place: str = "") -> type:
         """The class of a name.
@@ -114,7 +116,7 @@ class Registry(dict[str, Any]):
             *path, last = [""]
         called = [
             *filter(None, [self.get(last)]),
-            *(cls for cls in self.imported() if cls.__name__ == last),
+            *[cls for cls in self.imported() if cls.__name__ == last],
         ]
         matching = [
             cls
@@ -189,22 +191,22 @@ def registry_of(kind: Any) -> Registry | None:
         result = get_args(kind)[-1]
     if not inspect.isclass(result):
         return None
-    return next(
-        (registry for registry in Registry.every if issubclass(result, registry.base)),
-        None,
-    )
+    for registry in Registry.every:
+        if issubclass(result, registry.base):
+            return registry
+    return None
 
 
-def subclasses(base: type) -> Iterator[type]:
+def subclasses(base: type) -> list[type]:
     """A class and all that are derived from it so far."""
     waiting = [base]
-    seen = set()
+    found: dict[type, None] = {}
     while waiting:
         cls = waiting.pop()
-        if cls not in seen:
-            seen.add(cls)
+        if cls not in found:
+            found[cls] = None
             waiting += type.__subclasses__(cls)
-            yield cls
+    return [*found]
 
 
 def same_class(first: type, second: type) -> bool:
@@ -266,12 +268,17 @@ def declared(cls: Callable[..., Any], skip: int = 0) -> Declared:
     else:
         defaults = {}
     arguments = {
-        name: Argument(hints.get(name, Any), _default(parameter, defaults.get(name)))
+        name: Argument(hints.get(name, Any), parameter.default)
         for name, parameter in named.items()
+    }
+    arguments |= {
+        name: arguments[name]._replace(default=make())
+        for name, make in defaults.items()
+        if name in arguments and callable(make)
     }
     return Declared(
         arguments,
-        any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken),
+        inspect.Parameter.VAR_KEYWORD in [parameter.kind for parameter in taken],
     )
 
 
@@ -290,11 +297,12 @@ def _parameters(cls: Callable[..., Any], skip: int) -> list[inspect.Parameter]:
     ]
 
 
-def parameter_names(cls: Callable[..., Any], skip: int = 0) -> list[str]:
+@cache
+def parameter_names(cls: Callable[..., Any], skip: int = 0) -> tuple[str, ...]:
     """The names of what a class or a function takes; its type hints need not be known
     yet.
     """
-    return [parameter.name for parameter in _parameters(cls, skip)]
+    return tuple(map(attrgetter("name"), _parameters(cls, skip)))
 
 
 @cache
@@ -307,11 +315,6 @@ def argument_names(cls: type) -> dict[str, str]:
         for attribute in fields(cls)
         if attribute.init
     }
-
-
-def _default(parameter: inspect.Parameter, factory: Any) -> Any:
-    """The default of a parameter; where a dataclass makes it, one that it made."""
-    return factory() if callable(factory) else parameter.default
 
 
 def refused(name: str, cls: type, arguments: Sequence[str]) -> str:

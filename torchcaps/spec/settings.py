@@ -121,11 +121,10 @@ def settings(cls: Decorated) -> Decorated:
 
 def _written_constructor(cls: type) -> Any:
     """The nearest base whose constructor was written, not made by a dataclass."""
-    return next(
-        base
-        for base in cls.__mro__[1:]
-        if "__init__" in vars(base) and "__dataclass_fields__" not in vars(base)
-    )
+    for base in cls.__mro__[1:]:
+        if "__init__" in vars(base) and "__dataclass_fields__" not in vars(base):
+            return base
+    raise AssertionError("object has a constructor")
 
 
 def _signature(keep: Callable[..., None], names: dict[str, str]) -> inspect.Signature:

@@ -156,14 +156,9 @@ def kept(owner: Any, argument: str) -> Any:
     """
     owner_type: Any = type(owner)
     names = argument_names(owner_type) if is_dataclass(owner) else {}
+    attributes = [attribute for attribute, name in names.items() if name == argument]
     try:
-        return getattr(
-            owner,
-            next(
-                (attribute for attribute, name in names.items() if name == argument),
-                argument,
-            ),
-        )
+        return getattr(owner, (attributes or [argument])[0])
     except AttributeError as error:
         kind = type(owner).__name__
         raise ValueError(

@@ -270,10 +270,11 @@ class ListedData(DataSet):
             classes: the names of the labels.
         """
         label_of = {name: label for label, name in enumerate(classes)}
-        rows = [
-            [label_of[name] for name in self.labels_of(entry.category)]
-            for entry in entries
-        ]
+        labels_of = {
+            category: [label_of[name] for name in self.labels_of(category)]
+            for category in {entry.category for entry in entries}
+        }
+        rows = [labels_of[entry.category] for entry in entries]
         if not self.separator:
             return torch.tensor([label for (label,) in rows], dtype=torch.int64)
         masks = torch.zeros(len(entries), len(classes), dtype=torch.bool)

@@ -190,6 +190,9 @@ class Manifest:
         :func:`torchcaps_lab.kinds.images.alike.same_content`.
         """
 
+        if not same:
+            return self
+
         def shared(entry: Entry) -> Entry:
             return entry._replace(digest=same.get(entry.digest, entry.digest))
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -197,38 +198,37 @@ def _recording(model: nn.Module) -> Iterator[dict[str, Layer]]:
     def begins(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         taken(module)  # drops routings of earlier rounds
 
-    def ran(name: str) -> Any:
-        def hook(
-            module: nn.Module,
-            inputs: tuple[Any, ...],
-            named: dict[str, Any],
-            output: Any,
-        ) -> None:
-            output = from_pair(output)
-            if not isinstance(output, Capsules) or any(
-                _same(output, layer.capsules) for layer in layers.values()
-            ):
-                return
-            times = sum(layer.module is module for layer in layers.values())
-            key = f"{name}_{times + 1}" if times else name
-            inputs_of_call = (*inputs, *named.values())
-            inner_routings = taken(module)
-            children = None
-            if inner_routings and inputs_of_call:
-                children = _children(module, inputs_of_call[0])
-            layers[key] = Layer(key, module, output, children, inner_routings)
+    def ran(
+        module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any
+    ) -> None:
+        # Capsules are a pair; most modules return a tensor.
+        output = from_pair(output) if isinstance(output, tuple) else output
+        if not isinstance(output, Capsules) or any(
+            _same(output, layer.capsules) for layer in layers.values()
+        ):
+            return
+        name = names[module]
+        times = sum(layer.module is module for layer in layers.values())
+        key = f"{name}_{times + 1}" if times else name
+        inputs_of_call = (*inputs, *named.values())
+        inner_routings = taken(module)
+        children = None
+        if inner_routings and inputs_of_call:
+            children = _children(module, inputs_of_call[0])
+        layers[key] = Layer(key, module, output, children, inner_routings)
 
-        return hook
-
+    names = {module: name or "model" for name, module in model.named_modules()}
+    routings = [name for module, name in names.items() if isinstance(module, Routing)]
     with ExitStack() as hooks:
-        for name, module in model.named_modules():
+        for module, name in names.items():
             if isinstance(module, Routing):
                 hooks.enter_context(module.register_forward_hook(routed))
-            else:
+                continue
+            if module is model or any(
+                map(str.startswith, routings, repeat(f"{name}."))
+            ):
                 hooks.enter_context(module.register_forward_pre_hook(begins))
-                hooks.enter_context(
-                    module.register_forward_hook(ran(name or "model"), with_kwargs=True)
-                )
+            hooks.enter_context(module.register_forward_hook(ran, with_kwargs=True))
         yield layers
 
 

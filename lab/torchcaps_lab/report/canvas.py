@@ -136,7 +136,8 @@ def title_width(text: str, fontsize: float = 9) -> float:
     from matplotlib.textpath import text_to_path
 
     font = FontProperties(family=_families(), size=fontsize)
-    lines = "".join(letter if _drawn(letter) else "M" for letter in text).split("\n")
+    letters = [letter if _drawn(letter) else "M" for letter in text]
+    lines = "".join(letters).split("\n")
     widths = [
         text_to_path.get_text_width_height_descent(line, font, False)[0]
         for line in lines
@@ -352,5 +353,6 @@ def make_legible(figure: "Figure", marks: dict[str, str]) -> dict[str, str]:
                 axis.set_ticks(axis.get_ticklocs(), legible)
     for text in figure.findobj(Text):
         text.set_fontfamily(_families())
-        text.set_text(re.sub(r"\S+", mark, text.get_text()))
+        if not all(map(_drawn, text.get_text())):
+            text.set_text(re.sub(r"\S+", mark, text.get_text()))
     return used

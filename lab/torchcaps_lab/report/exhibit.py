@@ -241,9 +241,11 @@ def _text(value: Any) -> str:
 
 
 def _rounded(value: Any) -> Any:
-    if isinstance(value, list):
+    if not isinstance(value, list):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    if value and isinstance(value[0], list):
         return [_rounded(part) for part in value]
-    return float(f"{value:.6g}") if math.isfinite(value) else None
+    return [float(f"{part:.6g}") if math.isfinite(part) else None for part in value]
 
 
 def pngs(images: Tensor) -> Any:

@@ -290,10 +290,11 @@ def _table(table: Table) -> str:
 
 def _cells(row: Sequence[str], names: Sequence[str]) -> str:
     named = [*names, *[""] * (len(row) - len(names))]
-    return "".join(
+    cells = [
         f"<td{_breaks(cell)}{_named(name)}>{_whole(escape(cell))}</td>"
         for cell, name in zip(row, named, strict=False)
-    )
+    ]
+    return "".join(cells)
 
 
 def _named(name: str) -> str:

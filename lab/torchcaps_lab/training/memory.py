@@ -131,13 +131,14 @@ def needed(
         return None
     tensors = dict([*network.named_parameters(), *network.named_buffers()])
     gradients = sum(
-        weight.nbytes for weight in network.parameters() if weight.requires_grad
+        [weight.nbytes for weight in network.parameters() if weight.requires_grad]
     )
-    name = max(tensors, key=lambda name: tensors[name].numel(), default="")
+    sizes = [tensor.nbytes for tensor in tensors.values()]
+    name = [*tensors][sizes.index(max(sizes))] if tensors else ""
     largest = ""
     if name:
         largest = f"{name} {tuple(tensors[name].shape)} alone has {_size(tensors[name].nbytes)}"
-    weights = sum(tensor.nbytes for tensor in tensors.values())
+    weights = sum(sizes)
     activations = _activations(network, batch_size) // (
         2 if "16" in str(precision) else 1
     )
@@ -292,7 +293,7 @@ def _kept(network: ClassifierNetwork, samples: int) -> int:
     # Networks of the user may do anything.
     except Exception:
         return 0
-    return sum(storage.nbytes() for storage in saved.values())
+    return sum([storage.nbytes() for storage in saved.values()])
 
 
 @contextmanager

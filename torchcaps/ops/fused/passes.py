@@ -49,7 +49,7 @@ class Record:
     def __init__(self, *names: str, reals: tuple[str, ...] = ()) -> None:
         self._places = {name: place for place, name in enumerate(names)}
         self._struct = struct.Struct(
-            "=" + "".join("d" if name in reals else "q" for name in names)
+            "=" + "".join(["d" if name in reals else "q" for name in names])
         )
 
     def pack(self, first: Iterable[float], *named: Iterable[tuple[str, Any]]) -> bytes:

@@ -264,7 +264,7 @@ def looked_at(files: Sequence[Path]) -> Looks:
                 coloured = channels_of(image) in (1, 3)
         except (BrokenImage, OSError, ValueError):
             continue  # the data set says which files cannot be read
-        red, green, blue = (band.tobytes() for band in reduced.split())
+        red, green, blue = [band.tobytes() for band in reduced.split()]
         sizes.append(sides)
         extents += [] if extent is None else [extent]
         colours += coloured and not red == green == blue

@@ -318,7 +318,7 @@ def _check_pixels(image: "Image", most: int) -> None:
     """
     width, height = image.size
     tags = getattr(image, "tag_v2", {})
-    tile_width, tile_height = (tags.get(tag, 0) for tag in (322, 323))
+    tile_width, tile_height = tags.get(322, 0), tags.get(323, 0)
     if max(width * height, tile_width * tile_height) > most:
         tiles = f" in tiles of {tile_width} x {tile_height}" if tile_width else ""
         raise ValueError(
