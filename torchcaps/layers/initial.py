@@ -137,7 +137,8 @@ class FirstBatchLinear(nn.LazyLinear):
             super().initialize_parameters(input)
 
 
-_EXAMPLES = 8  # of the first batch: a mean over all parents needs no more
+# Examples of the first batch that are used: a mean over all parents needs no more.
+_EXAMPLES = 8
 _FACTORS = [4.0**power for power in range(-8, 9)]
 
 

@@ -86,9 +86,8 @@ class PoseNorm(SuggestsNames, nn.Module):
         self.types, self.pose, self.kind = types, pose_shape("pose", pose), kind
         self.momentum = momentum
         self.eps = eps
-        self.norm: nn.modules.batchnorm._BatchNorm | None = (
-            None  # or what sync_batchnorm makes of it
-        )
+        # Not BatchStandard: sync_batchnorm puts a class of its own in its place.
+        self.norm: nn.modules.batchnorm._BatchNorm | None = None
         if kind == "element":
             self.norm = BatchStandard(
                 types * math.prod(self.pose), epsilon=eps, momentum=momentum

@@ -16,9 +16,8 @@ def dense_votes(
     children: Tensor, transforms: Tensor, coordinates: Tensor | None = None
 ) -> Tensor:
     """All votes ``V_ij = u_i W_ij (+ c_i)``, (B, I, J, H)."""
-    votes = torch.einsum("bimp,ijpd->bijmd", children, transforms).flatten(
-        -2
-    )  # I = 1 in transforms broadcasts
+    # I = 1 in transforms broadcasts.
+    votes = torch.einsum("bimp,ijpd->bijmd", children, transforms).flatten(-2)
     return votes if coordinates is None else votes + coordinates[:, None]
 
 
@@ -35,7 +34,8 @@ def weighted_moments(
     mass = share.sum(1)
     if not scatter:
         return Moments(mass, torch.einsum("bij,bijh->bjh", share, votes), None)
-    with torch.no_grad():  # the mean but for rounding, which the sums below correct
+    # The mean is rounded: the sums below correct it.
+    with torch.no_grad():
         shift = torch.einsum("bij,bijh->bjh", share / positive(mass)[:, None], votes)
     centred = votes - shift[:, None]
     remainder = torch.einsum("bij,bijh->bjh", share, centred)

@@ -129,7 +129,8 @@ def only_stored() -> str:
     compiling = is_compiling()
     if not compiling and _tracing_state() is None:
         return ""
-    if not torch.onnx.is_in_onnx_export():  # asked last: it takes longer
+    # Asked last, because it takes longer.
+    if not torch.onnx.is_in_onnx_export():
         return ""
     if not compiling:
         raise RuntimeError(

@@ -171,7 +171,8 @@ class Votes:
         self._plan: Plan | None = None
         self._kept: dict[tuple[str, bool], Any] = {}
         self._versions: tuple[int, int] | None = None
-        compiling = torch.compiler.is_compiling()  # which knows no inference tensors
+        # A compiler knows no inference tensors.
+        compiling = torch.compiler.is_compiling()
         if not (compiling or self.children.is_inference() or transforms.is_inference()):
             self._versions = self.children._version, transforms._version
 
@@ -385,7 +386,8 @@ class Votes:
                 f"{type(competition).__name__} is of one window only: use "
                 "competition='window'"
             )
-        _ = self.plan  # made before the copy, so that both share it
+        # Made before the copy, so that both share it.
+        _ = self.plan
         # As ``copy`` does, which torch.compile traces from PyTorch 2.12 on only.
         votes = object.__new__(type(self))
         for name in self.fields:
@@ -860,7 +862,8 @@ def _checked_sites(sites: Any, children: Tensor) -> Tensor:
         or sites.is_meta
         or not sites.numel()
     ):
-        return sites  # there are no numbers to look at
+        # There are no numbers to look at.
+        return sites
     least, largest = _range(sites)
     if least < 0 or largest >= children.shape[1]:
         raise ValueError(

@@ -201,7 +201,8 @@ def in_windows(field: Tensor, sites: Tensor | None) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _kept_children(windows: Windows, types: int, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):  # a later call may need gradients
+    # A later call may need gradients.
+    with torch.inference_mode(False):
         return windows._children(types, device)
 
 
