@@ -13,10 +13,12 @@ from PIL import Image
 import torchcaps as tc
 from tests.kinds.objects.test_sets import pictures
 from torchcaps.capsules import DrawnFeatures, Prediction
+from torchcaps.numerics import Advance
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import Digits, Shapes
-from torchcaps_lab.kinds.objects.task import Objects, slot_hints
+from torchcaps_lab.kinds.objects.task import Objects, error_of_slots, slot_hints
+from torchcaps_lab.tasks import Criteria
 
 NETWORK: dict[str, Any] = {"channels": 4, "dim": 8}
 
@@ -38,6 +40,43 @@ def test_perfect_slots_have_perfect_figures() -> None:
     assert len(answer.classes) == batch.labels[0].unique().numel()
     assert answer.classes[0] == "slot 1"
     assert answer.seen == f"{len(answer.classes) - 1} objects and the ground"
+
+
+def test_the_error_of_slots_is_that_of_the_slot_that_claims_a_pixel() -> None:
+    generator = torch.Generator().manual_seed(0)
+    pictures = torch.rand(2, 3, 5, 7, generator=generator)
+    colours = torch.rand(2, 4, 3, 5, 7, generator=generator)
+    owner = torch.randint(4, (2, 5, 7), generator=generator)
+    masks = torch.nn.functional.one_hot(owner, 4).movedim(-1, 1).float()
+    drawn = (colours * masks[:, :, None]).sum(1)
+    expected = (pictures - drawn).square().flatten(1).mean(1)
+    error = error_of_slots(pictures, colours, masks)
+    torch.testing.assert_close(error, expected)
+    # Two slots that blend to the picture are no slots of it.
+    halves = torch.stack([2 * pictures, torch.zeros_like(pictures)], 1)
+    shared = torch.full((2, 2, 5, 7), 0.5)
+    assert bool((error_of_slots(pictures, halves, shared) > 0.03).all())
+
+
+def test_the_part_of_single_slots_falls_to_nothing() -> None:
+    network = tc.models.SlotAutoencoder(classes=6, **NETWORK)
+    batch = Shapes(count=20, tests=4).test.__getitems__([0, 1, 2, 3])
+    criteria = Criteria(tc.MarginLoss(), tc.ReconstructionLoss())
+    task = Objects(single_slots=0.2)
+    parts = {}
+    for epoch in range(3):
+        task.advance(Advance(epoch, 3))
+        torch.manual_seed(0)
+        parts[epoch] = task.loss(network, network, batch, criteria)[1]
+    first, middle, last = parts.values()
+    assert list(last) == ["loss_of_drawing"]
+    error = last["loss_of_drawing"]
+    torch.testing.assert_close(first["loss_of_drawing"], 0.8 * error)
+    single = first["loss_of_single_slots"]
+    torch.testing.assert_close(middle["loss_of_single_slots"], single / 2)
+    task.advance(Advance(0, 3))
+    network.eval()
+    assert list(task.loss(network, network, batch, criteria)[1]) == list(last)
 
 
 def slots_as(masks: torch.Tensor, drawn: torch.Tensor) -> Prediction:
