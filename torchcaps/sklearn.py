@@ -3,6 +3,8 @@ cross-validation.
 """
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -24,7 +26,10 @@ with needing("estimators", "torchcaps[mixture]"):
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.utils import check_random_state
     from sklearn.utils.class_weight import compute_sample_weight
-    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.multiclass import (
+        _check_partial_fit_first_call,
+        check_classification_targets,
+    )
     from sklearn.utils.validation import (
         _check_sample_weight,
         check_is_fitted,
@@ -41,7 +46,7 @@ _INVERSE_TEMPERATURE = 10.0
 @dataclass(eq=False, repr=False)
 class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
     r"""Class capsules on features, or on small images, trained by gradient descent:
-    ``fit``, ``predict_proba``.
+    ``fit``, ``partial_fit``, ``predict_proba``.
 
     The features go through a hidden layer, or for images through two convolutions, to
     :class:`~torchcaps.layers.CapsHead`; scale them before, as for other networks
@@ -70,7 +75,7 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
     Attributes:
         classes_: the labels, (E,).
         network_: the trained network: features (B, F) to Capsules, in float64.
-        loss_curve_: the mean loss of each epoch.
+        loss_curve_: the mean loss of each epoch, or of each call of ``partial_fit``.
         n_features_in_: F.
 
     Raises:
@@ -118,9 +123,63 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
             sample_weight: how much the loss of each row counts, (n,), 0 or more. A row
                 of weight 0 is left out as if it was not given. None for 1.
         """
+        rows, labels, weights = self._checked(X, y, sample_weight, reset=True)
+        self.classes_ = np.unique(labels)
+        if len(self.classes_) < 2:
+            raise ValueError(
+                f"y must have two classes or more, got one class, {self.classes_[0]!r}"
+            )
+        data = self._data(rows, labels, weights)
+        with self._seeded():
+            self._begin(rows)
+            loader = self._loader(data)
+            cycle = torch.optim.lr_scheduler.OneCycleLR(
+                self._optimizer,
+                self.learning_rate,
+                total_steps=self.epochs * len(loader),
+            )
+            for _ in range(self.epochs):
+                self._pass(loader, rows, cycle)
+        # What partial_fit goes on with, at its own rate.
+        self._optimizer = self._new_optimizer()
+        self._warn_if_dead(rows)
+        return self
+
+    def partial_fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        classes: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+    ) -> "CapsNetClassifier":
+        """Trains on more rows: one pass over them, at the learning rate.
+
+        Args:
+            X: the features, or the pixels of the images.
+            y: the labels, some of the classes.
+            classes: the labels of all calls. They are needed in the first one.
+            sample_weight: as of :meth:`fit`.
+        """
+        if self.class_weight == "balanced":
+            raise ValueError(
+                "class_weight 'balanced' needs all rows: give partial_fit a dict"
+            )
+        first = _check_partial_fit_first_call(self, classes)
+        rows, labels, weights = self._checked(X, y, sample_weight, reset=first)
+        data = self._data(rows, labels, weights)
+        with self._seeded():
+            if first:
+                self._begin(rows)
+            self._pass(self._loader(data), rows)
+        return self
+
+    def _checked(
+        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, reset: bool
+    ) -> tuple[Tensor, NDArray[Any], NDArray[Any]]:
+        """Rows (n, F), labels (n,) and weights (n,), without those of weight 0."""
         check_fields(self)
         _check_rows(X)
-        rows, labels = validate_data(self, X, y, dtype=np.float64)
+        rows, labels = validate_data(self, X, y, dtype=np.float64, reset=reset)
         check_classification_targets(labels)
         weights = _check_sample_weight(
             sample_weight, rows, dtype=np.float64, ensure_non_negative=True
@@ -130,10 +189,23 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
             raise ValueError(
                 "sample_weight must be above 0 for some row, got 0 for all"
             )
-        rows = rows[counts]
-        labels = labels[counts]
-        weights = weights[counts]
-        self.classes_, target = np.unique(labels, return_inverse=True)
+        if self.image_shape is not None and np.prod(self.image_shape) != rows.shape[1]:
+            raise ValueError(
+                f"X must have the pixels of image_shape {self.image_shape}, got "
+                f"{rows.shape[1]} a row"
+            )
+        return torch.tensor(rows[counts]), labels[counts], weights[counts]
+
+    def _data(
+        self, rows: Tensor, labels: NDArray[Any], weights: NDArray[Any]
+    ) -> TensorDataset:
+        """Rows, the places of their labels, and their weights, of mean 1."""
+        unknown = np.setdiff1d(labels, self.classes_)
+        if len(unknown):
+            raise ValueError(
+                f"y must hold labels of classes {self.classes_}, got {unknown}"
+            )
+        target = np.searchsorted(self.classes_, labels)
         counted = compute_sample_weight(self.class_weight, labels)
         if not (np.isfinite(counted).all() and (counted >= 0).all() and counted.any()):
             raise ValueError(
@@ -141,25 +213,18 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
                 f"got {self.class_weight}"
             )
         weights = weights * counted
-        if len(self.classes_) < 2:
-            raise ValueError(
-                f"y must have two classes or more, got one class, {self.classes_[0]!r}"
-            )
-        if self.image_shape is not None and np.prod(self.image_shape) != rows.shape[1]:
-            raise ValueError(
-                f"X must have the pixels of image_shape {self.image_shape}, got "
-                f"{rows.shape[1]} a row"
-            )
+        weights = weights / weights.mean()
+        return TensorDataset(rows, torch.as_tensor(target), torch.tensor(weights))
+
+    @contextmanager
+    def _seeded(self) -> Iterator[None]:
+        """Inside, random numbers are those of the random state. Those of the caller
+        stay what they are.
+        """
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        # The caller's random numbers stay what they are.
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            self._train(
-                torch.tensor(rows),
-                torch.as_tensor(target),
-                torch.tensor(weights / weights.mean()),
-            )
-        return self
+            yield
 
     def _network(self) -> nn.Sequential:
         """Features (B, F) to class capsules."""
@@ -189,44 +254,48 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
         ]
         return nn.Sequential(nn.Unflatten(1, self.image_shape), *stem, head)
 
-    def _train(
-        self,
-        rows: Tensor,
-        target: Tensor,
-        weights: Tensor,
-    ) -> None:
+    def _begin(self, rows: Tensor) -> None:
+        """Makes a network for such rows, and its optimizer."""
         self.network_ = self._network().double()
         # Lazy layers learn their sizes.
         self.network_(rows[:2])
         self.network_.to(self.device)
-        loader = DataLoader(
-            TensorDataset(rows, target, weights), int(self.batch_size), shuffle=True
-        )
-        optimizer = torch.optim.Adam(self.network_.parameters(), self.learning_rate)
-        steps = self.epochs * len(loader)
-        cycle = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, self.learning_rate, total_steps=steps
-        )
-        self.loss_curve_ = []
-        for _ in range(self.epochs):
-            losses = []
-            for batch, labels, weight in loader:
-                lengths = self.network_(batch.to(self.device)).activation
-                terms = cross_entropy(
-                    _INVERSE_TEMPERATURE * lengths,
-                    labels.to(self.device),
-                    reduction="none",
-                )
-                loss = (weight.to(self.device) * terms).mean()
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
+        self._optimizer = self._new_optimizer()
+        self.loss_curve_: list[float] = []
+
+    def _new_optimizer(self) -> torch.optim.Adam:
+        return torch.optim.Adam(self.network_.parameters(), self.learning_rate)
+
+    def _loader(self, data: TensorDataset) -> DataLoader[Any]:
+        return DataLoader(data, int(self.batch_size), shuffle=True)
+
+    def _pass(self, loader: DataLoader[Any], rows: Tensor, cycle: Any = None) -> None:
+        """Trains on each row once.
+
+        Args:
+            loader: the batches.
+            rows: all rows, for messages.
+            cycle: the cycle of the learning rate; None keeps the rate.
+        """
+        losses = []
+        self.network_.train()
+        for batch, labels, weight in loader:
+            lengths = self.network_(batch.to(self.device)).activation
+            terms = cross_entropy(
+                _INVERSE_TEMPERATURE * lengths,
+                labels.to(self.device),
+                reduction="none",
+            )
+            loss = (weight.to(self.device) * terms).mean()
+            self._optimizer.zero_grad()
+            loss.backward()
+            self._optimizer.step()
+            if cycle is not None:
                 cycle.step()
-                losses.append(loss.item())
-            self.loss_curve_.append(float(np.mean(losses)))
-            _check_loss(self.loss_curve_, rows)
+            losses.append(loss.item())
         self.network_.eval()
-        self._warn_if_dead(rows)
+        self.loss_curve_.append(float(np.mean(losses)))
+        _check_loss(self.loss_curve_, rows)
 
     def _warn_if_dead(self, rows: Tensor) -> None:
         """Warns if nothing of the rows gets to the classes."""
@@ -238,7 +307,7 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
                 "CapsNetClassifier answers the same for all rows of X: scale them "
                 "before (StandardScaler), or lower learning_rate",
                 ConvergenceWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
 
     def _lengths(self, rows: Tensor) -> Tensor:
