@@ -16,7 +16,6 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from torchcaps.sklearn import CapsNetClassifier
 
-
 RANDOM = "batches are drawn at random, so a row twice is not a row of weight 2"
 
 
