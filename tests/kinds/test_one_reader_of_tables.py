@@ -445,3 +445,49 @@ def test_check_takes_a_data_set_or_a_task(
     assert command is not None
     steps = ("--epochs", "1", "--report", "false")
     assert status(*shlex.split(command[1]), *steps) == 0
+
+
+@pytest.mark.parametrize(
+    "parts", [("Training Set", "Test Set"), ("seg_train", "seg_test")]
+)
+def test_folders_of_splits_are_no_classes(
+    parts: tuple[str, str], tmp_path: Path
+) -> None:
+    """They were read as two classes."""
+    for part in parts:
+        for name in ("ant", "bee"):
+            folder = tmp_path / part / name
+            folder.mkdir(parents=True)
+            for number in range(5):
+                picture = Image.new("L", (16, 16), 10 * number + 3 * len(part))
+                picture.save(folder / f"{number}.png")
+    data = fit(DataSet, guess(tmp_path).options["data"], "data").make()
+    assert data.classes == ("ant", "bee")
+    assert len(data.test) == 10
+
+
+def test_a_column_of_one_remark_holds_no_labels(write: Write) -> None:
+    name = write(
+        "t.csv",
+        ("text", "kind", "remark"),
+        lambda k: (text(k), "ab"[k % 2], "" if k % 3 else "blurred"),
+    )
+    assert guess(name).options["data"]["label"] == "kind"
+
+
+def test_the_same_folders_in_every_class_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Places with the classes in each were read as classes without a word."""
+    for place in ("field 1", "field 2"):
+        for name in ("frog", "bird"):
+            folder = tmp_path / place / name
+            folder.mkdir(parents=True)
+            for number in range(5):
+                shade = 20 * number + ord(place[-1]) + ord(name[0])
+                picture = Image.new("L", (16, 16), shade)
+                picture.save(folder / f"{number}.png")
+    status("check", str(tmp_path))
+    assert "holds the folders bird, frog, which are not classes" in (
+        capsys.readouterr().out
+    )

@@ -253,7 +253,11 @@ class Columns:
             for column in rest
             if column.role == "flag" and not part_called(column.name)
         ]
-        likely = [column for column in rest if column.role in ("label", "labels")]
+        likely = [
+            column
+            for column in rest
+            if column.role in ("label", "labels") and column.distinct > 1
+        ]
         numbers = [column for column in rest if column.role == "number"]
         chosen = self._named_labels(rest) or likely + flags or numbers
         if chosen == flags and len(flags) > 1:

@@ -2,6 +2,7 @@
 these.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -123,9 +124,17 @@ class Listing(Listed):
         names say so: those of recordings or patients occur in several classes.
         """
         inner: list[Path] = []
+        names: list[set[str]] = []
         for folder, files in inside.items():
             entries = {folder / file.relative_to(folder).parts[0] for file in files}
             inner += sorted(entries - {*files})
+            names.append({path.name for path in entries - {*files}})
+        if len(names) > 1 and len(names[0]) > 1 and names.count(names[0]) == len(names):
+            self.notes += (
+                f"each of the class folders {some([path.name for path in inside])} "
+                f"holds the folders {some(sorted(names[0]))}, which are not classes. If "
+                f"they are, move them into {root}",
+            )
         if len(inner) < 2 or len({path.name for path in inner}) < len(inner):
             return
         paths = [path.relative_to(root).as_posix() for path in inner]
@@ -351,6 +360,9 @@ def _folders(folder: Path) -> list[Path]:
     )
 
 
+_WORD_END = re.compile(r"[ _-]")
+
+
 def _part_folders(root: Path, kind: type[Listing]) -> dict[str, Path] | None:
     """The folders of the splits; None if all folders are classes.
 
@@ -360,8 +372,12 @@ def _part_folders(root: Path, kind: type[Listing]) -> dict[str, Path] | None:
     named: dict[str, Path] = {}
     folders = _folders(root)
     unnamed = []
-    for path in folders:
-        part = part_called(path.name)
+    by_name = {path: part_called(path.name) for path in folders}
+    last = {path: part_called(_WORD_END.split(path.name)[-1]) for path in folders}
+    if len({*last.values()} - {None}) > 1 and "train" in last.values():
+        # Such as seg_train beside seg_test.
+        by_name = last
+    for path, part in by_name.items():
         if part is None:
             unnamed.append(path)
         elif part in named:
