@@ -176,8 +176,8 @@ class Clustering(SuggestsNames, BaseEstimator, ABC):
     Attributes:
         n_iter_: how many steps :meth:`fit` made.
         converged_: whether the last of them changed less than ``tol``, there are as
-            many distinct points as clusters, but for rounding, every cluster has
-            points, and no two clusters are the same.
+            many distinct points as clusters, but for rounding, every cluster is the
+            most probable of some point, and no two are the same.
         history_: the clusters after each step.
         labels_: the cluster of each training point, (n_samples,).
     """
@@ -254,8 +254,8 @@ class Clustering(SuggestsNames, BaseEstimator, ABC):
 
         Warns:
             ConvergenceWarning: if the last step changed more than ``tol``; if there are
-                fewer distinct points than clusters, a cluster is without points, or two
-                clusters take the same share of every point.
+                fewer distinct points than clusters, a cluster is the most probable of
+                no point, or two clusters take the same share of every point.
         """
         check_number("max_iter", self.max_iter, 1, integral=True)
         check_number("tol", self.tol, 0)
@@ -321,16 +321,17 @@ class Clustering(SuggestsNames, BaseEstimator, ABC):
                 f"was asked for {clusters} clusters of {count} distinct points: some "
                 "of the clusters are the same, or empty"
             )
-        mass = assignment.sum(0) if weights is None else weights @ assignment
-        empty = (mass <= resolution(mass.sum())).nonzero().flatten().tolist()
-        if empty:
-            return f"has clusters without points, {empty} of {clusters}: ask for fewer"
-        share = assignment if weights is None else weights[:, None] * assignment
-        pair = _same_clusters(share / mass)
+        share = assignment
+        if weights is not None:
+            share = weights[weights > 0, None] * assignment[weights > 0]
+        pair = _same_clusters(share / share.sum(0))
         if pair is not None:
             return (
                 f"has clusters that are the same, {pair} of {clusters}: ask for fewer"
             )
+        empty = sorted({*range(clusters)} - {*share.argmax(-1).tolist()})
+        if empty:
+            return f"has clusters without points, {empty} of {clusters}: ask for fewer"
         return ""
 
     def _compared(self, points: Tensor) -> Tensor:
