@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from torchcaps.numerics import full_precision, quotient
 from torchcaps.ops import InnerProduct, Votes, folded, fused
@@ -161,12 +162,12 @@ class SlotAttentionRouting(Routing):
         return Routed(slots, share, keyed, _similarity(query))
 
     def _query(self, slots: Tensor) -> Tensor:
-        query = applied(self.to_query, applied(self.norm_slot, slots))
-        return query / math.sqrt(query.shape[-1])
+        return applied(self.to_query, applied(self.norm_slot, slots))
 
 
 def _similarity(query: Tensor) -> InnerProduct:
     """The similarity of [key | value] with queries: [query | 0]."""
+    query = query / math.sqrt(query.shape[-1])
     return InnerProduct(torch.cat([query, torch.zeros_like(query)], -1))
 
 
@@ -185,17 +186,20 @@ class _Attention:
         J = children.parents
         self.pooled: Any = folded.pooled
         self.options: dict[str, Any] = {"epsilon": children.epsilon}
+        self.place_query: Tensor | None = None
         if native and not folded.by_matrix_products(J, P):
             self.pooled = fused.folded.pooled
             self.options["shared"] = fused.folded.Shared(poses)
+            self.place_query = poses.new_zeros(B, 1, J, 1)
         # The mass is the sum of 1.
         self.children = poses, poses.new_ones(1, N), children.weights
-        self.place_query = poses.new_zeros(B, 1, J, 1)
-        self.key, self.value = children.transforms[0, 0].chunk(2, -1)  # [P, H]
-        self.key_bias = self.value_bias = None  # [H]
+        key, value = children.transforms[0, 0].chunk(2, -1)  # [P, H]
+        scale = 1 / math.sqrt(key.shape[-1])
+        self.key, self.value = scale * key, value.mT
+        self.key_bias = self.value_bias = None
         if children.place_transforms is not None:
-            biases = children.place_transforms[0, 0, 0].chunk(2)
-            self.key_bias, self.value_bias = biases
+            bias, self.value_bias = children.place_transforms[0, 0].chunk(2, -1)
+            self.key_bias = scale * bias  # [1, H]
         assert children.weights is not None
         self.total = children.weights.sum(1)  # [B, 1]
 
@@ -214,12 +218,15 @@ class _Attention:
         """
         place_query = self.place_query
         if self.key_bias is not None:
-            place_query = (query @ self.key_bias)[:, None, :, None]
+            place_query = linear(query, self.key_bias)[:, None]
         sums, mass = self.pooled(
-            *self.children, (query @ self.key.mT)[:, None], place_query, **self.options
+            *self.children,
+            linear(query, self.key)[:, None],
+            place_query,
+            **self.options,
         )
-        mass = mass[:, 0]  # [B, J, 1]
-        values = sums[:, 0] @ self.value
+        mass = mass[:, 0]
+        values = linear(sums[:, 0], self.value)
         if self.value_bias is not None:
             values = values + mass * self.value_bias
         return quotient(values, mass), quotient(mass[..., 0], self.total)

@@ -173,14 +173,14 @@ class FoldedPass {
       : N(N), J(J), E(E), Q(Q), row(whole_vectors<T>(Q)), block(block_of(N, J, row)), places(places), orphan(orphan),
         standard(epsilon >= 0), epsilon(epsilon), logit_groups(J), back_groups(J), narrow_groups(J), wide_groups(J) {
     const int64_t pairs = int64_t{block} * J, wide = int64_t{row} * J;
-    memory.reset(new V[(2 * pairs + int64_t{block} * (row + 1) + 7 * wide + row) / L + row + Q + 2 * E]);
+    memory.reset(new V[(2 * pairs + int64_t{block} * (row + 1) + 7 * wide + row) / L + row + Q + (J + 2) * E]);
     T* free = reinterpret_cast<T*>(memory.get());
     const auto take = [&](int64_t count) { return std::exchange(free, free + count); };
     shares = take(pairs), flows = take(pairs), rows = take(int64_t{block} * row);
     centred_queries = take(wide), centred_slopes = take(wide), total = take(wide), queries = take(wide), slopes = take(wide);
     turned_queries = take(wide), turned_slopes = take(wide);
     means = take(block), largest = take(row + E * L), cut = take(L * row);
-    poses = reinterpret_cast<V*>(take((Q + E) * L));
+    poses = reinterpret_cast<V*>(take((Q + E) * L)), place_sums = reinterpret_cast<V*>(take(J * E * L));
   }
 
   static int64_t partition_size(int64_t N) { return 2 * whole_vectors<T>(N); }
@@ -190,7 +190,7 @@ class FoldedPass {
   __attribute__((noinline)) void forward(Child child, const T* A, const T* Ae, T* S, T* Se, T* partition) {
     T* const sum = Q == row ? S : total;
     std::fill_n(sum, int64_t{J} * row, T(0));
-    if (Se) std::fill_n(Se, int64_t{J} * E, T(0));
+    if (Se) std::fill_n(place_sums, J * E, V{});
     A = centred(A, centred_queries);
     if constexpr (kHolds) find_largest(A, Ae);
     A = by_number(A, turned_queries);
@@ -208,21 +208,22 @@ class FoldedPass {
         V factor = T(1) / total;
         if (partition) store_vector<T>(top, partition + 2 * (first + n)), store_vector<T>(factor, partition + 2 * (first + n) + L);
         if (child.weights) factor *= load_weights(child, first + n, there);
-        if (Se) add_up_places(share, first + n, factor, Se);
+        if (Se) add_up_places(share, first + n, factor);
         copies ? copy_rows(child, first, n, there, factor * scale) : multiply(share, factor * scale);
       }
       add_up_rows(shares, child, first, count, copies, sum);
     }
+    if (Se) sum_places(Se);
     if (Q != row) unpadded(total, S);
     if (standard) centre(S, S);
   }
 
-  // From dS_tj (G) to du_i, which may be added to what is there, da_i (null if not wanted) and dA_tj.
+  // From dS_tj (G), and its part of the places or null, to du_i, which may be added to what is there, da_i (null if not wanted) and dA_tj.
   __attribute__((noinline)) void backward(Child child, const T* A, const T* Ae, const T* G, const T* Ge, const T* partition, T* du,
                                           bool adds, T* da, T* dA, T* dAe) {
     T* const sum = Q == row ? dA : total;
     std::fill_n(sum, int64_t{J} * row, T(0));
-    if (dAe) std::fill_n(dAe, int64_t{J} * E, T(0));
+    if (dAe) std::fill_n(place_sums, J * E, V{});
     A = centred(A, centred_queries), G = centred(G, centred_slopes);
     const T *wide_A = kHolds ? A : padded(A, queries), *wide_G = kHolds ? G : padded(G, slopes);
     const bool copies = Q != row;  // else poses are added up where they lie
@@ -255,7 +256,7 @@ class FoldedPass {
             if (!kHolds && standard)
 #pragma GCC unroll 16
               for (int k = 0; k < m; ++k) own.slope += t[k] * d[k];
-            add_places<m>(e, Ge + j * E, d);
+            if (Ge) add_places<m>(e, Ge + j * E, d);
 #pragma GCC unroll 16
             for (int k = 0; k < m; ++k) {
               const V part = t[k] * d[k];
@@ -285,7 +286,7 @@ class FoldedPass {
         // Whole groups are read and written where they lie; others are copied, and cut out of their copies.
         const bool whole = there == L && Q == row;
         if (!whole) copy_rows(child, first, n, there, splat(T(1)));
-        if (dAe) add_up_places(dl, first + n, standard ? T(1) / scale : splat(T(1)), dAe);
+        if (dAe) add_up_places(dl, first + n, standard ? T(1) / scale : splat(T(1)));
         if (!du) continue;
         T* const to = du + (first + n) * child.stride;
         if constexpr (kHolds) {
@@ -312,6 +313,7 @@ class FoldedPass {
       }
       add_up_rows(flows, child, first, count, copies, sum);
     }
+    if (dAe) sum_places(dAe);
     if (Q != row) unpadded(total, dA);
     if (standard) centre(dA, dA);
   }
@@ -330,7 +332,7 @@ class FoldedPass {
       if (!da) continue;
       T along = 0;
       for (int q = 0; q < Q; ++q) along += total[q] * child.poses[n * child.stride + q];
-      for (int k = 0; k < E; ++k)
+      for (int k = 0; Ge && k < E; ++k)
         for (int j = 0; j < J; ++j) along += Ge[j * E + k] * places[k * N + n];
       da[n * child.weight_stride] += share * along;
     }
@@ -679,19 +681,16 @@ class FoldedPass {
     });
   }
 
-  // to_je += sum_n share_nj factor_n e_n of a group of places, of what depends on the places alone: of L parents at once.
-  void add_up_places(const T* share, int n, V factor, T* to) const {
+  // Adds share_nj factor_n e_n of a group of places, of what depends on the places alone: one in each lane, until all are added up.
+  void add_up_places(const T* share, int n, V factor) {
     for (int k = 0; k < E; ++k) {
       const V e = load_first(places + int64_t{k} * N + n, N - n) * factor;
-      for (int j = 0; j < J; j += L) {
-        const int count = std::min(L, J - j);
-        V parts[L];
-#pragma GCC unroll 16
-        for (int lane = 0; lane < L; ++lane) parts[lane] = lane < count ? load_vector(share + (j + lane) * L) * e : V{};
-        fold_all<T, L / 2>(parts);
-        for (int lane = 0; lane < count; ++lane) to[(j + lane) * E + k] += parts[0][lane];
-      }
+      for (int j = 0; j < J; ++j) place_sums[j * E + k] += load_vector(share + j * L) * e;
     }
+  }
+
+  void sum_places(T* to) const {
+    for (int k = 0; k < J * E; ++k) to[k] = lane_sum<T>(place_sums[k]);
   }
 
   // du_n = sum_j share_nj G_j + flow_nj A_j of a whole group of places, with the pose in the lanes.
@@ -771,7 +770,7 @@ class FoldedPass {
   std::unique_ptr<V[]> memory;
   T *shares, *flows, *rows, *centred_queries, *centred_slopes, *total, *queries, *slopes, *turned_queries, *turned_slopes;
   T *means, *largest, *cut;
-  V* poses;
+  V *poses, *place_sums;
 };
 
 // One pass over all examples and types.

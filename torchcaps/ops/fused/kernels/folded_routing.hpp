@@ -351,7 +351,7 @@ class FoldedRouting {
           const int64_t task = (first + b) * f.T + t, own_task = b * f.T + t, at = (first + b) * f.N * f.T + t;
           T* const du = f.grad_children ? writable(f.grad_children) + at * Q : nullptr;
           T* const da = f.grad_weights ? writable(f.grad_weights) + at : nullptr;
-          const T *g = G + own_task * f.J * Q, *ge = Ge + own_task * f.J * f.E;
+          const T *g = G + own_task * f.J * Q, *ge = f.place_transforms ? Ge + own_task * f.J * f.E : nullptr;
           if (query < 0) {
             pass.uniform_back(child(first + b, t), share, g, ge, du, adds, da);
             continue;
