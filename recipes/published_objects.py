@@ -34,6 +34,8 @@ MEASURES = {
     "ari": "ARI with the ground",
     "mbo": "mean best overlap",
     "fg_ari_assigned": "FG-ARI, assigned pixels",
+    "ari_assigned": "ARI with the ground, assigned pixels",
+    "mbo_assigned": "mean best overlap, assigned pixels",
 }
 """The names of the figures of the task."""
 
