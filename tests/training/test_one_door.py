@@ -204,3 +204,15 @@ def test_pictures_alone_need_the_task(trained: Callable[..., Classifier]) -> Non
         trained(IMAGES)
     with pytest.raises(ValueError, match="without labels: picture"):
         trained([(IMAGES[0], 1)] * 9, task="objects", size=16)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([("a good day", "a"), ("a bad day", "b")] * 8, "texts are read from a table"),
+        (type("Frame", (), {"to_csv": None, "shape": (8, 2)})(), "data.to_csv"),
+    ],
+)
+def test_what_is_read_from_a_file_alone_says_so(data: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tc.train(data, show=None)

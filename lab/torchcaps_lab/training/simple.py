@@ -167,6 +167,11 @@ def _in_python(data: Any) -> dict[str, Any]:
     """
     if isinstance(data, type):
         return {"data": {"name": DATASETS.name_of(data)}}
+    if hasattr(data, "to_csv"):
+        raise ValueError(
+            "a table is read from a file: data.to_csv('table.csv', index=False), then "
+            f"torchcaps.train('table.csv'), got a {type(data).__name__}"
+        )
     if hasattr(data, "shape"):
         raise ValueError(
             "the labels are missing: torchcaps.train(images, labels) takes images in "

@@ -332,6 +332,12 @@ def _pair(data: Any, index: int, name: str) -> tuple[Any, tuple[Label, ...]]:
 
 def _source(image: Any, name: str, levels: Levels | None) -> "Source":
     """An image of any kind as a PIL image, or as bands, or as the path of its file."""
+    if isinstance(image, str) and not Path(image).suffix and not Path(image).exists():
+        raise BrokenImage(
+            name,
+            f"{image!r:.60} names no file; texts are read from a table, "
+            "torchcaps.train('texts.csv')",
+        )
     if isinstance(image, str | Path):
         return Path(image)
     try:
