@@ -131,10 +131,10 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
             )
         data = self._data(rows, labels, weights)
         with self._seeded():
-            self._begin(rows)
+            optimizer = self._begin(rows)
             loader = self._loader(data)
             cycle = torch.optim.lr_scheduler.OneCycleLR(
-                self._optimizer,
+                optimizer,
                 self.learning_rate,
                 total_steps=self.epochs * len(loader),
             )
@@ -254,14 +254,15 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
         ]
         return nn.Sequential(nn.Unflatten(1, self.image_shape), *stem, head)
 
-    def _begin(self, rows: Tensor) -> None:
-        """Makes a network for such rows, and its optimizer."""
+    def _begin(self, rows: Tensor) -> torch.optim.Adam:
+        """Makes a network for such rows, and returns its optimizer."""
         self.network_ = self._network().double()
         # Lazy layers learn their sizes.
         self.network_(rows[:2])
         self.network_.to(self.device)
-        self._optimizer = self._new_optimizer()
         self.loss_curve_: list[float] = []
+        self._optimizer = self._new_optimizer()
+        return self._optimizer
 
     def _new_optimizer(self) -> torch.optim.Adam:
         return torch.optim.Adam(self.network_.parameters(), self.learning_rate)

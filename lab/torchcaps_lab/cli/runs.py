@@ -134,7 +134,7 @@ def open_run(
     else:
         classifier = open_classifier(run)
         spec = cast(Spec, named)
-        fitted = classifier.reader.complete(cast(dict[str, Any], spec.arguments))
+        fitted = classifier.reader.complete(spec.arguments)
         _take_classes(spec, classifier)
         try:
             data = spec.make()

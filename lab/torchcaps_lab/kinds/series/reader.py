@@ -84,8 +84,9 @@ class SeriesReader(Reader):
         sounds = place.with_suffix(*SOUNDS)
         if archives or sounds:
             train = _trained(archives, len(sounds))
-            options, why = _highest(sounds)
-            return _guess({"root": str(place.path), **options}, why, train, given)
+            highest, why = _highest(sounds)
+            data: dict[str, Any] = {"root": str(place.path), **highest}
+            return _guess(data, why, train, given)
         tables = tables_of(place)
         cells = Table(tables[0]).cells() if tables else None
         columns = None if cells is None else Columns.of(cells)
