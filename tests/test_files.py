@@ -15,6 +15,7 @@ import pytest
 
 from torchcaps.models import convert, create_model, load_pretrained
 from torchcaps.whole import (
+    nearest,
     opened,
     owned,
     read_bytes,
@@ -33,7 +34,8 @@ from torchcaps_lab.kinds.series.files import read_sound
 from torchcaps_lab.kinds.series.sound import Sound
 from torchcaps_lab.kinds.texts.word_vectors import read_vectors
 from torchcaps_lab.kinds.texts.words import Words
-from torchcaps_lab.look import lines_in
+from torchcaps_lab.look import Place, lines_in
+from torchcaps_lab.options.guess import seen
 from torchcaps_lab.options.reading import read_options
 from torchcaps_lab.report import write_page
 from torchcaps_lab.training.checkpoints import checkpoint_to_resume, newest_checkpoint
@@ -155,6 +157,19 @@ def test_a_checkpoint_that_is_no_file_is_none(special: str, tmp_path: Path) -> N
     else:
         with pytest.raises((ValueError, OSError), match=str(tmp_path)):
             checkpoint_to_resume(tmp_path)
+
+
+@pytest.mark.parametrize("special", ["pipe", "device", "socket"])
+def test_data_that_are_no_file_are_called_so(special: str, tmp_path: Path) -> None:
+    SPECIAL[special](tmp_path / "data")
+    with pytest.raises(ValueError, match="data is not a regular file"):
+        seen(Place(tmp_path / "data"), {})
+
+
+def test_what_has_the_very_name_is_not_what_was_meant(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "options.yaml")
+    assert nearest(tmp_path / "options.yaml") is None
+    assert nearest(tmp_path / "option.yaml") == tmp_path / "options.yaml"
 
 
 def test_a_file_that_grows_or_becomes_another_is_refused(

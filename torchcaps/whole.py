@@ -340,10 +340,12 @@ def nearest(path: Path) -> Path | None:
     while missing != missing.parent and not missing.parent.is_dir():
         missing = missing.parent
     try:
-        names = [entry.name for entry in islice(missing.parent.iterdir(), _NEIGHBOURS)]
+        beside = [*islice(missing.parent.iterdir(), _NEIGHBOURS)]
     except OSError:
         return None
     behind = path.relative_to(missing)
+    # What has the very name is no file, and not what was meant.
+    names = {entry.name for entry in beside} - {missing.name}
     for name in get_close_matches(missing.name, names, 3):
         near = missing.with_name(name) / behind
         if near.exists():

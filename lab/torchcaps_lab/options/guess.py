@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torchcaps_lab
 from torchcaps.spec import meant
-from torchcaps.whole import LARGEST_NOTE, read_json, resolved, seen_from
+from torchcaps.whole import LARGEST_NOTE, check_file, read_json, resolved, seen_from
 from torchcaps_lab.look import Guess, Place
 from torchcaps_lab.options.reading import merged
 from torchcaps_lab.options.start import with_start
@@ -82,8 +82,10 @@ def seen(
         The reader, and what it saw: options, or why there can be no training.
 
     Raises:
-        ValueError: no reader recognises it.
+        ValueError: no reader recognises it, or it is a device, a pipe or a socket.
     """
+    if place.path.exists() and not place.path.is_dir():
+        check_file(place.path)
     from torchcaps_lab.data import DataSet  # waits for torch
     from torchcaps_lab.data.reader import READERS
 

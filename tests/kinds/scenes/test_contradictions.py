@@ -147,6 +147,21 @@ def test_coco_without_contradictions(tmp_path: Path) -> None:
         assert "boxes around crowds are left out: 1" in data.notes()
 
 
+def test_shares_in_place_of_pixels(tmp_path: Path) -> None:
+    file = content()
+    for row in file["annotations"]:
+        row["bbox"] = [0.1, 0.2, 0.5, 0.3]
+    with pytest.raises(ValueError, match=r"all\.json must be in pixels"):
+        read_coco(tmp_path, json.dumps(file))
+
+
+def test_one_place_of_two_classes_is_told(tmp_path: Path) -> None:
+    file = content()
+    file["annotations"].append({**file["annotations"][0], "id": 20, "category_id": 1})
+    notes = read_coco(tmp_path, json.dumps(file)).notes()
+    assert any("of another class: 1" in note for note in notes)
+
+
 def test_an_object_with_one_name_twice(tmp_path: Path) -> None:
     text = json.dumps(content()).replace('"iscrowd": 0', '"bbox": [1, 1, 2, 2]', 1)
     with pytest.raises(ValueError, match="the name 'bbox' stands twice"):

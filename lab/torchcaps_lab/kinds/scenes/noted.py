@@ -73,7 +73,7 @@ def check_names(names: Sequence[str], source: object) -> tuple[str, ...]:
 
 def check_noted(noted: Sequence[Noted], classes: Sequence[str]) -> None:
     """Raise a `ValueError` if an image is there twice, or two images share one file of
-    labels, or a class is unknown. It names the files.
+    labels, or a class is unknown, or all boxes are in one pixel. It names the files.
     """
     sources: dict[Path, Noted] = {}
     labels: dict[Path, Noted] = {}
@@ -97,17 +97,29 @@ def check_noted(noted: Sequence[Noted], classes: Sequence[str]) -> None:
                 f"the annotations of {image.file} have the class {strange[0]!r}, which "
                 f"is none of {(*classes,)}"
             )
+    in_pixels = [image for image in noted if image.boxes and not image.shares]
+    if in_pixels and all(max(map(max, image.boxes)) <= 1 for image in in_pixels):
+        raise ValueError(
+            f"boxes by {in_pixels[0].source} must be in pixels, and all lie in the "
+            f"first pixel, as {in_pixels[0].boxes[0]}: they seem to be shares of the "
+            "sides of the image"
+        )
 
 
 def doubts(noted: Sequence[Noted]) -> list[str]:
     """Tell people of boxes that are left out, and of those that stand twice."""
     crowds = sum(image.crowds for image in noted)
     again = 0
+    others = 0
     for image in noted:
-        again += len(image.labels) - len({*zip(image.labels, image.boxes, strict=True)})
+        distinct = {*zip(image.labels, image.boxes, strict=True)}
+        again += len(image.labels) - len(distinct)
+        others += len(distinct) - len({*image.boxes})
     lines = [f"boxes around crowds are left out: {crowds:,}"] if crowds else []
     if again:
         lines.append(f"boxes of the same class and place as another one: {again:,}")
+    if others:
+        lines.append(f"boxes of the same place as one of another class: {others:,}")
     return lines
 
 
