@@ -118,7 +118,7 @@ class _Opened:
         if not has_capsules(classifier):
             raise ValueError(
                 f"the page has nothing to show of {type(classifier.network).__name__}, "
-                f"{_why_not(classifier)}"
+                f"{classifier.reader.unexplored(classifier.network)}"
             )
         self.classifier = classifier
         self.network: Any = classifier.network
@@ -201,15 +201,6 @@ def has_capsules(classifier: Classifier) -> bool:
     return classifier.task.explores or not classifier.reader.unexplored(
         classifier.network
     )
-
-
-def _why_not(classifier: Classifier) -> str:
-    """Why a network cannot be explored, in words."""
-    network = classifier.network
-    if any(isinstance(module, Routing) for module in network.modules()):
-        task = classifier.task.name
-        return f"whose task is {task}: 'torchcaps explain' draws its report"
-    return classifier.reader.unexplored(network)
 
 
 class Explorer:

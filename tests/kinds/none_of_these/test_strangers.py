@@ -269,7 +269,7 @@ class TestCommands:
         assert "# stranger than 100.0% of the validation images" in output
         assert main(["predict", "own", "noise/0.png", "--csv"]) == 0
         head, row = capsys.readouterr().out.splitlines()
-        assert head.endswith(",length,known,strangeness")
+        assert head.endswith(",length,place,known,strangeness")
         assert row.endswith(",0,1")
         assert main(["predict", "own", "noise/0.png", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["known"] is False

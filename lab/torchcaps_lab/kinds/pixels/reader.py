@@ -70,6 +70,10 @@ class PixelReader(ImageReader):
         if resize is not None and resize != self.resize:
             Reader.check_fit(self, network, resize)
 
+    def unexplored(self, network: ClassifierNetwork) -> str:
+        """Why there is nothing to explore: the page shows classes of whole images."""
+        return "whose task is segmentation: 'torchcaps explain' draws its report"
+
     def facts(self) -> dict[str, str]:
         """None: pictures of any size."""
         return {}
