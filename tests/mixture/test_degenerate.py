@@ -24,7 +24,7 @@ ESTIMATORS = [
 
 def nearly(points: np.ndarray) -> np.ndarray:
     noise = np.random.default_rng(0).integers(-2, 3, points.shape)
-    return points * (1 + noise * np.finfo(points.dtype).eps)
+    return (points * (1 + noise * np.finfo(points.dtype).eps)).astype(points.dtype)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
