@@ -14,9 +14,7 @@ from torchcaps.spec import SuggestsNames, settings
 
 Dims = int | tuple[int, ...]
 SquashKind = Literal["sabour", "half", "tanh", "exponential", "rational", "none"]
-SquashInRouting = Literal[
-    "sabour", "half", "tanh", "exponential", "rational", "none", "learned"
-]
+SquashInRouting = Literal[SquashKind, "learned"]
 
 
 def _wide(pose: Tensor) -> Tensor:
