@@ -155,8 +155,10 @@ class Slots(CapsuleLayer):
                 f"features must have {self.features} numbers each, got {rows.shape[-1]}"
             )
         children = self.project(rows)
-        no_transform = children.new_zeros(1, 1, children.shape[-1], self.dim)
-        transforms = no_transform.expand(-1, slots or self.slots, -1, -1)
+        # Not used: one number in memory.
+        transforms = children.new_zeros(()).expand(
+            1, slots or self.slots, children.shape[-1], self.dim
+        )
         return Votes(
             children, transforms, mask=None if mask is None else mask.flatten(1)
         )
