@@ -45,10 +45,10 @@ class Call(NamedTuple):
     coordinates: Tensor | None  # [I, M * D]
     weights: Tensor | None  # [N, G]
     log_partition: Tensor | None  # [N, G]
-    sites: Tensor | None  # int32 [W, I]: which of the G children each window has
-    similarity: tuple[
-        Tensor, ...
-    ]  # (), (alpha,) or (mean, precision, log_weight): [B, J, M * D] each, and [B, J]
+    # int32 [W, I]: which of the G children each window has.
+    sites: Tensor | None
+    # (), (alpha,) or (mean, precision, log_weight): [B, J, M * D] each, and [B, J]
+    similarity: tuple[Tensor, ...]
 
     @classmethod
     def of(cls, tensors: Sequence[Any], sites: Tensor | None) -> "Call":
@@ -349,7 +349,8 @@ class FusedVotes(VoteSource):
     ) -> Moments:
         """One E-step and the sums of the M-step that follows."""
         call = self._call(similarity, weights, log_partition)
-        if 0 in sizes_of(call)[1:]:  # the batch may be open
+        # Not the batch, whose size may be open.
+        if 0 in sizes_of(call)[1:]:
             return naive.stored_moments(
                 self, similarity, weights, competition, log_partition, scatter
             )

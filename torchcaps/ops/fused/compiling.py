@@ -30,7 +30,8 @@ Clang refuses to know it.
 
 FLAGS = (
     *("-O3", "-fno-math-errno", "-std=c++20", "-Wno-psabi", "-fopenmp", "-fPIC"),
-    *("-fno-signed-zeros", "-fno-trapping-math"),  # x + 0 is x; NaN stays NaN
+    # x + 0 is x; NaN stays NaN.
+    *("-fno-signed-zeros", "-fno-trapping-math"),
     GCC_ONLY,
 )
 

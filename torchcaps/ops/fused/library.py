@@ -49,9 +49,8 @@ def library() -> Any:
             the loader said.
     """
     for path in built():
-        with suppress(
-            *_UNLOADABLE
-        ):  # a C library that is older than that of the machine that built it, for one
+        # The C library may be older than that of the machine that built it.
+        with suppress(*_UNLOADABLE):
             return _loaded(path)
     try:
         return _loaded_or_named(build())
@@ -146,7 +145,8 @@ def build() -> Path:
         if library is None:
             lock_handle = open_private(folder / "lock", os.O_RDWR | os.O_CREAT)
             with os.fdopen(lock_handle) as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # given back by a process that dies
+                # A process that dies gives the lock back.
+                fcntl.flock(lock, fcntl.LOCK_EX)
                 library = _whole(folder, name) or _made(compiler, folder, name)
     return library
 
@@ -228,11 +228,11 @@ def _made(compiler: list[str], folder: Path, name: str) -> Path:
     with tempfile.TemporaryDirectory(prefix="making-", dir=folder) as scratch:
         compiled = Path(scratch) / "made.so"
         compile_library(compiler, compiled)
-        compiled.chmod(0o700)  # whatever the umask lets others do
+        # Whatever the umask lets others do.
+        compiled.chmod(0o700)
         with compiled.open("rb") as written:
-            os.fsync(
-                written.fileno()
-            )  # a name in the cache must not come before what it names
+            # A name in the cache must not come before what it names.
+            os.fsync(written.fileno())
         return compiled.replace(folder / f"{name}-{_digest(compiled)}.so")
 
 

@@ -336,7 +336,8 @@ def _at_arguments(
     ctx: Any, gradients_of: Callable[..., Tensors], upstream: Tensors
 ) -> Any:
     """The gradients at the places of an operator's arguments."""
-    saved = ctx.saved_tensors  # read once: a checkpoint gives them out only once
+    # Read once: a checkpoint gives them out only once.
+    saved = ctx.saved_tensors
     results, (*fields, sites), similarity = (
         saved[: ctx.results],
         saved[ctx.results : ctx.results + 6],
@@ -372,9 +373,8 @@ def _no_gradient(ctx: Any, *upstream: Any) -> Any:
     )
 
 
-_LIBRARY = torch.library.Library(
-    "torchcaps", "FRAGMENT"
-)  # the operators live as long as this
+# The operators live as long as this.
+_LIBRARY = torch.library.Library("torchcaps", "FRAGMENT")
 
 
 def operator(

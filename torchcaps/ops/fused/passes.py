@@ -474,10 +474,9 @@ def agreement_backward(
         votes = _aligned(votes)
     gradients = _empty_gradients(wanted, (*call[:3], bias), call)
     J = sizes_of(call)[2]
-    coefficients, several = (
-        None,
-        2 * (settings.steps - 1) * J + 1,
-    )  # two a step of each parent, and of the first one
+    # Two blocks a step of each parent, and the first one.
+    several = 2 * (settings.steps - 1) * J + 1
+    coefficients = None
     if True in wanted[:3]:
         coefficients = _coefficients(call, parts, several)
     record = {

@@ -37,7 +37,8 @@ def make_private(folder: Path) -> None:
         if facts.st_uid not in (0, os.geteuid()):
             raise NotPrivate(f"{path} belongs to another user")
         if stat.S_ISLNK(facts.st_mode):
-            path.stat()  # refuses links in a circle
+            # Refuses links in a circle.
+            path.stat()
             names += reversed(path.readlink().parts)
             continue
         if not stat.S_ISDIR(facts.st_mode):
@@ -61,7 +62,8 @@ def open_private(path: Path, flags: int) -> int:
     """
     if path.is_symlink():
         raise NotPrivate(f"{path} is a link")
-    flags |= os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe would wait for another process
+    # A pipe would wait for another process.
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK
     handle = os.open(path, flags, 0o600)
     facts = os.fstat(handle)
     if (

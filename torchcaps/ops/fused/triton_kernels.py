@@ -36,13 +36,14 @@ from typing import Any
 import triton
 import triton.language as tl
 
+# The compiler shall not know factors of these numbers.
 SIZES = [
     "B",
     "W",
     "I",
     "G",
     "J",
-]  # as the compiler should see them: numbers without known factors
+]
 
 
 @dataclass(frozen=True)
@@ -306,7 +307,8 @@ def _normaliser(logits, T: tl.constexpr):
     [b].
     """
     top = tl.max(logits, 1)
-    if T.orphan:  # of all blocks of parents, the first has the orphan
+    # Of all blocks of parents, the first has the orphan.
+    if T.orphan:
         first = tl.program_id(2) == 0
         top = tl.where(first, tl.maximum(top, 0.0), top)
         return top, tl.sum(tl.exp(logits - top[:, None]), 1) + tl.where(
@@ -623,7 +625,8 @@ def _upstream(mean, rest, grad_mass, grad_sum, grad_scatter, B, J, T: tl.constex
             slope_sum -= 2.0 * slope_scatter * _load_field(rest, B, J, T)
         return base, slope_sum, slope_scatter, final
     else:
-        return base, slope_sum, slope_sum, slope_sum  # Triton 3.6 returns no None
+        # Triton 3.6 returns no None.
+        return base, slope_sum, slope_sum, slope_sum
 
 
 @triton.jit

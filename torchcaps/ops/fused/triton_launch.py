@@ -99,17 +99,21 @@ adds them up.
 """
 MOST_WARPS = 8
 
-ROUNDS = 8  # of programs on all processors, at most: more parts take more memory
+# The most programs on all processors: more parts take more memory.
+ROUNDS = 8
 FEWEST_CHILDREN = 16  # of one program
-BESIDE = 24  # children in whose time a program loads its parents, and sums are merged
-BLOCK = 16  # parents, where they are too many for one tile
+# In the time of so many children a program loads its parents, and sums are merged.
+BESIDE = 24
+# Parents of a tile, where they are too many for one.
+BLOCK = 16
 # Partial gradients of a shared transform, to which all programs add for all children
 SLOTS = 64
 _INTERPRET = (
     "to try them on a CPU, very slowly, set TRITON_INTERPRET=1 before triton is "
     "imported"
 )
-STAGES = 1  # copying ahead through shared memory costs the registers that the sums need
+# Copying ahead through shared memory costs the registers that the sums need.
+STAGES = 1
 
 
 def prepare() -> None:
@@ -193,7 +197,8 @@ def moments_backward(
         *grads.similarity,
         tile=tile,
     )
-    if tile.by_row:  # what the parents of all blocks competed for
+    # The parents of all blocks compete for it.
+    if tile.by_row:
         assert log_partition is not None
         assert grad_partition is not None
         direct = grads.renewed_fields()
@@ -296,7 +301,8 @@ def cut_up(
     warps, numbers = cut.warps, tiling.numbers or cut.numbers
     m, d, j = power_of_2(M), power_of_2(D), power_of_2(J)
     while 32 * warps * numbers < m * d * j and warps < MOST_WARPS:
-        warps *= 2  # rather than blocks of parents
+        # More warps rather than blocks of parents.
+        warps *= 2
     warps = tiling.warps or warps
     pairs = max(1, 32 * warps * numbers // (m * d))
     if j > min(pairs, tiling.parents or pairs):
@@ -626,7 +632,8 @@ class Gradients:
         )
         self.weights = None if call.weights is None else each(call.weights)
         self.log_partition = None
-        if call.log_partition is not None:  # a hard assignment has no use for it
+        # A hard assignment has no use for it.
+        if call.log_partition is not None:
             self.log_partition = (torch.zeros_like if tile.hard else each)(
                 call.log_partition
             )

@@ -190,7 +190,8 @@ def _agreed_votes(
     even one beside the first two.
     """
     launch, steps = launch.for_work("passing"), len(grad_sums)
-    if steps > 3:  # several passes add to the gradients of the children
+    # Several passes add to the gradients of the children.
+    if steps > 3:
         launch.tile = replace(launch.tile, overlap=True)
     launch.tile = replace(launch.tile, even=1 / (launch.J + orphan))
     grads = Gradients(launch)

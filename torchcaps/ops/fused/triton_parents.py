@@ -445,7 +445,8 @@ def mixed_backward_kernel(
     beta = tl.load(unit_cost + j, mask=inside, other=0.0)
 
     flow = tl.full([T.j], 0.0, T.dtype)
-    slope = tl.full([T.j], 0.0, T.dtype)  # of the logarithm of the determinant
+    # The gradient of the logarithm of the determinant.
+    slope = tl.full([T.j], 0.0, T.dtype)
     if grad_logit is not None:
         flow += tl.load(grad_logit + pair, mask=inside, other=0.0)
     if grad_log_weight is not None:
@@ -478,7 +479,8 @@ def mixed_backward_kernel(
 
     there = (total > T.tiny)[:, None]
     share = tl.where(there, 1.0 / _positive(total, T)[:, None], 0.0)
-    spread = slope[:, None] * exact  # the gradient of the variance
+    # The gradient of the variance.
+    spread = slope[:, None] * exact
     if grad_precision is not None:
         steep = _summed(grad_precision, field, whole, count * T.H, splits)
         spread -= sharpness * steep * exact * exact
