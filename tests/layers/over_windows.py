@@ -90,7 +90,7 @@ def looped_assignment(
     logits: Tensor,
     windows: Windows,
     types: int,
-    orphan: bool = False,
+    leaky: bool = False,
 ) -> Tensor:
     """Softmax over all windows that see a child, (N * W, I, J)."""
     field = logits.unflatten(0, (-1, math.prod(windows.out)))  # [N, W, I, J]
@@ -104,9 +104,9 @@ def looped_assignment(
             [field[:, window, place] for window, place in pairs], 1
         )  # [N, pairs, J]
         rivals = candidates.flatten(1)
-        if orphan:
+        if leaky:
             rivals = torch.cat([rivals, torch.zeros_like(rivals[:, :1])], 1)
-        won = rivals.softmax(1)[:, : rivals.shape[1] - orphan].view_as(candidates)
+        won = rivals.softmax(1)[:, : rivals.shape[1] - leaky].view_as(candidates)
         share.update(zip(pairs, won.unbind(1), strict=True))
     return torch.stack([share[key] for key in sorted(share)], 1).view_as(logits)
 

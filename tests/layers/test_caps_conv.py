@@ -232,7 +232,7 @@ class TestWholeImage:
         stride: int,
         padding: int,
         backend: str = "naive",
-        orphan: bool = False,
+        leaky: bool = False,
     ) -> tuple[Windows, Votes]:
         windows = Windows(
             (6, 5),
@@ -243,7 +243,7 @@ class TestWholeImage:
         )
         children = random(2, 6, 5, TYPES, 2, 3)
         transforms = random(kernel**2 * TYPES, PARENTS, 3, 2, seed=1)
-        competition = GridWide(orphan=orphan, windows=windows, types=TYPES)
+        competition = GridWide(leaky=leaky, windows=windows, types=TYPES)
         sites = windows.children(TYPES, children.device)
         return windows, Votes(
             windows.pad(children),
@@ -254,11 +254,11 @@ class TestWholeImage:
         )
 
     @BACKENDS
-    @pytest.mark.parametrize("orphan", [False, True], ids=["", "orphan"])
+    @pytest.mark.parametrize("leaky", [False, True], ids=["", "leaky"])
     @pytest.mark.parametrize("kind", ["inner", "gaussian"])
-    def test_extreme_logits(self, backend: str, kind: str, orphan: bool) -> None:
+    def test_extreme_logits(self, backend: str, kind: str, leaky: bool) -> None:
         for dtype, sign in itertools.product((torch.float32, torch.float64), (1, -1)):
-            windows, votes = self.setting(3, 1, 1, orphan=orphan)
+            windows, votes = self.setting(3, 1, 1, leaky=leaky)
             children = votes.children.to(dtype).requires_grad_()
             transforms = votes.transforms.to(dtype)
             low = Votes(
@@ -278,7 +278,7 @@ class TestWholeImage:
             assert assignment.isfinite().all()
             totals = looped_totals(assignment, windows, TYPES)
             assert (totals <= 1.01).all()  # float32 logits of 1e4 are known to 1e-3
-            if not orphan:
+            if not leaky:
                 assert (totals >= 0.99).all()
             objective = (
                 assignment.square().sum() + low.moments(similarity).sum.square().mean()
@@ -297,11 +297,11 @@ class TestWholeImage:
         torch.testing.assert_close(
             votes.assignment(moved), votes.assignment(similarity), rtol=1e-7, atol=1e-9
         )
-        with_orphan = votes.restricted(orphan=True).assignment(moved)
+        with_leak = votes.restricted(leaky=True).assignment(moved)
         expected = (
-            votes.assignment(similarity) if sign > 0 else torch.zeros_like(with_orphan)
+            votes.assignment(similarity) if sign > 0 else torch.zeros_like(with_leak)
         )
-        torch.testing.assert_close(with_orphan, expected, rtol=1e-7, atol=1e-9)
+        torch.testing.assert_close(with_leak, expected, rtol=1e-7, atol=1e-9)
 
     @GEOMETRIES
     @pytest.mark.parametrize(
@@ -366,7 +366,7 @@ class TestWholeImage:
 
     @BACKENDS
     def test_leaky_dynamic_routing(self, backend: str) -> None:
-        """One orphan a child, not one a window."""
+        """One leak a child, not one a window."""
         children = make_children(1, 5, 4, TYPES, 3)
         layer = make_layer(
             TYPES,
@@ -374,7 +374,7 @@ class TestWholeImage:
             3,
             4,
             3,
-            routing=create_routing("dynamic", orphan=True, steps=2),
+            routing=create_routing("dynamic", leaky=True, steps=2),
             backend=backend,
         )
         (routed,) = layer.route(children)
@@ -387,11 +387,11 @@ class TestWholeImage:
         )
         dense = routed.votes.dense()
         first = looped_assignment(
-            torch.zeros_like(dense[..., 0]), windows, TYPES, orphan=True
+            torch.zeros_like(dense[..., 0]), windows, TYPES, leaky=True
         )
         parents = squash(torch.einsum("bij,bijh->bjh", first, dense))
         logits = torch.einsum("bjh,bijh->bij", parents, dense)
-        second = looped_assignment(logits, windows, TYPES, orphan=True)
+        second = looped_assignment(logits, windows, TYPES, leaky=True)
         torch.testing.assert_close(routed.assignment, second, rtol=1e-9, atol=1e-12)
         expected = squash(torch.einsum("bij,bijh->bjh", second, dense))
         torch.testing.assert_close(routed.pose, expected, rtol=1e-9, atol=1e-12)

@@ -329,14 +329,14 @@ class TestOverAllPositions:
     TYPES, PARENTS = 2, 3
 
     def setting(
-        self, windows: Windows, backend: str, orphan: bool
+        self, windows: Windows, backend: str, leaky: bool
     ) -> tuple[Votes, list[Tensor]]:
         children = windows.pad(
             random(2, *windows.size, self.TYPES, 2, 3)
         ).requires_grad_()
         places = math.prod(windows.kernel) * self.TYPES
         transforms = random(places, self.PARENTS, 3, 2, seed=1).requires_grad_()
-        competition = GridWide(orphan=orphan, windows=windows, types=self.TYPES)
+        competition = GridWide(leaky=leaky, windows=windows, types=self.TYPES)
         sites = windows.children(self.TYPES, CPU)
         with use_backend(backend):
             votes = Votes(children, transforms, competition=competition, sites=sites)
@@ -359,7 +359,7 @@ class TestOverAllPositions:
 
     @BACKENDS
     @pytest.mark.parametrize("kind", ["uniform", "inner", "gaussian"])
-    @pytest.mark.parametrize("orphan", [False, True], ids=["", "orphan"])
+    @pytest.mark.parametrize("leaky", [False, True], ids=["", "leaky"])
     @pytest.mark.parametrize(
         "windows",
         [
@@ -423,13 +423,13 @@ class TestOverAllPositions:
         self,
         windows: Windows,
         kind: str,
-        orphan: bool,
+        leaky: bool,
         backend: str,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 200)
         monkeypatch.setitem(FEW, "cpu", 0)
-        votes, inputs = self.setting(windows, backend, orphan)
+        votes, inputs = self.setting(windows, backend, leaky)
         similarity, parents = self.similarity(kind, votes.shape[0])
         weights = random(*votes.children.shape[:2], seed=8).sigmoid().requires_grad_()
         dense = votes.dense()
@@ -438,7 +438,7 @@ class TestOverAllPositions:
             if similarity is None
             else similarity.logits(dense)
         )
-        expected = looped_assignment(logits, windows, self.TYPES, orphan)
+        expected = looped_assignment(logits, windows, self.TYPES, leaky)
         assignment = votes.assignment(similarity)
         torch.testing.assert_close(assignment, expected, rtol=1e-9, atol=1e-12)
 

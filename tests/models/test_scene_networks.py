@@ -95,8 +95,8 @@ class TestMaps:
             maps = net.maps_of(images)
             children = net.children_of(images)
             share = net.route(images).assignment.unflatten(1, (8, 6))
-            orphans = 1 - share.sum(-1)
-            expected = (share - orphans[..., None]).clamp_min(0) * children.activation[
+            leaks = 1 - share.sum(-1)
+            expected = (share - leaks[..., None]).clamp_min(0) * children.activation[
                 ..., None
             ]
             assert torch.allclose(maps, expected.movedim(-1, 1))
@@ -104,7 +104,7 @@ class TestMaps:
             (explained,) = Observation(net, Selection(images, images)).maps.values()
             assert torch.allclose(explained, share)
 
-    def test_a_routing_without_orphans(self) -> None:
+    def test_a_routing_without_leaks(self) -> None:
         net = network(routing=create_routing("kmeans"))
         images = noise(1, 1, 32, 32)
         with torch.no_grad():

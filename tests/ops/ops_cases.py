@@ -19,7 +19,7 @@ class Case:
     rows: int = 1
     coordinates: bool = False
     weights: bool = False
-    partition: str = "soft"  # soft, orphan, given
+    partition: str = "soft"  # soft, leaky, given
     scatter: bool = False
     hard: bool = False
     batch: int = 2
@@ -96,7 +96,7 @@ class Case:
             similarity = Gaussian(
                 inputs["mean"], inputs["precision"], inputs["log_weight"]
             )
-        competition = Competition(orphan=self.partition == "orphan", hard=self.hard)
+        competition = Competition(leaky=self.partition == "leaky", hard=self.hard)
         return source.moments(
             similarity,
             inputs.get("weights"),
@@ -152,7 +152,7 @@ def all_cases(**fixed: Any) -> list[Any]:
         "rows": (1, 3),
         "coordinates": (False, True),
         "weights": (False, True),
-        "partition": ("soft", "orphan", "given"),
+        "partition": ("soft", "leaky", "given"),
         "scatter": (False, True),
     }
     options |= {name: (value,) for name, value in fixed.items()}

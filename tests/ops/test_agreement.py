@@ -120,10 +120,10 @@ def assert_same(
     [
         {},
         {"accumulate": False},
-        {"orphan": True},
+        {"leaky": True},
         {"squash": "half"},
         {"bias": True},
-        {"bias": True, "orphan": True},
+        {"bias": True, "leaky": True},
     ],
     ids=str,
 )

@@ -107,12 +107,12 @@ def test_fixed_shares_of_other_pairs() -> None:
         votes().total(torch.ones(J, I))
 
 
-class TestHardBesideAnOrphan:
+class TestHardBesideALeak:
     @OPEN
     def test_what_fits_nobody_goes_to_nobody(self, backend: str) -> None:
         similarity = SIMILARITIES["gaussian"]
         logits = logits_of(similarity)
-        competition = Competition(orphan=True, hard=True)
+        competition = Competition(leaky=True, hard=True)
         assignment = votes(backend, competition).assignment(similarity)
         for n, i in itertools.product(range(B), range(I)):
             best = int(logits[n, i].argmax())
@@ -123,16 +123,16 @@ class TestHardBesideAnOrphan:
 
 class TestRestricted:
     def test_changes_what_is_named_and_nothing_else(self) -> None:
-        new_votes = votes(competition=Competition(orphan=True))
+        new_votes = votes(competition=Competition(leaky=True))
         hard = new_votes.restricted(hard=True)
-        assert hard.competition.orphan
+        assert hard.competition.leaky
         assert hard.competition.hard
         assert not new_votes.competition.hard
 
-    def test_an_earlier_orphan_keeps_its_share(self) -> None:
+    def test_an_earlier_leak_keeps_its_share(self) -> None:
         similarity = SIMILARITIES["gaussian"]
         assignment = (
-            votes().restricted(orphan=True).restricted(hard=True).assignment(similarity)
+            votes().restricted(leaky=True).restricted(hard=True).assignment(similarity)
         )
         assert assignment.sum() < B * I
 
@@ -143,7 +143,7 @@ class TestRestricted:
     @EACH
     def test_votes_are_formed_once(self, backend: str) -> None:
         new_votes = votes(backend)
-        assert new_votes.restricted(orphan=True).source is new_votes.source
+        assert new_votes.restricted(leaky=True).source is new_votes.source
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class TestOwn:
         with pytest.raises(ValueError, match=r"factor of Doubled must be \(J = 4\)"):
             votes(competition=Doubled(torch.ones(I)))
 
-    @pytest.mark.parametrize("option", [{"hard": True}, {"orphan": True}])
+    @pytest.mark.parametrize("option", [{"hard": True}, {"leaky": True}])
     def test_alone(self, option: dict[str, bool]) -> None:
         with pytest.raises(ValueError, match="Doubled replaces the softmax"):
             Doubled(torch.ones(J), **option)

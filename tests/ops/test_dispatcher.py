@@ -115,7 +115,7 @@ class TestPlan:
     def test_it_is_made_once_for_votes_and_their_copies(self) -> None:
         new_votes = votes(100)
         new_votes.moments()
-        assert new_votes.restricted(orphan=True).plan is new_votes.plan
+        assert new_votes.restricted(leaky=True).plan is new_votes.plan
         with use_backend("chunked"):
             assert choose_backend(new_votes).backend == "native"  # planned already
 
@@ -270,7 +270,7 @@ def test_unknown_names_list_the_choices(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_restricted_votes_are_not_formed_again() -> None:
     new_votes = votes(backend="naive")
-    assert new_votes.restricted(orphan=True).source is new_votes.source
+    assert new_votes.restricted(leaky=True).source is new_votes.source
     assert new_votes.restricted(hard=True).competition.hard
 
 

@@ -26,8 +26,8 @@ def test_declared_fields_alone_are_listed_and_handed_on() -> None:
 
 def test_votes_under_another_competition_share_all_else() -> None:
     votes = tc.Votes(torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5))
-    changed = votes.under(tc.ops.Competition(orphan=True))
+    changed = votes.under(tc.ops.Competition(leaky=True))
     assert changed.source is votes.source
-    assert changed.competition.orphan
-    assert not votes.competition.orphan
+    assert changed.competition.leaky
+    assert not votes.competition.leaky
     assert changed.shape == votes.shape

@@ -117,7 +117,7 @@ def test_moments_are_those_of_stored_votes(
     problem = Problem(size, *given)
     results = {}
     for name in ("naive", backend):
-        votes = problem.votes(name).restricted(orphan="bias" in given)
+        votes = problem.votes(name).restricted(leaky="bias" in given)
         B, _, J, H = votes.shape
         alpha = torch.linspace(-1, 1, B * J * H, dtype=torch.float64).view(B, J, H)
         alpha.requires_grad_()
@@ -132,7 +132,7 @@ def test_moments_are_those_of_stored_votes(
 ROUTINGS: dict[str, dict[str, Any]] = {
     "dynamic": {},
     "dynamic, the last v alone, a bias": {"accumulate": False, "bias": True},
-    "dynamic, orphan, one step": {"orphan": True, "steps": 1},
+    "dynamic, leaky, one step": {"leaky": True, "steps": 1},
     "dynamic, tanh": {"squash": "tanh"},
     "kmeans": {"sharpness": 2.0},
     "kmeans, learned": {"squash": "learned", "steps": 2},

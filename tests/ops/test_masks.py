@@ -49,9 +49,9 @@ def similarity(name: str) -> Similarity | None:
 @SIMILARITIES
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("scatter", [False, True])
-@pytest.mark.parametrize("orphan", [False, True])
+@pytest.mark.parametrize("leaky", [False, True])
 def test_masked_out_is_left_out(
-    backend: str, name: str, weighted: bool, scatter: bool, orphan: bool
+    backend: str, name: str, weighted: bool, scatter: bool, leaky: bool
 ) -> None:
     children = normal(B, I, M, P)
     transforms = normal(I, J, P, D, seed=1)
@@ -68,7 +68,7 @@ def test_masked_out_is_left_out(
         ]
         votes = Votes(
             *leaves[:2],
-            competition=Competition(orphan=orphan),
+            competition=Competition(leaky=leaky),
             backend=backend,
             mask=given,
         )

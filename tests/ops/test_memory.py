@@ -82,9 +82,7 @@ def em(votes: Votes, weights: torch.Tensor | None = None) -> Routed:
 
 ROUTINGS: dict[str, Callable[..., Routed]] = {
     "dynamic": dynamic_routing,
-    "dynamic-orphan": lambda votes, weights: dynamic_routing(
-        votes, weights, orphan=True
-    ),
+    "dynamic-leaky": lambda votes, weights: dynamic_routing(votes, weights, leaky=True),
     "kmeans": inner_product_kmeans_routing,
     "euclidean": EuclideanKMeansRouting(),
     "hard": HardKMeansRouting().eval(),

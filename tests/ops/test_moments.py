@@ -57,7 +57,7 @@ def by_definition(case: Case, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     if case.partition == "given":
         share /= np.exp(given["log_partition"])[..., None]
     else:
-        share /= share.sum(-1, keepdims=True) + (1 if case.partition == "orphan" else 0)
+        share /= share.sum(-1, keepdims=True) + (1 if case.partition == "leaky" else 0)
     if case.weights:
         share *= given["weights"][..., None]
     mass = share.sum(1)
@@ -151,23 +151,23 @@ def test_each_child_is_assigned_once(
     torch.testing.assert_close(
         votes.assignment(parameters).sum(-1), ones, rtol=0, atol=1e-12
     )
-    leaky = votes.restricted(orphan=True)
+    leaky = votes.restricted(leaky=True)
     assigned = leaky.assignment(parameters).sum(-1)
-    orphan = (-leaky.source.log_partition(parameters, orphan=True)).exp()  # exp(0 - Z)
+    leak = (-leaky.source.log_partition(parameters, leaky=True)).exp()  # exp(0 - Z)
     assert (assigned < 1).all()
-    assert (orphan > 0).all()
-    torch.testing.assert_close(assigned + orphan, ones, rtol=0, atol=1e-12)
+    assert (leak > 0).all()
+    torch.testing.assert_close(assigned + leak, ones, rtol=0, atol=1e-12)
 
 
 @BACKENDS
 def test_a_given_log_partition_that_is_the_own_one_changes_nothing(
     backend: Callable[..., VoteSource],
 ) -> None:
-    for orphan in (False, True):
+    for leaky in (False, True):
         case = Case(
             "gaussian",
             coordinates=True,
-            partition="orphan" if orphan else "soft",
+            partition="leaky" if leaky else "soft",
             scatter=True,
         )
         inputs = case.inputs()
@@ -175,7 +175,7 @@ def test_a_given_log_partition_that_is_the_own_one_changes_nothing(
             inputs["children"], inputs["transforms"], inputs["coordinates"]
         )
         similarity = Gaussian(inputs["mean"], inputs["precision"], inputs["log_weight"])
-        partition = source.log_partition(similarity, orphan)
+        partition = source.log_partition(similarity, leaky)
         same = source.moments(similarity, None, PARENTS, partition, True)
         close(same._asdict(), case.moments(backend, inputs)._asdict(), 1e-12)
 
@@ -230,7 +230,7 @@ class Shifted(Competition):
     def log_partition(
         self, source: VoteSource, similarity: Similarity | None
     ) -> Tensor:
-        return source.log_partition(similarity, self.orphan) + np.log(2)
+        return source.log_partition(similarity, self.leaky) + np.log(2)
 
 
 @pytest.mark.parametrize("backend", ["naive", "chunked"])

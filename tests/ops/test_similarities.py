@@ -314,7 +314,7 @@ class TestWhoDoesIt:
     @pytest.mark.parametrize(
         ("competition", "words"),
         [
-            (Competition(hard=True, orphan=True), "hard assignments beside an orphan"),
+            (Competition(hard=True, leaky=True), "hard assignments beside a leak"),
             (MaxMin(), "MaxMin"),
         ],
     )

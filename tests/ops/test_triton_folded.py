@@ -47,7 +47,7 @@ def test_moments_are_those_of_stored_votes(size: str, given: tuple[str, ...]) ->
     problem = Problem(size, *given)
     results = {}
     for backend, dtype in (("naive", torch.float64), ("triton", torch.float32)):
-        votes = problem.votes(backend, dtype).restricted(orphan="bias" in given)
+        votes = problem.votes(backend, dtype).restricted(leaky="bias" in given)
         B, _, J, H = votes.shape
         alpha = torch.linspace(-1, 1, B * J * H).view(B, J, H).sin()
         similarity = InnerProduct(alpha.to(votes.children))
@@ -210,16 +210,16 @@ def test_nothing_grows_with_children_times_parents() -> None:
 COMPILE = """
 from torchcaps.ops.fused import triton_pooled
 
-def step(B, N, T, Q, J, E=1, weights=False, epsilon=None, orphan=False, dtype=torch.float32):
+def step(B, N, T, Q, J, E=1, weights=False, epsilon=None, leaky=False, dtype=torch.float32):
     places = torch.zeros(E, N) if E > 1 else None
     weights = torch.zeros(B, N, T) if weights else None
     poses, query = torch.zeros(B, N, T, Q, dtype=dtype), torch.zeros(B, T, J, Q + E)
-    pooling = triton_pooled.Pooling(poses, places, weights, query, orphan, epsilon)
+    pooling = triton_pooled.Pooling(poses, places, weights, query, leaky, epsilon)
     sums, partition = triton_pooled.pooled(pooling)
     triton_pooled.pooled_backward(pooling, partition, sums)
 
 step(128, 49, 32, 8, 10, 3, True)
-step(8, 196, 32, 8, 100, orphan=True, dtype=torch.bfloat16)
+step(8, 196, 32, 8, 100, leaky=True, dtype=torch.bfloat16)
 step(64, 1024, 1, 64, 7, epsilon=1e-5)
 step(64, 196, 1, 128, 24, epsilon=1e-5)
 """

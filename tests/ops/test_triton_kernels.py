@@ -52,7 +52,7 @@ class Case:
     """One call: what is given, and what is asked for."""
 
     similarity: str = "gaussian"  # none, inner, gaussian
-    partition: str = "own"  # own, orphan, given
+    partition: str = "own"  # own, leaky, given
     windows: bool = False
     shared: bool = False
     coordinates: bool = False
@@ -115,9 +115,7 @@ def covering(**fixed: Any) -> list[Case]:
     """
     cases = []
     for number, (similarity, partition, windows) in enumerate(
-        product(
-            ("none", "inner", "gaussian"), ("own", "orphan", "given"), (False, True)
-        )
+        product(("none", "inner", "gaussian"), ("own", "leaky", "given"), (False, True))
     ):
         bits = (number * 11 + number // 2) % 16
         flags = {
@@ -211,16 +209,16 @@ def check_moments(
     dtype: torch.dtype = torch.float32,
 ) -> None:
     call = case.call(device, dtype)
-    orphan = case.partition == "orphan"
+    leaky = case.partition == "leaky"
     mass, total, scatter, _ = triton_launch.moments(
-        call, orphan=orphan, hard=case.hard, scatter=case.scatter, tiling=tiling
+        call, leaky=leaky, hard=case.hard, scatter=case.scatter, tiling=tiling
     )
     actual = {"mass": mass, "sum": total} | (
         {} if scatter is None else {"scatter": scatter}
     )
     reference = leaves(call)
     votes, logits = expected_logits(reference)
-    competition = Competition(orphan=orphan, hard=case.hard)
+    competition = Competition(leaky=leaky, hard=case.hard)
     assignment = competition.shares(
         logits, gathered(reference.log_partition, call.sites)
     )
@@ -237,7 +235,7 @@ def check_moments(
         call,
         moments.mean.detach().to(mass),
         *(*grads, None, None)[:3],
-        orphan=orphan,
+        leaky=leaky,
         hard=case.hard,
         tiling=tiling,
     )
@@ -274,7 +272,7 @@ def test_the_lowest_index_wins_a_tie(hard: bool, blocks: bool, device: str) -> N
     call = Case("none", sizes=(2, 5, 1, 2, 2)).call(device)
     tiling = Tiling(parents=2) if blocks else None
     mass, *_ = triton_launch.moments(
-        call, orphan=False, hard=hard, scatter=False, tiling=tiling
+        call, leaky=False, hard=hard, scatter=False, tiling=tiling
     )
     share = torch.tensor([1.0, 0, 0, 0, 0]) if hard else torch.full((5,), 0.2)
     torch.testing.assert_close(mass.cpu(), 3 * share.expand(2, 5))
@@ -284,7 +282,7 @@ def test_the_lowest_index_wins_a_tie(hard: bool, blocks: bool, device: str) -> N
 @pytest.mark.parametrize(
     "case",
     [
-        Case(partition="orphan", weights=True, scatter=True, sizes=(2, 5, 2, 2, 2)),
+        Case(partition="leaky", weights=True, scatter=True, sizes=(2, 5, 2, 2, 2)),
         Case("inner", windows=True, coordinates=True, sizes=(1, 3, 1, 3, 2)),
         Case(
             partition="given",
@@ -335,7 +333,7 @@ def test_half_precision_is_read_as_it_is(dtype: torch.dtype, device: str) -> Non
     rounded = wide._replace(
         children=narrow.children.float(), transforms=narrow.transforms.float()
     )
-    options = {"orphan": False, "hard": False}
+    options = {"leaky": False, "hard": False}
     mass, total, *_ = triton_launch.moments(narrow, scatter=False, **options)
     expected = triton_launch.moments(rounded, scatter=False, **options)
     assert mass.dtype == total.dtype == torch.float32
@@ -358,7 +356,7 @@ def test_half_precision_is_read_as_it_is(dtype: torch.dtype, device: str) -> Non
 def test_double_precision(device: str) -> None:
     call = Case(scatter=True).call(device, torch.float64)
     mass, _, scatter, _ = triton_launch.moments(
-        call, orphan=False, hard=False, scatter=True
+        call, leaky=False, hard=False, scatter=True
     )
     votes, logits = expected_logits(call)
     expected = naive.weighted_moments(votes, logits.softmax(-1), None, True)
@@ -385,7 +383,7 @@ def test_scatter_does_not_cancel(splits: int, device: str) -> None:
         (),
     )
     _, total, scatter, _ = triton_launch.moments(
-        call, orphan=False, hard=False, scatter=True, tiling=Tiling(splits=splits)
+        call, leaky=False, hard=False, scatter=True, tiling=Tiling(splits=splits)
     )
     exact = children.double().flatten()
     expected = (exact - exact.mean()).square().sum() / 2
@@ -406,13 +404,13 @@ def test_a_parent_without_mass_has_zero_moments_and_finite_gradients(
     assert call.weights is not None
     call.weights.zero_()
     mass, total, scatter, _ = triton_launch.moments(
-        call, orphan=False, hard=False, scatter=True
+        call, leaky=False, hard=False, scatter=True
     )
     assert scatter is not None
     for moment in (mass, total, scatter):
         assert (moment == 0).all()
     gradients_found = triton_launch.moments_backward(
-        call, total, mass + 1, total + 1, scatter + 1, orphan=False, hard=False
+        call, total, mass + 1, total + 1, scatter + 1, leaky=False, hard=False
     )
     assert all(field.isfinite().all() for field in named(gradients_found).values())
 
@@ -421,15 +419,15 @@ def check_scores(
     case: Case, device: str, reduced: bool, tiling: Tiling | None = None
 ) -> None:
     call = case.call(device)
-    orphan = case.partition == "orphan"
-    actual = triton_launch.scores(call, orphan=orphan, reduced=reduced, tiling=tiling)
+    leaky = case.partition == "leaky"
+    actual = triton_launch.scores(call, leaky=leaky, reduced=reduced, tiling=tiling)
     reference = leaves(call)
     _, logits = expected_logits(reference)
-    expected = {"scores": over_parents(logits, orphan) if reduced else logits}
+    expected = {"scores": over_parents(logits, leaky) if reduced else logits}
     close({"scores": actual}, expected, 1e-5)
     grad = upstream(expected["scores"], 0).to(actual)
     result = triton_launch.scores_backward(
-        call, actual, grad, orphan=orphan, reduced=reduced, tiling=tiling
+        call, actual, grad, leaky=leaky, reduced=reduced, tiling=tiling
     )
     close(named(result), gradients(expected, reference), 1e-4)
 
@@ -454,7 +452,7 @@ def test_scores(case: Case, reduced: bool, device: str) -> None:
 @pytest.mark.usefixtures("poisoned")
 def test_scores_of_windows_in_blocks(reduced: bool, device: str) -> None:
     case = Case(
-        partition="orphan", windows=True, coordinates=True, sizes=(1, 3, 2, 2, 1)
+        partition="leaky", windows=True, coordinates=True, sizes=(1, 3, 2, 2, 1)
     )
     check_scores(case, device, reduced, Tiling(parents=2, splits=2))
 
@@ -464,7 +462,7 @@ def test_scores_of_windows_in_blocks(reduced: bool, device: str) -> None:
 @given(
     sizes=st.tuples(*(st.integers(1, high) for high in (3, 6, 4, 5, 5))),
     similarity=st.sampled_from(["none", "inner", "gaussian"]),
-    partition=st.sampled_from(["own", "orphan", "given"]),
+    partition=st.sampled_from(["own", "leaky", "given"]),
     flags=st.tuples(*[st.booleans()] * 5),
 )
 def test_random_shapes(
@@ -481,11 +479,11 @@ def test_an_empty_batch(device: str) -> None:
         similarity=tuple(field[:0] for field in call.similarity),
     )
     mass, total, scatter, _ = triton_launch.moments(
-        empty, orphan=False, hard=False, scatter=True
+        empty, leaky=False, hard=False, scatter=True
     )
     assert (mass.shape, total.shape) == ((0, 3), (0, 3, 9))
     grads = triton_launch.moments_backward(
-        empty, total, mass, total, scatter, orphan=False, hard=False
+        empty, total, mass, total, scatter, leaky=False, hard=False
     )
     assert (grads.transforms == 0).all()
 
@@ -535,10 +533,10 @@ def test_nothing_grows_with_children_times_parents(
     )
     with Largest() as largest:
         mass, total, scatter, _ = triton_launch.moments(
-            call, orphan=False, hard=False, scatter=True, tiling=tiling
+            call, leaky=False, hard=False, scatter=True, tiling=tiling
         )
         triton_launch.moments_backward(
-            call, total, mass, total, scatter, orphan=False, hard=False, tiling=tiling
+            call, total, mass, total, scatter, leaky=False, hard=False, tiling=tiling
         )
     assert 0 < largest.numbers < B * I * J
 
@@ -547,7 +545,7 @@ ALONE = """
 import torch
 from torchcaps.ops.fused import Call, triton_launch
 call = Call(torch.ones(1, 2, 1, 2), torch.ones(2, 2, 2, 2), None, None, None, None, ())
-for run in (triton_launch.prepare, lambda: triton_launch.moments(call, orphan=False, hard=False, scatter=False)):
+for run in (triton_launch.prepare, lambda: triton_launch.moments(call, leaky=False, hard=False, scatter=False)):
     try:
         run()
     except RuntimeError as error:
@@ -616,7 +614,7 @@ def step(call, scatter, **options):
     partition = triton_launch.scores(call, reduced=True, **options)
     triton_launch.scores_backward(call, partition, partition, reduced=True, **options)
 
-settings = dict(constant=1.0, accumulate=True, orphan=False)
+settings = dict(constant=1.0, accumulate=True, leaky=False)
 mixture = EMOptions((0.5, 1.0), (1.0,), 5e-4, 1.0, 1.0, True, 0.0)
 
 def agree(votes):
@@ -633,8 +631,8 @@ def single_steps(votes, rows, J, H):
     field = torch.zeros(rows, J, H)
     for similarity in ((field,), (field, field, field[..., 0].contiguous())):
         call = votes._replace(similarity=similarity)
-        step(call, len(similarity) == 3, orphan=len(similarity) == 1)
-        step(call._replace(log_partition=votes.weights), len(similarity) == 3, orphan=False)
+        step(call, len(similarity) == 3, leaky=len(similarity) == 1)
+        step(call._replace(log_partition=votes.weights), len(similarity) == 3, leaky=False)
 
 def layer(M, P, D, types, parents):
     # windows of 3 x 3 children of an image of 14 x 14

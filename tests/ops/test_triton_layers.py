@@ -106,9 +106,9 @@ AGREEMENT = [
         pytest.param(sizes, options, marks=THOROUGH)
         for sizes, options in (
             (Sizes(), {"steps": 1}),
-            (Sizes(), {"steps": 2, "accumulate": False, "orphan": True}),
+            (Sizes(), {"steps": 2, "accumulate": False, "leaky": True}),
             (Sizes(J=7, P=3, D=9), {"steps": 5}),
-            (Sizes(M=2, D=3, windows=True, coordinates=True), {"orphan": True}),
+            (Sizes(M=2, D=3, windows=True, coordinates=True), {"leaky": True}),
             (Sizes(shared=True), {"steps": 4, "accumulate": False}),
         )
     ),
@@ -121,7 +121,7 @@ AGREEMENT = [
 @pytest.mark.parametrize(("sizes", "options"), AGREEMENT, ids=str)
 @pytest.mark.usefixtures("poisoned")
 def test_agreement(sizes: Sizes, options: dict[str, Any], dtype: torch.dtype) -> None:
-    options = {"steps": 3, "accumulate": True, "orphan": False, **options}
+    options = {"steps": 3, "accumulate": True, "leaky": False, **options}
     call = sizes.call(dtype)
     shape = sizes.J, sizes.M * sizes.D
     bias = torch.linspace(-1, 1, shape[0] * shape[1], dtype=dtype, device=DEVICE)

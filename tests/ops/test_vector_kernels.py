@@ -25,7 +25,7 @@ CASES = st.builds(
     shared=st.booleans(),
     coordinates=st.booleans(),
     weights=st.booleans(),
-    partition=st.sampled_from(["soft", "orphan", "given"]),
+    partition=st.sampled_from(["soft", "leaky", "given"]),
     hard=st.booleans(),
     batch=st.integers(1, 40),
     children=st.integers(1, 40),
@@ -37,7 +37,7 @@ FEW = st.builds(
     Case,
     similarity=st.sampled_from(["uniform", "inner"]),
     weights=st.booleans(),
-    partition=st.sampled_from(["soft", "orphan"]),
+    partition=st.sampled_from(["soft", "leaky"]),
     batch=st.integers(1, 5),
     children=st.sampled_from([1, 31, 40]),
     parents=st.sampled_from([1, 10, 16, 19, 40]),
@@ -131,11 +131,11 @@ def test_nothing_has_zeros(batch: int, children: int, parents: int) -> None:
     transforms = torch.ones(children, parents, 8, 16)
     call = Call(poses, transforms, None, None, None, None, (alpha,))
     mass = torch.ones(batch, parents)
-    sums, total, *_ = passes.moments(call, orphan=False, hard=False, scatter=False)
+    sums, total, *_ = passes.moments(call, leaky=False, hard=False, scatter=False)
     assert not sums.any()
     assert not total.any()
     for grad in passes.moments_backward(
-        call, alpha, mass, alpha, None, orphan=False, hard=False
+        call, alpha, mass, alpha, None, leaky=False, hard=False
     ).flat():
         assert torch.equal(grad, torch.zeros_like(grad))
 

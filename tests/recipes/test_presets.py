@@ -176,7 +176,7 @@ def test_networks_fit_the_data(name, row):
     )
     if name == "cifar10":
         assert row[:3] != "Mat" or model.channels == 256
-        assert row[:3] != "Cap" or (options.model_args["types"], routing.orphan) == (
+        assert row[:3] != "Cap" or (options.model_args["types"], routing.leaky) == (
             64,
             True,
         )

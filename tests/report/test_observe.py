@@ -152,9 +152,9 @@ def test_without_labels_the_most_active_class_is_asked_about() -> None:
     assert kinds == expected
 
 
-@pytest.mark.parametrize(("orphan", "even"), [(False, 1 / 3), (True, 1 / 4)])
-def test_an_even_split_is_what_the_first_step_gives(orphan: bool, even: float) -> None:
-    model = digits_net(routing=create_routing("dynamic", steps=1, orphan=orphan))
+@pytest.mark.parametrize(("leaky", "even"), [(False, 1 / 3), (True, 1 / 4)])
+def test_an_even_split_is_what_the_first_step_gives(leaky: bool, even: float) -> None:
+    model = digits_net(routing=create_routing("dynamic", steps=1, leaky=leaky))
     exhibits = {
         part.kind: part for part in exhibits_of(look(model, images_for(model, 2)))
     }
@@ -162,7 +162,7 @@ def test_an_even_split_is_what_the_first_step_gives(orphan: bool, even: float) -
     torch.testing.assert_close(shown.layers[0].share, torch.full((2, 4, 4), even))
     assert shown.even == even
     assert (
-        f"every class gets {even:.2g}{', and no class as much' if orphan else ''}."
+        f"every class gets {even:.2g}{', and no class as much' if leaky else ''}."
         in shown.text
     )
     assert RoutingSteps.of(look(model, images_for(model, 1))).even == even

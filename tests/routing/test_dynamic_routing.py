@@ -30,7 +30,7 @@ def book(
     *,
     steps: int,
     accumulate: bool,
-    orphan: bool,
+    leaky: bool,
     gradient: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Sabour et al. 2017, Procedure 1; under "last", the poses v of all steps but the
@@ -43,7 +43,7 @@ def book(
         v = v.detach() if gradient == "last" else v
         agreement = (V * v[:, None]).sum(-1) if v.ndim else b
         b = b + agreement if accumulate else agreement
-        c = b.exp() / (b.exp().sum(2, keepdim=True) + orphan)
+        c = b.exp() / (b.exp().sum(2, keepdim=True) + leaky)
         s = (c[..., None] * V).sum(1) + bias
         n = s.norm(dim=-1, keepdim=True)
         v = n**2 / (1 + n**2) * s / n
@@ -53,21 +53,21 @@ def book(
 @pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 @pytest.mark.parametrize("steps", [1, 2, 3, 5])
 @pytest.mark.parametrize("accumulate", [True, False], ids=["accumulate", "last-logit"])
-@pytest.mark.parametrize("orphan", [False, True], ids=["parents", "orphan"])
+@pytest.mark.parametrize("leaky", [False, True], ids=["parents", "leaky"])
 @pytest.mark.parametrize("parameters", [(), (BIAS,)], ids=["plain", "bias"])
 @pytest.mark.parametrize("gradient", ["all", "last"])
 def test_equations(
     backend: str,
     steps: int,
     accumulate: bool,
-    orphan: bool,
+    leaky: bool,
     parameters: tuple[Tensor, ...],
     gradient: str,
 ) -> None:
     settings = {
         "steps": steps,
         "accumulate": accumulate,
-        "orphan": orphan,
+        "leaky": leaky,
         "gradient": gradient,
     }
     check_equations(

@@ -66,7 +66,7 @@ def standardised_em(
 
 
 def leaky(votes: Votes, weights: Tensor | None = None, *, steps: int = 3) -> Routed:
-    return dynamic_routing(votes, weights, steps=steps, orphan=True)
+    return dynamic_routing(votes, weights, steps=steps, leaky=True)
 
 
 def euclidean(votes: Votes, weights: Tensor | None = None, **settings: Any) -> Routed:
@@ -132,12 +132,10 @@ def test_every_child_is_shared_out_over_the_parents(
     )
     total = routed.assignment.sum(2)
     if routing is leaky:
-        orphan = (
-            -routed.votes.source.log_partition(routed.similarity, orphan=True)
-        ).exp()
+        leak = (-routed.votes.source.log_partition(routed.similarity, leaky=True)).exp()
         assert (total < 1).all()
-        assert (orphan > 0).all()
-        total = total + orphan
+        assert (leak > 0).all()
+        total = total + leak
     torch.testing.assert_close(
         total, torch.ones(2, 7, dtype=torch.float64), rtol=0, atol=1e-12
     )

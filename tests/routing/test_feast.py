@@ -182,12 +182,12 @@ def test_a_learned_squash_belongs_to_a_layer(name: str) -> None:
 
 def test_what_only_makes_sense_where_parents_compete() -> None:
     for name, other in (
-        ("dynamic", {"orphan": True}),
+        ("dynamic", {"leaky": True}),
         ("kmeans", {"assignment": "straight_through"}),
     ):
         with pytest.raises(
             ValueError,
-            match=r"softmax must be over 'parents' with (orphan|straight_through)",
+            match=r"softmax must be over 'parents' with (leaky|straight_through)",
         ):
             create_routing(name, softmax="children", **other)
     with pytest.raises(ValueError, match="competition must be 'window'"):

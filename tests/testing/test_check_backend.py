@@ -98,10 +98,10 @@ class Curt(NaiveVotes):
         (
             with_moments(
                 lambda votes, found, rule: found._replace(
-                    mass=found.mass * (1 + 1e-6 * rule.orphan)
+                    mass=found.mass * (1 + 1e-6 * rule.leaky)
                 )
             ),
-            r"Changed differs from naive for .* with an orphan: mass is off by 1e-06",
+            r"Changed differs from naive for .* with a leak: mass is off by 1e-06",
         ),
         (Still, "the gradient of weights is off"),
         (

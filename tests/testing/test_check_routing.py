@@ -28,7 +28,7 @@ from torchcaps.testing import check_routing
 # parents, but must stay finite.
 OTHERS: dict[str, Callable[[], Routing]] = {
     "dynamic-bias": lambda: DynamicRouting(bias=True),
-    "dynamic-orphan": lambda: DynamicRouting(orphan=True),
+    "dynamic-leaky": lambda: DynamicRouting(leaky=True),
     "dynamic-last": lambda: DynamicRouting(accumulate=False),
     "kmeans-sharp": lambda: create_routing("kmeans", sharpness=2.0, steps=2),
     "hard-inner": lambda: create_routing("hard_kmeans", metric="inner"),
@@ -94,7 +94,7 @@ def test_any_three_options(name: str) -> None:
 
 
 QUICK = (
-    "dynamic-orphan",
+    "dynamic-leaky",
     "heinsen-any-parents",
     "kernel-em",
     "slots-last",

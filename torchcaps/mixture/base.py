@@ -364,7 +364,7 @@ class Clustering(SuggestsNames, BaseEstimator, ABC):
     def _log_partition(self, points: Tensor, state: Any) -> Tensor:
         """``log sum_j exp l_ij`` of each point, (I,)."""
         votes, similarity = self._view(points, state)
-        return votes.source.log_partition(similarity, orphan=False)[0]
+        return votes.source.log_partition(similarity, leaky=False)[0]
 
     def _validated(self, X: ArrayLike, reset: bool) -> Array:
         return validate_data(self, X, reset=reset, dtype=[np.float64, np.float32])

@@ -327,7 +327,7 @@ class FieldWide(Competition):
         self, source: VoteSource, similarity: Similarity | None
     ) -> Tensor:
         """The log-partition of each child over the positions, (N, G)."""
-        of_windows = source.log_partition(similarity, orphan=False).unflatten(
+        of_windows = source.log_partition(similarity, leaky=False).unflatten(
             0, (-1, self.positions)
         )
         over_all = of_windows.logsumexp(1, keepdim=True)

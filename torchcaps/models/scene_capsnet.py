@@ -292,13 +292,13 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
         overlap: least IoU of the boxes that places of one thing vote for; None: a thing
             is a connected part of a map.
         routing: any routing; default: dynamic routing in 3 steps, without accumulation,
-            with an orphan class.
+            with a leak class.
 
     Raises:
         ValueError: if ``cut`` is not in [0, 1), or ``reach`` not above 0.
 
     Source: after Su Jianlin 2018, kexue.fm/archives/4819 and 5112 (shared transforms,
-    trained on one digit and tested on several); orphans: the code released with Sabour,
+    trained on one digit and tested on several); leaks: the code released with Sabour,
     Frosst & Hinton 2017; distances from the sides: Tian et al. 2019, "FCOS: Fully
     Convolutional One-Stage Object Detection", section 3.1.
 
@@ -323,9 +323,7 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
         self.what = nn.Conv2d(self.channels[-1], self.child_dim, 1)
         self.sides = nn.Conv2d(self.channels[-1], 4, 1) if self.boxes else None
         self.decoder = None
-        routing = routing or DynamicRouting(
-            accumulate=False, orphan=True, squash="half"
-        )
+        routing = routing or DynamicRouting(accumulate=False, leaky=True, squash="half")
         # With small transforms the votes of a hundred places do not add up to saturated
         # capsules at the start.
         self.class_caps = _PlacedCaps(
@@ -457,9 +455,9 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
     @staticmethod
     def _maps(routed: Routed, children: Capsules) -> Tensor:
         share = routed.votes.assignment(routed.similarity)  # [B, I, E]
-        orphan = (1 - share.sum(-1, keepdim=True)).clamp_min(0)
+        leaky = (1 - share.sum(-1, keepdim=True)).clamp_min(0)
         active = children.activation.to(share.dtype)
-        return (share - orphan).clamp_min(0).mT.unflatten(2, active.shape[1:]) * active[
+        return (share - leaky).clamp_min(0).mT.unflatten(2, active.shape[1:]) * active[
             :, None
         ]
 

@@ -177,7 +177,7 @@ class VoteSource(ABC):
             weights: the child activations ``a``, (N, G), or None for ones.
             competition: from logits to assignment probabilities.
             log_partition: that of the competition, (N, G) or (B, 1, J), or None. One
-                with an orphan includes it.
+                with a leak includes it.
             scatter: whether the second moment is wanted too.
         """
 
@@ -186,7 +186,7 @@ class VoteSource(ABC):
         """Return the logits ``l_ij``, (B, I, J)."""
 
     @abstractmethod
-    def log_partition(self, similarity: Similarity | None, orphan: bool) -> Tensor:
+    def log_partition(self, similarity: Similarity | None, leaky: bool) -> Tensor:
         """Return the log-partition ``Z_i`` over the parents of these votes (and the
-        orphan), (B, I).
+        leaky), (B, I).
         """

@@ -15,7 +15,7 @@ def uniform_moments(
     children: Tensor,
     transforms: Tensor,
     weights: Tensor | None,
-    orphan: bool,
+    leaky: bool,
     log_partition: Tensor | None,
 ) -> Moments:
     """Mass and sum of the first step: R is 1/J, or what the log-partition says, the
@@ -24,7 +24,7 @@ def uniform_moments(
     B, I, _, _ = children.shape
     J = transforms.shape[1]
     if log_partition is None:
-        share = children.new_full((B, I), 1 / (J + orphan))
+        share = children.new_full((B, I), 1 / (J + leaky))
     else:
         share = (-log_partition).exp()
     if weights is not None:

@@ -28,23 +28,23 @@ class Competition(Fields):
     tile at a time.
 
     Args:
-        orphan: one more candidate with logit 0, "none of these parents" (leaky routing,
+        leaky: one more candidate with logit 0, "none of these parents" (leaky routing,
             the code released with Sabour et al. 2017); its share of the child is
             dropped.
         hard: all of the child goes to its most similar parent, or to nobody where an
-            orphan has a larger logit. The lowest index wins a tie. Backends round
+            leak has a larger logit. The lowest index wins a tie. Backends round
             logits differently, so they may differ between parents with the same votes.
             Not differentiable.
 
     Raises:
-        ValueError: if a class with :meth:`shares` of its own is hard or has an orphan.
+        ValueError: if a class with :meth:`shares` of its own is hard or has a leak.
 
     Example:
         >>> from torchcaps.ops import Competition, Given
         >>> votes = tc.Votes(
         ...     torch.randn(2, 6, 4),
         ...     torch.randn(6, 3, 4, 5),
-        ...     competition=Competition(orphan=True),
+        ...     competition=Competition(leaky=True),
         ... )
         >>> votes.moments(
         ...     Given(torch.zeros(2, 6, 3))
@@ -53,14 +53,14 @@ class Competition(Fields):
                 [1.5000, 1.5000, 1.5000]])
     """
 
-    orphan: bool = field(default=False, kw_only=True)
+    leaky: bool = field(default=False, kw_only=True)
     hard: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        if self.replaces_softmax and (self.hard or self.orphan):
+        if self.replaces_softmax and (self.hard or self.leaky):
             raise ValueError(
                 f"{type(self).__name__} replaces the softmax: it cannot be hard or have "
-                "an orphan"
+                "a leak"
             )
 
     replaces_softmax: ClassVar[bool] = False
@@ -98,11 +98,11 @@ class Competition(Fields):
         if self.hard:
             best = logits.argmax(-1, keepdim=True)
             chosen = torch.zeros_like(logits).scatter(-1, best, 1.0)
-            return chosen * (logits >= 0) if self.orphan else chosen
+            return chosen * (logits >= 0) if self.leaky else chosen
         if log_partition is None:
-            if not self.orphan:
+            if not self.leaky:
                 return logits.softmax(-1)
-            log_partition = over_parents(logits, orphan=True)
+            log_partition = over_parents(logits, leaky=True)
         return (logits - log_partition[..., None]).exp()
 
 
@@ -110,9 +110,9 @@ PARENTS = Competition()
 """A softmax over the parents, that of votes that are given no competition."""
 
 
-def over_parents(logits: Tensor, orphan: bool) -> Tensor:
-    """The log-partition ``Z_i`` over the parents (and the orphan), (B, I)."""
-    if orphan:
+def over_parents(logits: Tensor, leaky: bool) -> Tensor:
+    """The log-partition ``Z_i`` over the parents (and the leak), (B, I)."""
+    if leaky:
         logits = torch.cat([logits, logits.new_zeros(*logits.shape[:-1], 1)], dim=-1)
     return logits.logsumexp(-1)
 
@@ -212,7 +212,7 @@ class GridWide(Competition):
         The votes are passed over twice, and their logits need not be stored.
         """
         assert self.windows is not None
-        of_windows = source.log_partition(similarity, orphan=False)
+        of_windows = source.log_partition(similarity, leaky=False)
         children = self.windows.children(self.types, of_windows.device)
         field = of_windows.reshape(-1, children.numel())
         index = children.long().view(1, -1).expand_as(field)
@@ -234,6 +234,6 @@ class GridWide(Competition):
         combined = torch.where(
             unseen, 0.0, peak + torch.where(unseen, 1.0, total).log()
         )
-        if self.orphan:
+        if self.leaky:
             combined = torch.logaddexp(combined, combined.new_zeros(()))
         return combined

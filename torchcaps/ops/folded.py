@@ -74,7 +74,7 @@ class FoldedSteps(NamedTuple):
             far. ``directions``: :math:`v = \operatorname{squash} s`, :math:`\alpha = K s
             / |s|`. ``normalised``: :math:`v = \operatorname{LayerNorm} s`,
             :math:`\alpha = K v`.
-        orphan: one more candidate with logit 0.
+        leaky: one more candidate with logit 0.
         accumulate: whether :math:`\alpha` is the sum of all v so far.
         constant: c of the squash n² / (c + n²); None for no squash.
         scale: K.
@@ -83,7 +83,7 @@ class FoldedSteps(NamedTuple):
 
     steps: int
     rule: ParentRule = "agreement"
-    orphan: bool = False
+    leaky: bool = False
     accumulate: bool = True
     constant: float | None = 1.0
     scale: float = 1.0
@@ -160,7 +160,7 @@ def sums(children: Folded, pooled: Tensor, at_places: Tensor | None) -> Tensor:
 
 
 def moments(
-    children: Folded, alpha: Tensor | None, orphan: bool = False
+    children: Folded, alpha: Tensor | None, leaky: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Mass (B, J) and sum (B, J, M * D) of one step; without alpha and evidence
     children are shared out evenly.
@@ -168,7 +168,7 @@ def moments(
     Args:
         children: the children.
         alpha: what votes are compared with, (B, J, M * D), or None.
-        orphan: one more candidate with logit 0.
+        leaky: one more candidate with logit 0.
     """
     if children.epsilon is not None:
         poses = children.poses
@@ -176,18 +176,18 @@ def moments(
         children = children._replace(poses=poses, epsilon=None)
     _, poses, places, weights, *_ = children
     if alpha is None and not children.evident:
-        return _even_moments(children, orphan)
+        return _even_moments(children, leaky)
     query, place_query = queries(children, alpha)
     pooled, at_places, mass = _pooled(
-        poses.flatten(3), places, weights, query, place_query, orphan
+        poses.flatten(3), places, weights, query, place_query, leaky
     )
     return mass, sums(children, pooled, at_places)
 
 
-def _even_moments(children: Folded, orphan: bool) -> tuple[Tensor, Tensor]:
+def _even_moments(children: Folded, leaky: bool) -> tuple[Tensor, Tensor]:
     B, N, T, _, _ = children.poses.shape
     J = children.parents
-    shares = children.poses.new_full((B, T, N), 1 / (J + orphan))
+    shares = children.poses.new_full((B, T, N), 1 / (J + leaky))
     if children.weights is not None:
         shares = shares * children.weights.transpose(1, 2)
     pooled = torch.einsum("btn,bntmp->btmp", shares, children.poses)
@@ -219,7 +219,7 @@ def route(
     alpha: Tensor | None = None
     pose: Tensor | None = None
     for step in range(settings.steps):
-        _, total = moments(children, alpha, settings.orphan)
+        _, total = moments(children, alpha, settings.leaky)
         if bias is not None:
             total = total + bias
         pose = _pose(settings, total, gain, shift)
@@ -254,7 +254,7 @@ def pooled(
     query: Tensor,
     place_query: Tensor | None,
     *,
-    orphan: bool = False,
+    leaky: bool = False,
     epsilon: float | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The sums of one step before they are transformed: of the poses, (B, T, J, Q), and
@@ -266,13 +266,13 @@ def pooled(
         weights: (B, N, T).
         query: what poses are compared with, (B, T, J, Q).
         place_query: what the numbers of the places are, (B, T, J, E).
-        orphan: one more candidate with logit 0.
+        leaky: one more candidate with logit 0.
         epsilon: poses are standardised with it, as in a layer normalisation; None takes
             them as they are.
     """
     if epsilon is not None:
         poses = layer_norm(poses, poses.shape[-1:], eps=epsilon)
-    return _pooled(poses, places, weights, query, place_query, orphan)[:2]
+    return _pooled(poses, places, weights, query, place_query, leaky)[:2]
 
 
 def _pooled(
@@ -281,14 +281,14 @@ def _pooled(
     weights: Tensor | None,
     query: Tensor,
     place_query: Tensor | None,
-    orphan: bool,
+    leaky: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """The sums of :func:`pooled`, and the mass (B, J)."""
     poses = poses.transpose(1, 2)
     pairs = poses @ query.mT
     if places is not None and place_query is not None:
         pairs = pairs + (place_query @ places).mT
-    competition = Competition(orphan=orphan)
+    competition = Competition(leaky=leaky)
     shares = competition.shares(pairs.flatten(1, 2)).view_as(pairs)
     if weights is not None:
         shares = shares * weights.transpose(1, 2)[..., None]

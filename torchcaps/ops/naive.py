@@ -99,9 +99,9 @@ class NaiveVotes(VoteSource):
         shares = competition.shares(self.logits(similarity), log_partition)
         return weighted_moments(self.votes, shares, weights, scatter)
 
-    def log_partition(self, similarity: Similarity | None, orphan: bool) -> Tensor:
+    def log_partition(self, similarity: Similarity | None, leaky: bool) -> Tensor:
         """The log-partition over the parents, (B, I)."""
-        return over_parents(self.logits(similarity), orphan)
+        return over_parents(self.logits(similarity), leaky)
 
 
 def stored(source: VoteSource) -> NaiveVotes:

@@ -362,7 +362,7 @@ class Votes:
 
     def restricted(self, **changes: Any) -> Self:
         """Return the same votes with these arguments of the competition changed:
-        ``restricted(orphan=True)``.
+        ``restricted(leaky=True)``.
 
         The votes themselves are not formed again.
 
@@ -548,19 +548,19 @@ class Votes:
         if weights is not None:
             check_field("weights", weights, self.children)
         alpha = None if similarity is None else similarity.alpha
-        orphan = competition.orphan
+        leaky = competition.leaky
         if backend == "triton":
             prepared = self.folded_on_triton()
             if prepared is not None:
                 weights = self._folded_weights(weights)
-                return Moments(*prepared.moments(alpha, weights, orphan), None)
+                return Moments(*prepared.moments(alpha, weights, leaky), None)
             if len(self.transforms) > 1:
                 return None
         children = self.folded(weights)
         if children is None:
             return None
         moments = fused.folded.moments if backend == "native" else folded.moments
-        return Moments(*moments(children, alpha, orphan), None)
+        return Moments(*moments(children, alpha, leaky), None)
 
     def folded_on_triton(self) -> TritonFolded | None:
         """The children as the Triton kernels of folded routing take them, made once;

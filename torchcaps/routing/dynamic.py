@@ -81,7 +81,7 @@ class DynamicRouting(AgreementRouting):
             code.
         accumulate: add the agreement up over the steps (Sabour), or keep the last,
             :math:`\alpha_j = v_j` (Su 2018a, section on the accumulation).
-        orphan: leaky routing: a zero logit "none of these parents" beside the parents
+        leaky: leaky routing: a zero logit "none of these parents" beside the parents
             (released code).
         squash: a row of the table in :func:`~torchcaps.squash`, or ``learned``: n² / (c
             + n²), whose constant c is learned inside the routing, from 1 on
@@ -112,13 +112,13 @@ class DynamicRouting(AgreementRouting):
     steps: Steps = 3
     bias: bool = False
     accumulate: bool = True
-    orphan: bool = False
+    leaky: bool = False
     squash: SquashInRouting = "sabour"
     gradient: Gradient = "all"
     softmax: Softmax = "parents"
 
     def __post_init__(self) -> None:
-        check_softmax(self.softmax, orphan=self.orphan)
+        check_softmax(self.softmax, leaky=self.leaky)
         self.within_window = self.softmax == "children"
         self.register_parameter("offset", None)
 
@@ -145,8 +145,8 @@ class DynamicRouting(AgreementRouting):
             check_parents(self, self.offset, votes)
         if self.softmax == "children":
             votes = votes.over_children()
-        if self.orphan:
-            votes = votes.restricted(orphan=True)
+        if self.leaky:
+            votes = votes.restricted(leaky=True)
         kind = self.squashed(self.squash)
         return route_by_agreement(
             votes,

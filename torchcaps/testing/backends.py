@@ -169,14 +169,14 @@ class Competing(NamedTuple):
 
 COMPETITIONS: dict[str, Callable[[Tensors], Competing]] = {
     "a softmax": lambda t: Competing(Competition()),
-    "a softmax with an orphan": lambda t: Competing(Competition(orphan=True)),
+    "a softmax with a leak": lambda t: Competing(Competition(leaky=True)),
     "hard assignments": lambda t: Competing(Competition(hard=True)),
-    "hard assignments beside an orphan": lambda t: Competing(
-        Competition(orphan=True, hard=True)
+    "hard assignments beside a leak": lambda t: Competing(
+        Competition(leaky=True, hard=True)
     ),
     "a given log-partition": lambda t: Competing(Competition(), t["log_partition"] + 2),
-    "a given log-partition with an orphan": lambda t: Competing(
-        Competition(orphan=True), t["log_partition"] + 2
+    "a given log-partition with a leak": lambda t: Competing(
+        Competition(leaky=True), t["log_partition"] + 2
     ),
     "a competition of one's own": lambda t: Competing(
         Doubtful(t["by_parent"].square())
@@ -386,5 +386,5 @@ def _outputs(
         "sum beside a scatter": with_scatter.sum,
         "scatter": with_scatter.scatter,
         "logits": source.logits(similarity),
-        "log_partition": source.log_partition(similarity, competition.orphan),
+        "log_partition": source.log_partition(similarity, competition.leaky),
     }

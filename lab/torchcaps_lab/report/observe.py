@@ -239,12 +239,12 @@ class _Seen(NamedTuple):
     Args:
         capsules: by the names of :func:`~torchcaps_lab.report.places.placed_capsules`.
         maps: the maps of :func:`~torchcaps_lab.report.class_maps`, by the same names.
-        orphan: whether children may go to no class.
+        leaky: whether children may go to no class.
     """
 
     capsules: dict[str, Capsules]
     maps: dict[str, Tensor]
-    orphan: bool
+    leaky: bool
 
 
 class Observation:
@@ -360,18 +360,18 @@ class Observation:
         return self._seen.maps
 
     @property
-    def orphan(self) -> bool:
+    def leaky(self) -> bool:
         """Whether children may go to no class, of
         :class:`~torchcaps.ops.Competition`.
         """
-        return self._seen.orphan
+        return self._seen.leaky
 
     @property
     def even(self) -> float:
         """The share of a class if all got the same: 1 / E, or 1 / (E + 1) with an
-        :attr:`orphan`.
+        :attr:`leaky`.
         """
-        return 1 / (self.activation.shape[1] + self.orphan)
+        return 1 / (self.activation.shape[1] + self.leaky)
 
     @cached_property
     def extents(self) -> Mapping[str, Extent]:
@@ -465,7 +465,7 @@ class Observation:
         maps = {}
         for name in parts[0].maps:
             maps[name] = torch.cat([part.maps[name] for part in parts])
-        return _Seen(capsules, maps, parts[0].orphan)
+        return _Seen(capsules, maps, parts[0].leaky)
 
 
 def _keep(layers: dict[str, Layer]) -> _Seen:
@@ -474,15 +474,15 @@ def _keep(layers: dict[str, Layer]) -> _Seen:
         name: Capsules(*map(kept, observed))
         for name, observed in placed_capsules(layers).items()
     }
-    maps, orphan = {}, False
+    maps, leaky = {}, False
     if layers and (routed := next(reversed(layers.values())).routed):
-        orphan = routed[0].votes.competition.orphan
+        leaky = routed[0].votes.competition.leaky
         for name, shares in class_shares(layers).items():
             label = origin(layers, layers[name])
             children = layers[name].children
             if children is not None and on_a_grid(children.activation):
                 maps[label] = class_maps(shares, children.activation).cpu()
-    return _Seen(capsules, maps, orphan)
+    return _Seen(capsules, maps, leaky)
 
 
 def _given(

@@ -77,7 +77,7 @@ def _scored(tile: Tile) -> tuple[Tensor, ...]:
 
 
 def _normalised(tile: Tile) -> tuple[Tensor, ...]:
-    return (over_parents(tile.logits(), tile.competition.orphan),)
+    return (over_parents(tile.logits(), tile.competition.leaky),)
 
 
 def moments(tile: Tile, scatter: bool, budget: int) -> Moments:
@@ -108,7 +108,7 @@ def logits(tile: Tile, budget: int) -> Tensor:
 
 
 def log_partition(tile: Tile, budget: int) -> Tensor:
-    """The log-partition over the parents (and the orphan), (B, I)."""
+    """The log-partition over the parents (and the leak), (B, I)."""
     return _by_tile(_normalised, tile, ("BI",), budget)[0]
 
 

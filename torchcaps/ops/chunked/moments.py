@@ -24,7 +24,7 @@ class Options(NamedTuple):
     """What the functions below need besides tensors."""
 
     similarity: type[Similarity] | None
-    orphan: bool
+    leaky: bool
     hard: bool
     budget: int
 
@@ -107,9 +107,9 @@ class Tile:
                 raise TypeError(f"these tiles have no {type(self.similarity).__name__}")
 
     def partition(self, logits: Tensor) -> Tensor:
-        """The normaliser over the parents (and the orphan), (i, B)."""
+        """The normaliser over the parents (and the leak), (i, B)."""
         partition = logits.logsumexp(1)
-        if self.options.orphan:
+        if self.options.leaky:
             return torch.logaddexp(partition, partition.new_zeros(()))
         return partition
 
@@ -122,7 +122,7 @@ class Tile:
             )
         if self.inputs.log_partition is not None:
             return (logits - self.inputs.log_partition.T[:, None]).exp()
-        if self.options.orphan:
+        if self.options.leaky:
             return (logits - self.partition(logits)[:, None]).exp()
         return logits.softmax(1)
 
@@ -233,7 +233,7 @@ class ChunkedMoments(torch.autograd.Function):
         def function(*tensors: Tensor | None) -> Tensors:
             inputs = Inputs.of(tensors)
             votes, similarity = _stored(inputs, options)
-            competition = Competition(orphan=options.orphan, hard=options.hard)
+            competition = Competition(leaky=options.leaky, hard=options.hard)
             fields = inputs.weights, competition, inputs.log_partition
             return votes.moments(similarity, *fields, grad_scatter is not None)
 
@@ -279,7 +279,7 @@ class ChunkedScores(torch.autograd.Function):
         def function(*tensors: Tensor | None) -> Tensors:
             votes, similarity = _stored(Inputs.of(tensors), options)
             return (
-                votes.log_partition(similarity, options.orphan)
+                votes.log_partition(similarity, options.leaky)
                 if reduced
                 else votes.logits(similarity),
             )

@@ -75,16 +75,16 @@ class ChunkedVotes(VoteSource):
                 self.children, self.transforms, self.coordinates, shares
             )
         hard = competition.hard
-        special = competition.replaces_softmax or (hard and competition.orphan)
+        special = competition.replaces_softmax or (hard and competition.leaky)
         if special or not _is_known(similarity):
             tile = self._tile(similarity, weights, competition, log_partition)
             return any_similarity.moments(tile, scatter, self.budget)
-        # The log-partition includes the orphan.
-        orphan = competition.orphan and log_partition is None
+        # The log-partition includes the leak.
+        leaky = competition.leaky and log_partition is None
         without_votes = not (scatter or hard or self.coordinates is not None)
         if without_votes and similarity is None:
             return uniform_moments(
-                self.children, self.transforms, weights, orphan, log_partition
+                self.children, self.transforms, weights, leaky, log_partition
             )
         # A given log-partition was made of the logits of tiles of votes: others differ
         # by rounding.
@@ -105,7 +105,7 @@ class ChunkedVotes(VoteSource):
             )
         options = Options(
             None if similarity is None else type(similarity),
-            orphan,
+            leaky,
             hard,
             self.budget,
         )
@@ -120,21 +120,21 @@ class ChunkedVotes(VoteSource):
         mass, total, second = ChunkedMoments.apply(options, scatter, *fields, *parents)
         return Moments(mass, total, second)
 
-    def log_partition(self, similarity: Similarity | None, orphan: bool) -> Tensor:
+    def log_partition(self, similarity: Similarity | None, leaky: bool) -> Tensor:
         """The log-partition over the parents, (B, I)."""
         if similarity is None:
-            parents = self.transforms.shape[1] + orphan
+            parents = self.transforms.shape[1] + leaky
             return self.children.new_full(
                 self.children.shape[:2], math.log(parents) if parents else -math.inf
             )
         if self.empty or isinstance(similarity, Given):
-            return over_parents(self.logits(similarity), orphan)
+            return over_parents(self.logits(similarity), leaky)
         if not _is_known(similarity):
             return any_similarity.log_partition(
-                self._tile(similarity, None, Competition(orphan=orphan), None),
+                self._tile(similarity, None, Competition(leaky=leaky), None),
                 self.budget,
             )
-        return self._scores(similarity, reduced=True, orphan=orphan)
+        return self._scores(similarity, reduced=True, leaky=leaky)
 
     def logits(self, similarity: Similarity | None) -> Tensor:
         """The logits, (B, I, J)."""
@@ -154,9 +154,9 @@ class ChunkedVotes(VoteSource):
         self,
         similarity: Similarity,
         reduced: bool,
-        orphan: bool = False,
+        leaky: bool = False,
     ) -> Tensor:
-        options = Options(type(similarity), orphan, hard=False, budget=self.budget)
+        options = Options(type(similarity), leaky, hard=False, budget=self.budget)
         fields = (self.children, self.transforms, self.coordinates, None, None)
         return ChunkedScores.apply(options, reduced, *fields, *similarity.tensors)
 

@@ -178,7 +178,7 @@ def readable(
 
 def stored_moments(
     call: Call,
-    orphan: bool,
+    leaky: bool,
     hard: bool,
     scatter: bool,
 ) -> Tensors:
@@ -189,17 +189,17 @@ def stored_moments(
     weights, partition = (
         None if field is None else in_windows(field, call.sites) for field in call[3:5]
     )
-    competition = Competition(orphan=orphan, hard=hard)
+    competition = Competition(leaky=leaky, hard=hard)
     return votes.moments(similarity, weights, competition, partition, scatter)
 
 
-def stored_scores(call: Call, orphan: bool, reduced: bool) -> Tensors:
+def stored_scores(call: Call, leaky: bool, reduced: bool) -> Tensors:
     """The logits of a call, or their log-partition, from stored votes: differentiable to
     any order.
     """
     votes, similarity = _stored(call)
     logits = votes.logits(similarity)
-    return (over_parents(logits, orphan) if reduced else logits,)
+    return (over_parents(logits, leaky) if reduced else logits,)
 
 
 def _stored(call: Call) -> tuple[naive.NaiveVotes, Similarity | None]:
@@ -223,13 +223,13 @@ class Agreement(NamedTuple):
         steps: how many, the uniform first one included.
         constant: c of the squash n^2 / (c + n^2).
         accumulate: whether alpha adds up the poses of all steps.
-        orphan: whether a logit 0 competes with the parents.
+        leaky: whether a logit 0 competes with the parents.
     """
 
     steps: int
     constant: float
     accumulate: bool
-    orphan: bool
+    leaky: bool
 
 
 class EMOptions(NamedTuple):
@@ -322,7 +322,7 @@ class FusedVotes(VoteSource):
 
     @classmethod
     def supports(cls, similarity: Similarity | None, competition: Competition) -> str:
-        """Inner products and Gaussians under a softmax, with or without an orphan, or
+        """Inner products and Gaussians under a softmax, with or without a leak, or
         an argmax.
         """
         if similarity is not None and type(similarity) not in (InnerProduct, Gaussian):
@@ -335,8 +335,8 @@ class FusedVotes(VoteSource):
                 "the kernels have a softmax and an argmax, not "
                 f"{type(competition).__name__}"
             )
-        if competition.hard and competition.orphan:
-            return "the kernels do not have hard assignments beside an orphan"
+        if competition.hard and competition.leaky:
+            return "the kernels do not have hard assignments beside a leak"
         return ""
 
     def moments(
@@ -355,18 +355,18 @@ class FusedVotes(VoteSource):
                 self, similarity, weights, competition, log_partition, scatter
             )
         hard = competition.hard
-        # The log-partition includes the orphan.
-        orphan = competition.orphan and log_partition is None
+        # The log-partition includes the leak.
+        leaky = competition.leaky and log_partition is None
         if self.sites is None and self.coordinates is None and not (scatter or hard):
             votes = self.children, self.transforms
             if similarity is None and not self.adds_vectors:
-                return uniform_moments(*votes, weights, orphan, log_partition)
+                return uniform_moments(*votes, weights, leaky, log_partition)
             if isinstance(similarity, InnerProduct) and self.transforms.shape[0] == 1:
                 alpha = similarity.alpha
                 return attention_moments(
                     *votes, alpha, weights, competition, log_partition
                 )
-        return self._moments(call, orphan, hard, scatter)
+        return self._moments(call, leaky, hard, scatter)
 
     def logits(self, similarity: Similarity | None) -> Tensor:
         """The logits, (B, I, J)."""
@@ -374,16 +374,16 @@ class FusedVotes(VoteSource):
             return naive.stored(self).logits(similarity)
         return self._scores(self._call(similarity), False, False)
 
-    def log_partition(self, similarity: Similarity | None, orphan: bool) -> Tensor:
+    def log_partition(self, similarity: Similarity | None, leaky: bool) -> Tensor:
         """The log-partition over the parents, (B, I)."""
         if similarity is None:
             B, I, J, *_ = sizes_of(self._call(None))
             return self.children.new_full(
-                (B, I), math.log(J + orphan) if J + orphan else -math.inf
+                (B, I), math.log(J + leaky) if J + leaky else -math.inf
             )
         if self.empty:
-            return over_parents(self.logits(similarity), orphan)
-        return self._scores(self._call(similarity), orphan, True)
+            return over_parents(self.logits(similarity), leaky)
+        return self._scores(self._call(similarity), leaky, True)
 
     def _call(
         self,
@@ -409,26 +409,26 @@ class FusedVotes(VoteSource):
     def _moments(
         self,
         call: Call,
-        orphan: bool,
+        leaky: bool,
         hard: bool,
         scatter: bool,
     ) -> Moments:
         """Compute the moments of a call, by the kernels."""
         operator = torch.ops.torchcaps.moments.default
-        mass, total, second, _ = operator(*call, self.backend, orphan, hard, scatter)
+        mass, total, second, _ = operator(*call, self.backend, leaky, hard, scatter)
         return Moments(mass, total, second if scatter else None)
 
     def _scores(
         self,
         call: Call,
-        orphan: bool,
+        leaky: bool,
         reduced: bool,
     ) -> Tensor:
         """The logits of a call, (B, I, J), or reduced, their log-partition, (B, I), by the
         kernels.
         """
         operator = torch.ops.torchcaps.scores.default
-        scores: Tensor = operator(*call, self.backend, orphan, reduced)
+        scores: Tensor = operator(*call, self.backend, leaky, reduced)
         return scores
 
 

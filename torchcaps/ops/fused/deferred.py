@@ -197,14 +197,14 @@ class NativeVotes(FusedVotes):
     def _moments(
         self,
         call: Call,
-        orphan: bool,
+        leaky: bool,
         hard: bool,
         scatter: bool,
     ) -> Moments:
         tensors = [*call[:5], *call.similarity]
         differentiated = recorded(tensors)
         if differentiated is None:
-            return super()._moments(call, orphan, hard, scatter)
+            return super()._moments(call, leaky, hard, scatter)
         ledger = self._ledger
         # Scores serve the next step only: a later one compares with other parents, and
         # the logits, the largest tensor here, are freed.
@@ -220,7 +220,7 @@ class NativeVotes(FusedVotes):
             # and finds no argmax.
             if call.log_partition is not None and not hard:
                 logits = scored.logits
-        options = orphan, hard, scatter
+        options = leaky, hard, scatter
         if not differentiated:
             moments = passes.moments(call.readable(), *options, ledger.parts, logits)
             return Moments(*moments[:3])
@@ -233,17 +233,17 @@ class NativeVotes(FusedVotes):
     def _scores(
         self,
         call: Call,
-        orphan: bool,
+        leaky: bool,
         reduced: bool,
     ) -> Tensor:
         tensors = listed(call)
         differentiated = recorded(tensors)
         if differentiated is None:
-            return super()._scores(call, orphan, reduced)
+            return super()._scores(call, leaky, reduced)
         # Of inference tensors changes in place are not counted, so that nobody could
         # tell whether stored scores are still theirs.
         if any(tensor.is_inference() for tensor in call.similarity):
-            return passes.scores(call.readable(), orphan, reduced)
+            return passes.scores(call.readable(), leaky, reduced)
         ledger = self._ledger
         token = logits = None
         if (
@@ -254,13 +254,13 @@ class NativeVotes(FusedVotes):
             logits = passes.empty_logits(call, ledger.parts)
         name = object()
         if differentiated:
-            step = _Step(ledger.entries, ledger.parts, (orphan, reduced), name)
+            step = _Step(ledger.entries, ledger.parts, (leaky, reduced), name)
             scores, token = _Scores.apply(
                 step, ledger.token, logits, call.sites, *tensors
             )
         else:
             scores = passes.scores(
-                call.readable(), orphan, reduced, ledger.parts, logits
+                call.readable(), leaky, reduced, ledger.parts, logits
             )
         ledger.scored = _Scored(name, call.similarity, _versions(call), logits, token)
         return scores
@@ -313,10 +313,10 @@ class _Moments(torch.autograd.Function):
         ctx: Any, step: _Step, *arguments: Any
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         _, _, logits, sites, *tensors = arguments
-        orphan, hard, scatter = step.options
+        leaky, hard, scatter = step.options
         call = Call.of(tensors, sites).readable()
         mass, total, second, rest = passes.moments(
-            call, orphan, hard, scatter, step.parts, logits
+            call, leaky, hard, scatter, step.parts, logits
         )
         ctx.step = step
         ctx.save_for_backward(mass, total, rest, logits, sites, *tensors)
@@ -328,7 +328,7 @@ class _Moments(torch.autograd.Function):
         # Read once: a checkpoint gives them out only once.
         saved = ctx.saved_tensors
         mass, total, rest, logits, sites, *tensors = saved
-        orphan, hard, scatter = step.options
+        leaky, hard, scatter = step.options
         upstream = upstream if scatter else (*upstream[:2], None)
         # What may be differentiated again must not write into the ledger, and no kernel
         # can read several gradients at once.
@@ -364,7 +364,7 @@ class _Moments(torch.autograd.Function):
             (weights_need, partition_needs, compared and not defers),
             logits,
             passing=entry is not None,
-            orphan=orphan,
+            leaky=leaky,
             hard=hard,
         )
         if entry is not None:
@@ -389,9 +389,9 @@ class _Scores(torch.autograd.Function):
     def forward(
         ctx: Any, step: _Step, token: Tensor, *arguments: Any
     ) -> tuple[Tensor, Tensor]:
-        (logits, sites, *tensors), (orphan, reduced) = arguments, step.options
+        (logits, sites, *tensors), (leaky, reduced) = arguments, step.options
         scores = passes.scores(
-            Call.of(tensors, sites).readable(), orphan, reduced, step.parts, logits
+            Call.of(tensors, sites).readable(), leaky, reduced, step.parts, logits
         )
         ctx.step = step
         ctx.save_for_backward(scores, logits, sites, *tensors)
@@ -418,7 +418,7 @@ class _Scores(torch.autograd.Function):
             logits,
             None if entry is None else entry.left.pop(step.scores, None),
             passing=entry is not None,
-            orphan=step.options[0],
+            leaky=step.options[0],
             reduced=step.options[1],
         )
         if entry is not None:

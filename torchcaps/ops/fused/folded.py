@@ -23,14 +23,14 @@ _PARENTS = ("bias", "gain", "shift")
 _NAMES = (*_INPUTS, *_FIELDS, *_PARENTS)
 _GRAD_NAMES = tuple(f"grad_{name}" for name in _NAMES if name != "places")
 STEPS = Record(
-    *("B", "N", "T", "M", "P", "J", "D", "E", "steps", "orphan", "threads"),
+    *("B", "N", "T", "M", "P", "J", "D", "E", "steps", "leaky", "threads"),
     *("rule", "accumulate", "constant", "scale", "epsilon"),
     *(*_NAMES, "pose", "alpha", "length", "kept"),
     *("grad_pose", "grad_alpha", "grad_length", *_GRAD_NAMES),
     reals=("constant", "scale", "epsilon"),
 )
 PASS = Record(
-    *("B", "N", "T", "J", "Q", "E", "orphan", "threads", "adds", "epsilon"),
+    *("B", "N", "T", "J", "Q", "E", "leaky", "threads", "adds", "epsilon"),
     *(*_INPUTS, "queries", "place_queries", "sums", "place_sums", "partition"),
     *("grad_sums", "grad_place_sums"),
     *("grad_children", "grad_weights", "grad_queries", "grad_place_queries"),
@@ -81,7 +81,7 @@ def _sizes(tensors: Sequence[Any], settings: FoldedSteps) -> tuple[float, ...]:
     threads = torch.get_num_threads()
     constant = -1.0 if settings.constant is None else settings.constant
     return (
-        *(B, N, T, M, P, J, D, E, settings.steps, settings.orphan, threads),
+        *(B, N, T, M, P, J, D, E, settings.steps, settings.leaky, threads),
         *(_RULES.index(settings.rule), settings.accumulate),
         *(constant, settings.scale, settings.epsilon),
     )
@@ -209,7 +209,7 @@ class _Token(torch.autograd.Function):
 
 def pooled(
     *tensors: Tensor | None,
-    orphan: bool = False,
+    leaky: bool = False,
     epsilon: float | None = None,
     shared: Shared | None = None,
 ) -> tuple[Tensor, Tensor | None]:
@@ -217,7 +217,7 @@ def pooled(
 
     Args:
         tensors: the tensors.
-        orphan: one more candidate with logit 0.
+        leaky: one more candidate with logit 0.
         epsilon: poses are standardised with it.
         shared: the poses, if several steps have the same ones.
     """
@@ -225,19 +225,19 @@ def pooled(
     if differentiated is None:
         plainly: Any = folded.pooled
         result: tuple[Tensor, Tensor | None]
-        result = plainly(*tensors, orphan=orphan, epsilon=epsilon)
+        result = plainly(*tensors, leaky=leaky, epsilon=epsilon)
         return result
     if not differentiated:
-        return _pooled(plain(tensors), orphan, epsilon, False)[:2]
+        return _pooled(plain(tensors), leaky, epsilon, False)[:2]
     sums = token = None
     if shared is not None:
         sums, token = shared.sums, shared.token
-    result = _Pooled.apply(sums, token, orphan, epsilon, *tensors)
+    result = _Pooled.apply(sums, token, leaky, epsilon, *tensors)
     return result
 
 
 def moments(
-    children: Folded, alpha: Tensor | None, orphan: bool = False
+    children: Folded, alpha: Tensor | None, leaky: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Mass and sum of one step, as :func:`torchcaps.ops.folded.moments`."""
     J, poses, places, weights, transforms, place_transforms, *_, epsilon = children
@@ -245,7 +245,7 @@ def moments(
     many = folded.by_matrix_products(J, poses.shape[3] * poses.shape[4])
     tensors = (poses, weights, transforms, place_transforms, alpha)
     if even or many or recorded(tensors) is None:
-        return folded.moments(children, alpha, orphan)
+        return folded.moments(children, alpha, leaky)
     query, place_query = folded.queries(children, alpha)
     query = query.expand(len(poses), -1, -1, -1)
     if places is None:  # the mass is the sum of 1
@@ -255,7 +255,7 @@ def moments(
     pose_sums, at_places = pooled(
         *(poses.flatten(3), places, weights),
         *(query, place_query.expand(len(poses), -1, -1, -1)),
-        orphan=orphan,
+        leaky=leaky,
         epsilon=epsilon,
     )
     assert at_places is not None
@@ -265,7 +265,7 @@ def moments(
 
 def _pass(
     tensors: Sequence[Any],
-    orphan: bool,
+    leaky: bool,
     epsilon: float | None,
     back: bool,
     *named: Any,
@@ -274,7 +274,7 @@ def _pass(
     poses, places, _, query, _ = tensors
     sizes = (
         *(*poses.shape[:3], query.shape[2], poses.shape[3]),
-        *(0 if places is None else len(places), orphan, torch.get_num_threads()),
+        *(0 if places is None else len(places), leaky, torch.get_num_threads()),
         adds,
         -1.0 if epsilon is None else epsilon,
     )
@@ -284,7 +284,7 @@ def _pass(
 
 
 def _pooled(
-    tensors: Sequence[Any], orphan: bool, epsilon: float | None, keeps: bool
+    tensors: Sequence[Any], leaky: bool, epsilon: float | None, keeps: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     poses, _, _, query, place_query = tensors
     B, N, T, _ = poses.shape
@@ -298,7 +298,7 @@ def _pooled(
     results = zip(
         ("sums", "place_sums", "partition"), (sums, at_places, partition), strict=True
     )
-    _pass(tensors, orphan, epsilon, False, results)
+    _pass(tensors, leaky, epsilon, False, results)
     return sums, at_places, partition
 
 
@@ -310,12 +310,12 @@ class _Pooled(torch.autograd.Function):
         ctx: Any,
         sums: dict[int, Tensor] | None,
         token: Tensor | None,
-        orphan: bool,
+        leaky: bool,
         epsilon: float | None,
         *tensors: Tensor | None,
     ) -> Any:
-        pose_sums, at_places, partition = _pooled(plain(tensors), orphan, epsilon, True)
-        ctx.settings = orphan, epsilon
+        pose_sums, at_places, partition = _pooled(plain(tensors), leaky, epsilon, True)
+        ctx.settings = leaky, epsilon
         ctx.sums = None if token is None else sums
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, partition)
@@ -324,7 +324,7 @@ class _Pooled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> Any:
         *tensors, partition = ctx.saved_tensors
-        orphan, epsilon = ctx.settings
+        leaky, epsilon = ctx.settings
         poses_need, _, weights_need, *_ = ctx.needs_input_grad[4:]
         sums: dict[int, Tensor] | None = ctx.sums
         # What may be differentiated again is not added up.
@@ -359,7 +359,7 @@ class _Pooled(torch.autograd.Function):
             names = ("children", "weights", "queries", "place_queries")
             _pass(
                 given,
-                orphan,
+                leaky,
                 epsilon,
                 True,
                 (("partition", partition),),
@@ -370,6 +370,6 @@ class _Pooled(torch.autograd.Function):
             return None if sums is not None else grad_poses, None, *slopes[1:]
 
         def function(*tensors: Any) -> Tensors:
-            return folded.pooled(*tensors, orphan=orphan, epsilon=epsilon)
+            return folded.pooled(*tensors, leaky=leaky, epsilon=epsilon)
 
         return None, None, None, None, *gradients(work, function, tensors, upstream)

@@ -50,7 +50,7 @@ class Kernels(Protocol):
         self,
         call: Call,
         *,
-        orphan: bool,
+        leaky: bool,
         hard: bool,
         scatter: bool,
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
@@ -70,7 +70,7 @@ class Kernels(Protocol):
         grad_scatter: Tensor | None,
         rest: Tensor | None = None,
         *,
-        orphan: bool,
+        leaky: bool,
         hard: bool,
     ) -> Call:
         """The gradients of every tensor of the call; ``mean`` is sum / mass, (B, J, H),
@@ -81,11 +81,11 @@ class Kernels(Protocol):
         self,
         call: Call,
         *,
-        orphan: bool,
+        leaky: bool,
         reduced: bool,
     ) -> Tensor:
         """The logits (B, I, J), or reduced, their normaliser over the parents (and the
-        orphan) (B, I).
+        leaky) (B, I).
         """
 
     def scores_backward(
@@ -94,7 +94,7 @@ class Kernels(Protocol):
         scores: Tensor,
         grad: Tensor,
         *,
-        orphan: bool,
+        leaky: bool,
         reduced: bool,
     ) -> Call:
         """The gradients of every tensor of the call; ``scores`` is what :meth:`scores`
@@ -114,17 +114,17 @@ _CALL = (
     "Tensor[] similarity, str backend"
 )
 _MOMENTS = (
-    f"({_CALL}, bool orphan, bool hard, bool scatter) -> (Tensor, Tensor, Tensor, "
+    f"({_CALL}, bool leaky, bool hard, bool scatter) -> (Tensor, Tensor, Tensor, "
     "Tensor)"
 )
 _MOMENTS_BACKWARD = (
-    f"({_CALL}, bool orphan, bool hard, Tensor mean, Tensor grad_mass, Tensor "
+    f"({_CALL}, bool leaky, bool hard, Tensor mean, Tensor grad_mass, Tensor "
     "grad_sum, Tensor? grad_scatter, "
     "Tensor? rest=None) -> Tensor[]"
 )
-_SCORES = f"({_CALL}, bool orphan, bool reduced) -> Tensor"
+_SCORES = f"({_CALL}, bool leaky, bool reduced) -> Tensor"
 _SCORES_BACKWARD = (
-    f"({_CALL}, bool orphan, bool reduced, Tensor scores, Tensor grad) -> Tensor[]"
+    f"({_CALL}, bool leaky, bool reduced, Tensor scores, Tensor grad) -> Tensor[]"
 )
 
 
@@ -162,9 +162,9 @@ def _moments(*arguments: Any) -> tuple[Tensor, ...]:
     """Mass, sum, scatter and rest; a scatter that was not asked for is empty, and so is
     the rest.
     """
-    call, backend, (orphan, hard, scatter) = _opened(arguments)
+    call, backend, (leaky, hard, scatter) = _opened(arguments)
     results = _kernels(backend).moments(
-        call.readable(), orphan=orphan, hard=hard, scatter=scatter
+        call.readable(), leaky=leaky, hard=hard, scatter=scatter
     )
     return tuple(
         call.children.new_empty(0) if tensor is None else tensor for tensor in results
@@ -184,7 +184,7 @@ def _moments_shapes(*arguments: Any) -> tuple[Tensor, ...]:
 
 def _moments_backward(*arguments: Any) -> list[Tensor]:
     """The gradients of the tensors of the call that are there."""
-    call, backend, (orphan, hard, *upstream) = _opened(arguments)
+    call, backend, (leaky, hard, *upstream) = _opened(arguments)
     B, _, J, M, _, D = sizes_of(call)
     pieces: list[Any] = [
         None
@@ -200,15 +200,15 @@ def _moments_backward(*arguments: Any) -> list[Tensor]:
     ]
     return (
         _kernels(backend)
-        .moments_backward(call.readable(), *pieces, orphan=orphan, hard=hard)
+        .moments_backward(call.readable(), *pieces, leaky=leaky, hard=hard)
         .flat()
     )
 
 
 def _scores(*arguments: Any) -> Tensor:
     """The logits, or their normaliser."""
-    call, backend, (orphan, reduced) = _opened(arguments)
-    return _kernels(backend).scores(call.readable(), orphan=orphan, reduced=reduced)
+    call, backend, (leaky, reduced) = _opened(arguments)
+    return _kernels(backend).scores(call.readable(), leaky=leaky, reduced=reduced)
 
 
 def _scores_shapes(*arguments: Any) -> Tensor:
@@ -219,7 +219,7 @@ def _scores_shapes(*arguments: Any) -> Tensor:
 
 def _scores_backward(*arguments: Any) -> list[Tensor]:
     """The gradients of the tensors of the call that are there."""
-    call, backend, (orphan, reduced, scores, grad) = _opened(arguments)
+    call, backend, (leaky, reduced, scores, grad) = _opened(arguments)
     shape = sizes_of(call)[: 2 if reduced else 3]
     pieces = (
         readable(name, field, shape, call.children)
@@ -227,7 +227,7 @@ def _scores_backward(*arguments: Any) -> list[Tensor]:
     )
     return (
         _kernels(backend)
-        .scores_backward(call.readable(), *pieces, orphan=orphan, reduced=reduced)
+        .scores_backward(call.readable(), *pieces, leaky=leaky, reduced=reduced)
         .flat()
     )
 

@@ -73,7 +73,7 @@ _NUMBERS = (int, bool, float)
 
 CALL = Record(
     *("images", "grid", "windows", "I", "J", "M", "P", "D", "shared", "similarity"),
-    *("orphan", "hard", "parts", "threads", *INPUTS, "sites"),
+    *("leaky", "hard", "parts", "threads", *INPUTS, "sites"),
     *("mass", "sum", "scatter", "mean", "rest", "scores", "reduced"),
     *(*(f"grad_{name}" for name in INPUTS), "grad_scores"),
     *("logits", "shares", "flow", "adds", "votes", "formed", "terms", "count"),
@@ -168,7 +168,7 @@ def _aligned(votes: Tensor) -> Tensor:
 
 def moments(
     call: Call,
-    orphan: bool,
+    leaky: bool,
     hard: bool,
     scatter: bool,
     parts: int | None = None,
@@ -178,7 +178,7 @@ def moments(
 
     Args:
         call: the call of the step.
-        orphan: as there.
+        leaky: as there.
         hard: as there.
         scatter: as there.
         parts: among how many tasks rows are shared out; None for :func:`row_parts`.
@@ -200,7 +200,7 @@ def moments(
         sum=total,
         scatter=second,
         rest=rest,
-        orphan=orphan,
+        leaky=leaky,
         hard=hard,
         logits=logits,
         parts=parts,
@@ -210,7 +210,7 @@ def moments(
 
 def scores(
     call: Call,
-    orphan: bool,
+    leaky: bool,
     reduced: bool,
     parts: int | None = None,
     logits: Tensor | None = None,
@@ -221,13 +221,13 @@ def scores(
     B, I, J, *_ = sizes_of(call)
     out = call.children.new_empty((B, I) if reduced else (B, I, J))
     if J == 0:
-        return out.fill_(0.0 if orphan else -torch.inf)
+        return out.fill_(0.0 if leaky else -torch.inf)
     parts = row_parts(call) if parts is None else parts
     _run(
         _SCORES,
         call,
         scores=out,
-        orphan=orphan,
+        leaky=leaky,
         reduced=reduced,
         logits=logits,
         parts=parts,
@@ -245,7 +245,7 @@ def moments_flow(
     logits: Tensor | None = None,
     *,
     passing: bool = True,
-    orphan: bool,
+    leaky: bool,
     hard: bool,
 ) -> Flow:
     """The backward pass of :func:`moments`, but for the votes.
@@ -260,7 +260,7 @@ def moments_flow(
             not.
         logits: what :func:`scores` wrote down.
         passing: whether terms are wanted.
-        orphan: as in :func:`moments`.
+        leaky: as in :func:`moments`.
         hard: as in :func:`moments`.
     """
     grad_mass, grad_sum, grad_scatter = plain(upstream)
@@ -286,7 +286,7 @@ def moments_flow(
         shares=shares,
         flow=flow,
         logits=logits,
-        orphan=orphan,
+        leaky=leaky,
         hard=hard,
     )
     terms = []
@@ -311,7 +311,7 @@ def scores_flow(
     into: Tensor | None = None,
     *,
     passing: bool = True,
-    orphan: bool,
+    leaky: bool,
     reduced: bool,
 ) -> Flow:
     """The backward pass of :func:`scores`, but for the votes.
@@ -327,7 +327,7 @@ def scores_flow(
             its similarity to this call: they are added to, and the gradients are those
             of both. None for new coefficients.
         passing: whether a term is wanted.
-        orphan: as in :func:`scores`.
+        leaky: as in :func:`scores`.
         reduced: as in :func:`scores`.
     """
     (grad,) = plain((grad,))
@@ -348,7 +348,7 @@ def scores_flow(
         flow=flow,
         adds=into is not None,
         logits=logits,
-        orphan=orphan,
+        leaky=leaky,
         reduced=reduced,
     )
     with_logits = into is None and flow is not None and call.similarity
@@ -426,7 +426,7 @@ def agreement_forward(
         steps,
         backward=False,
         parts=row_parts(call),
-        orphan=settings.orphan,
+        leaky=settings.leaky,
         votes=votes,
     )
     return pose, alpha, sums, alphas, votes if outcome == _KEPT else None
@@ -500,7 +500,7 @@ def agreement_backward(
         "parts": parts,
         "votes": votes,
         "formed": votes is not None,
-        "orphan": settings.orphan,
+        "leaky": settings.leaky,
     }
     _run_agreement(
         call,
@@ -520,7 +520,7 @@ def moments_backward(
     grad_scatter: Tensor | None,
     rest: Tensor | None = None,
     *,
-    orphan: bool,
+    leaky: bool,
     hard: bool,
 ) -> Call:
     """The gradients of every tensor of the call."""
@@ -530,7 +530,7 @@ def moments_backward(
     upstream = (grad_mass, grad_sum, grad_scatter)
     return _all_gradients(
         call,
-        moments_flow(call, mean, rest, upstream, parts, orphan=orphan, hard=hard),
+        moments_flow(call, mean, rest, upstream, parts, leaky=leaky, hard=hard),
         parts,
     )
 
@@ -540,7 +540,7 @@ def scores_backward(
     scores: Tensor,
     grad: Tensor,
     *,
-    orphan: bool,
+    leaky: bool,
     reduced: bool,
 ) -> Call:
     """The gradients of every tensor of the call."""
@@ -549,7 +549,7 @@ def scores_backward(
     parts = row_parts(call)
     return _all_gradients(
         call,
-        scores_flow(call, scores, grad, parts, orphan=orphan, reduced=reduced),
+        scores_flow(call, scores, grad, parts, leaky=leaky, reduced=reduced),
         parts,
     )
 

@@ -65,13 +65,13 @@ class TritonFolded:
             self.evidence = both.transpose(0, 1).flatten(1)[:, None]
 
     def moments(
-        self, alpha: Tensor | None, weights: Tensor | None, orphan: bool
+        self, alpha: Tensor | None, weights: Tensor | None, leaky: bool
     ) -> tuple[Tensor, Tensor]:
         """Mass (B, J) and sum (B, J, D) of one step, as
         :func:`torchcaps.ops.folded.moments`.
         """
         query = self._query(alpha).unflatten(2, self.sizes).permute(1, 2, 0, 3)
-        arguments = self.poses, self.places, weights, query, orphan, self.epsilon
+        arguments = self.poses, self.places, weights, query, leaky, self.epsilon
         sums, _ = _run_pooled(*arguments)
         mass = sums[..., self.poses.shape[-1]].sum(1)
         total = sums.permute(2, 0, 1, 3).flatten(2) @ self.rows
@@ -106,7 +106,7 @@ def dense(query: Tensor) -> Tensor:
 
 
 _SCHEMA = (
-    "Tensor poses, Tensor? places, Tensor? weights, Tensor query, bool orphan, "
+    "Tensor poses, Tensor? places, Tensor? weights, Tensor query, bool leaky, "
     "float? epsilon"
 )
 
@@ -167,7 +167,7 @@ def _pooled_gradient(ctx: Any, grad: Tensor, _: Any) -> Any:
 
 
 def _in_pytorch(
-    orphan: bool,
+    leaky: bool,
     epsilon: float | None,
     poses: Tensor,
     places: Tensor | None,
@@ -184,7 +184,7 @@ def _in_pytorch(
         weights,
         query[..., :Q],
         query[..., Q:],
-        orphan=orphan,
+        leaky=leaky,
         epsilon=epsilon,
     )
     return (torch.cat([field for field in sums if field is not None], -1),)

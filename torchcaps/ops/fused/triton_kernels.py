@@ -62,7 +62,7 @@ class Tile:
         p: how much of P is multiplied at a time.
         b: rows of the batch.
         j: parents.
-        orphan: one more candidate, with logit 0.
+        leaky: one more candidate, with logit 0.
         hard: the most similar parent takes all.
         shared: one transform for all children.
         by_row: the normaliser given is one for each row and child, (B, I), not for each
@@ -89,7 +89,7 @@ class Tile:
     p: int
     b: int
     j: int
-    orphan: bool = False
+    leaky: bool = False
     hard: bool = False
     shared: bool = False
     by_row: bool = False
@@ -307,8 +307,8 @@ def _normaliser(logits, T: tl.constexpr):
     [b].
     """
     top = tl.max(logits, 1)
-    # Of all blocks of parents, the first has the orphan.
-    if T.orphan:
+    # Of all blocks of parents, the first has the leak.
+    if T.leaky:
         first = tl.program_id(2) == 0
         top = tl.where(first, tl.maximum(top, 0.0), top)
         return top, tl.sum(tl.exp(logits - top[:, None]), 1) + tl.where(

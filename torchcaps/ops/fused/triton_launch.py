@@ -147,11 +147,11 @@ def interpreted() -> bool:
 
 
 def moments(
-    call: Call, *, orphan: bool, hard: bool, scatter: bool, tiling: Tiling | None = None
+    call: Call, *, leaky: bool, hard: bool, scatter: bool, tiling: Tiling | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """One E-step and its sums; see :class:`~torchcaps.ops.fused.operators.Kernels`."""
     work = "scatter" if scatter else "moments"
-    launch = Launch(call, tiling, work, orphan=orphan, hard=hard)
+    launch = Launch(call, tiling, work, leaky=leaky, hard=hard)
     return launch.merged(*launch.moments(scatter))
 
 
@@ -163,7 +163,7 @@ def moments_backward(
     grad_scatter: Tensor | None,
     rest: Tensor | None = None,
     *,
-    orphan: bool,
+    leaky: bool,
     hard: bool,
     tiling: Tiling | None = None,
 ) -> Call:
@@ -171,7 +171,7 @@ def moments_backward(
     :class:`~torchcaps.ops.fused.operators.Kernels`.
     """
     work = "backward" if grad_scatter is None else "scatter backward"
-    launch = Launch(call, tiling, work, orphan=orphan, hard=hard)
+    launch = Launch(call, tiling, work, leaky=leaky, hard=hard)
     log_partition, best, tile = launch.competition()
     grads = Gradients(launch)
     grad_partition = grads.log_partition
@@ -211,12 +211,12 @@ def moments_backward(
 
 
 def scores(
-    call: Call, *, orphan: bool, reduced: bool, tiling: Tiling | None = None
+    call: Call, *, leaky: bool, reduced: bool, tiling: Tiling | None = None
 ) -> Tensor:
     """The logits, or their normaliser; see
     :class:`~torchcaps.ops.fused.operators.Kernels`.
     """
-    launch = Launch(call, tiling, "scores", orphan=orphan)
+    launch = Launch(call, tiling, "scores", leaky=leaky)
     return launch.partition() if reduced else launch.logits()
 
 
@@ -225,7 +225,7 @@ def scores_backward(
     scores: Tensor,
     grad: Tensor,
     *,
-    orphan: bool,
+    leaky: bool,
     reduced: bool,
     tiling: Tiling | None = None,
 ) -> Call:
@@ -233,7 +233,7 @@ def scores_backward(
     :class:`~torchcaps.ops.fused.operators.Kernels`.
     """
     work = "scatter backward" if len(call.similarity) > 1 else "backward"
-    launch = Launch(call, tiling, work, orphan=orphan)
+    launch = Launch(call, tiling, work, leaky=leaky)
     grads = Gradients(launch)
     _scores_backward(launch, scores if reduced else None, grad, grads)
     return grads.call()
@@ -278,7 +278,7 @@ def cut_up(
     tiling: Tiling,
     processors: int,
     *,
-    orphan: bool,
+    leaky: bool,
     hard: bool,
     shared: bool,
     windows: bool,
@@ -291,7 +291,7 @@ def cut_up(
         work: of the kernel, a key of :data:`TILES`.
         tiling: what is asked for.
         processors: of the GPU.
-        orphan: whether a logit 0 competes with the parents.
+        leaky: whether a logit 0 competes with the parents.
         hard: whether the most similar parent takes all.
         shared: whether all children have one transform.
         windows: whether rows are windows, which share children.
@@ -321,7 +321,7 @@ def cut_up(
         p=min(power_of_2(P), max(1, cut.product // d)),
         b=b,
         j=j,
-        orphan=orphan,
+        leaky=leaky,
         hard=hard,
         shared=shared,
         overlap=windows or blocks > 1,
@@ -375,7 +375,7 @@ class Launch:
         tiling: Tiling | None,
         work: str,
         *,
-        orphan: bool = False,
+        leaky: bool = False,
         hard: bool = False,
     ) -> None:
         check_device(call.children)
@@ -384,7 +384,7 @@ class Launch:
         self.B, self.I, self.J, self.M, self.P, self.D = sizes_of(call)
         self.H, self.G = self.M * self.D, call.children.shape[1]
         self.W = 1 if call.sites is None else len(call.sites)
-        self.orphan, self.hard, self.tiling = orphan, hard, tiling or Tiling()
+        self.leaky, self.hard, self.tiling = leaky, hard, tiling or Tiling()
         self._cut(work)
         self.votes = (
             call.children,
@@ -405,7 +405,7 @@ class Launch:
             work,
             self.tiling,
             processors(call.children.device),
-            orphan=self.orphan,
+            leaky=self.leaky,
             hard=self.hard,
             shared=call.transforms.shape[0] == 1 and self.I > 1,
             windows=call.sites is not None,

@@ -49,7 +49,7 @@ def agreement(
     steps: int,
     constant: float,
     accumulate: bool,
-    orphan: bool,
+    leaky: bool,
     tiling: Tiling | None = None,
 ) -> Agreed:
     """All steps of routing by agreement; see :class:`torchcaps.routing.DynamicRouting`.
@@ -60,10 +60,10 @@ def agreement(
         steps: how many.
         constant: c of the squash n^2 / (c + n^2).
         accumulate: whether alpha adds up the poses of all steps.
-        orphan: whether a logit 0 competes with the parents.
+        leaky: whether a logit 0 competes with the parents.
         tiling: the tiling of the passes.
     """
-    launch = Launch(call, tiling, "moments", orphan=orphan)
+    launch = Launch(call, tiling, "moments", leaky=leaky)
     B, J, H = launch.B, launch.J, launch.H
     sums = launch.empty(steps, B, H, J)
     alphas = launch.empty(steps - 1, B, H, J)
@@ -76,7 +76,7 @@ def agreement(
         elif _flat(call):
             children, transforms, _ = launch.votes
             parts = children.flatten(1) @ transforms.flatten(2).flatten(0, 1)
-            parts, scale = parts[None], 1 / (J + orphan)
+            parts, scale = parts[None], 1 / (J + leaky)
         else:
             _, parts, *_ = launch.moments(False)
         last = step == steps - 1
@@ -114,7 +114,7 @@ def agreement_backward(
     *,
     constant: float,
     accumulate: bool,
-    orphan: bool,
+    leaky: bool,
     tiling: Tiling | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """The gradients of children, transforms, coordinates and bias.
@@ -128,10 +128,10 @@ def agreement_backward(
             None.
         constant: as there.
         accumulate: as there.
-        orphan: as there.
+        leaky: as there.
         tiling: the tiling of the passes.
     """
-    launch = Launch(call, tiling, "flow", orphan=orphan)
+    launch = Launch(call, tiling, "flow", leaky=leaky)
     steps, parents = len(agreed.sums), launch.parents(constant=constant)
     grad_sums = torch.empty_like(agreed.sums)
     parts, later = grad_pose[None], None
@@ -178,13 +178,13 @@ def agreement_backward(
                 None,
                 None,
             )
-    grads = _agreed_votes(launch, agreed, grad_sums, orphan)
+    grads = _agreed_votes(launch, agreed, grad_sums, leaky)
     grad_bias = None if bias is None else grad_sums.sum((0, 1)).mT.contiguous()
     return (*grads, grad_bias)
 
 
 def _agreed_votes(
-    launch: Launch, agreed: Agreed, grad_sums: Tensor, orphan: bool
+    launch: Launch, agreed: Agreed, grad_sums: Tensor, leaky: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The gradients of children, transforms and coordinates: two steps at a time, the
     even one beside the first two.
@@ -193,7 +193,7 @@ def _agreed_votes(
     # Several passes add to the gradients of the children.
     if steps > 3:
         launch.tile = replace(launch.tile, overlap=True)
-    launch.tile = replace(launch.tile, even=1 / (launch.J + orphan))
+    launch.tile = replace(launch.tile, even=1 / (launch.J + leaky))
     grads = Gradients(launch)
     even: Tensor | None = grad_sums[0]
     compared = [(agreed.alphas[k - 1], grad_sums[k]) for k in range(1, steps)]

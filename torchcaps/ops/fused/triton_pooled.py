@@ -40,7 +40,7 @@ class Tile:
         q: Q.
         e: E.
         j: parents.
-        orphan: one more candidate, with logit 0.
+        leaky: one more candidate, with logit 0.
         epsilon: of the standardisation of poses; None for none.
     """
 
@@ -50,7 +50,7 @@ class Tile:
     q: int
     e: int
     j: int
-    orphan: bool
+    leaky: bool
     epsilon: float | None
 
 
@@ -195,10 +195,10 @@ def _competition(logits, n, N, rows, partition, K: tl.constexpr):
         total = tl.load(partition + rows * N + at, mask=n < N, other=1.0)
     else:
         top = tl.max(logits, 1)
-        if K.orphan:
+        if K.leaky:
             top = tl.maximum(top, 0.0)
         total = tl.sum(tl.exp(logits - top[:, None]), 1)
-        if K.orphan:
+        if K.leaky:
             total += tl.exp(-top)
     return tl.exp(logits - top[:, None]) / total[:, None]
 
@@ -235,8 +235,8 @@ def partition_kernel(
         n = start + tl.arange(0, K.n)
         u, _ = _poses(poses, n, N, T, K)
         x = _numbers(places, n, N, K)
-        top = tl.full([K.n], 0.0 if K.orphan else float("-inf"), tl.float32)
-        total = tl.full([K.n], 1.0 if K.orphan else 0.0, tl.float32)
+        top = tl.full([K.n], 0.0 if K.leaky else float("-inf"), tl.float32)
+        total = tl.full([K.n], 1.0 if K.leaky else 0.0, tl.float32)
         for first in range(0, J, K.j):
             query, place_query = _field(
                 queries, first, T, J, stride_b, stride_t, stride_j, K
@@ -436,7 +436,7 @@ class Pooling:
         places: (E, N), the first of which is 1; or None for no others.
         weights: (B, N, T) or None.
         query: (B, T, J, Q + E).
-        orphan: whether a logit 0 competes with the parents.
+        leaky: whether a logit 0 competes with the parents.
         epsilon: of the standardisation of poses; None for none.
     """
 
@@ -446,7 +446,7 @@ class Pooling:
         places: Tensor | None,
         weights: Tensor | None,
         query: Tensor,
-        orphan: bool,
+        leaky: bool,
         epsilon: float | None,
     ) -> None:
         triton_launch.check_device(poses)
@@ -457,7 +457,7 @@ class Pooling:
         self.B, self.N, self.T, Q = poses.shape
         self.J = query.shape[2]
         E = query.shape[3] - Q
-        self.tile = tile_of(self.N, self.J, Q, E, orphan, epsilon)
+        self.tile = tile_of(self.N, self.J, Q, E, leaky, epsilon)
         self.blocks = triton_launch.tile_count(self.J, self.tile.j)
         steps = triton_launch.tile_count(self.N, self.tile.n)
         programs = max(1, self.B * self.T * self.blocks)
@@ -516,14 +516,12 @@ PROGRAMS = 4
 
 
 @lru_cache(maxsize=1024)
-def tile_of(
-    N: int, J: int, Q: int, E: int, orphan: bool, epsilon: float | None
-) -> Tile:
+def tile_of(N: int, J: int, Q: int, E: int, leaky: bool, epsilon: float | None) -> Tile:
     """The tile of a call; see :class:`Pooling`."""
     q, n, j = (max(LEAST, triton_launch.power_of_2(size)) for size in (Q, N, J))
     j = min(j, parents_at_once(Q))
     n = min(n, MOST_PLACES, 32 * WARPS * PRODUCTS // (q * j))
-    return Tile(Q, E, n, q, triton_launch.power_of_2(E), j, orphan, epsilon)
+    return Tile(Q, E, n, q, triton_launch.power_of_2(E), j, leaky, epsilon)
 
 
 def pooled(pooling: Pooling) -> tuple[Tensor, Tensor]:

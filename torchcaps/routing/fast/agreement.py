@@ -26,7 +26,7 @@ from torchcaps.routing.fast import folded
 from torchcaps.routing.fast.triton import all_at_once, layers, like
 from torchcaps.squashing import kind_of, length, squash_by
 
-SETTINGS = ("steps", "bias", "accumulate", "orphan", "squash")
+SETTINGS = ("steps", "bias", "accumulate", "leaky", "squash")
 
 
 class _Problem(NamedTuple):
@@ -63,9 +63,9 @@ class _Problem(NamedTuple):
             bias = bias.to(votes.dtype)
         if source.empty:
             return None
-        if routing.orphan:
-            votes = votes.restricted(orphan=True)
-        orphan = votes.competition.orphan
+        if routing.leaky:
+            votes = votes.restricted(leaky=True)
+        leaky = votes.competition.leaky
         return cls(
             votes,
             Call(
@@ -78,7 +78,7 @@ class _Problem(NamedTuple):
                 (),
             ),
             bias,
-            Agreement(routing.steps, constant, routing.accumulate, orphan),
+            Agreement(routing.steps, constant, routing.accumulate, leaky),
         )
 
     def routed(self, pose: Tensor, alpha: Tensor | None) -> Routed:
@@ -96,8 +96,8 @@ def _reference(sites: Tensor | None, agreement: Agreement, *tensors: Any) -> Ten
         tensors: children, transforms, coordinates and bias.
     """
     children, transforms, coordinates, bias = tensors
-    steps, constant, accumulate, orphan = agreement
-    competition = Competition(orphan=orphan)
+    steps, constant, accumulate, leaky = agreement
+    competition = Competition(leaky=leaky)
     routed = route_by_agreement(
         Votes(children, transforms, coordinates, competition, "naive", sites),
         steps=steps,
@@ -189,7 +189,7 @@ class _Agree(torch.autograd.Function):
 
 _SCHEMA = (
     "Tensor children, Tensor transforms, Tensor? coordinates, Tensor? sites, "
-    "Tensor? bias, int steps, float constant, bool accumulate, bool orphan"
+    "Tensor? bias, int steps, float constant, bool accumulate, bool leaky"
 )
 
 

@@ -46,7 +46,7 @@ def em_in_triton(
     competition = votes.competition
     if votes.mask is not None or type(competition) not in (Competition, GridWide):
         return None
-    if competition.orphan or competition.hard:
+    if competition.leaky or competition.hard:
         return None
     seen = None
     if isinstance(competition, GridWide):
@@ -225,7 +225,7 @@ class _Combined(Competition):
         self, source: VoteSource, similarity: Similarity | None
     ) -> Tensor:
         """The log-partition over the windows that see a child, (N, G)."""
-        return self.combine(source.log_partition(similarity, orphan=False))
+        return self.combine(source.log_partition(similarity, leaky=False))
 
 
 def _over_windows(seen: Tensor, images: int, of_windows: Tensor) -> Tensor:

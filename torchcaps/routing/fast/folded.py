@@ -26,7 +26,7 @@ def routed(
 
     Args:
         votes: the votes.
-        settings: the settings; the votes' own orphan competes too.
+        settings: the settings; the votes' own leaky competes too.
         of_parents: bias (J, H), and gain and shift (H,) of a layer normalisation.
     """
     competition = votes.competition
@@ -41,10 +41,10 @@ def routed(
             children = children._replace(transforms=cast(votes.transforms, votes.dtype))
         dtype = votes.dtype
         fields = [None if field is None else cast(field, dtype) for field in of_parents]
-        if settings.orphan:
-            votes = votes.restricted(orphan=True)
-        elif competition.orphan:
-            settings = settings._replace(orphan=True)
+        if settings.leaky:
+            votes = votes.restricted(leaky=True)
+        elif competition.leaky:
+            settings = settings._replace(leaky=True)
         result = folded.route(folded.Routing(children, *fields), settings)
     if result is None:
         return None
@@ -63,7 +63,7 @@ def agreement(routing: DynamicRouting, votes: Votes) -> Routed | None:
     if bias is not None and bias.shape != votes.shape[2:]:
         return None
     settings = FoldedSteps(
-        routing.steps, "agreement", routing.orphan, routing.accumulate, constant
+        routing.steps, "agreement", routing.leaky, routing.accumulate, constant
     )
     return routed(votes, settings, bias)
 

@@ -66,7 +66,7 @@ class TextEncoder(TextClassifier, CapsuleNetwork):
     def __post_init__(self, routing: Routing | None) -> None:
         parts = self.parts
         pose_dim = self.pose_dim
-        routing = routing or DynamicRouting(orphan=True, squash="half")
+        routing = routing or DynamicRouting(leaky=True, squash="half")
         self.primary_caps = PrimaryCaps1d(
             self.word_dim, self.types, pose_dim, self.width, 1, squash="half"
         )

@@ -120,7 +120,7 @@ class TextCapsNet(TextClassifier):
 
     Each network finds n-grams by a convolution, makes primary capsules of them, routes
     these by windows to convolutional capsules, and all of these, with the same
-    transforms at every place, to the classes. Leaky routing (``orphan``) lets words
+    transforms at every place, to the classes. Leaky routing (``leaky``) lets words
     that speak for no class go nowhere.
 
     Args:
@@ -174,7 +174,7 @@ class TextCapsNet(TextClassifier):
     )
 
     def __post_init__(self, routing: Routing | None) -> None:
-        routing = routing or DynamicRouting(orphan=True, squash="half")
+        routing = routing or DynamicRouting(leaky=True, squash="half")
         self.branches = nn.ModuleList(
             NGramCapsules(self, width, routing) for width in self.widths
         )

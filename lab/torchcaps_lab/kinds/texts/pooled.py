@@ -75,7 +75,7 @@ class TextPooled(TextClassifier, CapsuleNetwork):
         self.convolutions = nn.ModuleList(
             nn.Conv1d(self.word_dim, features, width) for width in self.widths
         )
-        routing = routing or DynamicRouting(orphan=True, squash="half")
+        routing = routing or DynamicRouting(leaky=True, squash="half")
         self.class_caps = CapsLinear(
             self.types * len(self.widths),
             self.classes,

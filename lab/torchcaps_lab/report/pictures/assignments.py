@@ -170,7 +170,7 @@ def _meaning(observation: Observation) -> str:
         "At each position, the share of the active child capsules that routing "
         f"assigned to {observation.selection.about}. White is an even split, in which "
         "every class gets "
-        f"{even:.2g}{', and no class as much' if observation.orphan else ''}. Redder "
+        f"{even:.2g}{', and no class as much' if observation.leaky else ''}. Redder "
         f"places gave this class more, and full red is {2 * even:.2g} or more. Bluer "
         "places gave it less, and full blue is nothing. Each cell is at the centre "
         "of the region that its children see, which is larger than the cell."

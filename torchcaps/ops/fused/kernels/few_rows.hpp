@@ -140,7 +140,7 @@ struct FewRows : VectorCall<T, P_, D_> {
         k.assign(share.data(), 1, nullptr);
       } else {
         k.template form<0>(start, count, votes, {}, {});
-        std::fill(share.begin(), share.end(), splat(T(1) / (k.J + k.call.orphan)));
+        std::fill(share.begin(), share.end(), splat(T(1) / (k.J + k.call.leaky)));
       }
       const V weights = k.weights_of(start, count);
       for (int j = 0; j < k.J; ++j) mass[j] += share[j] *= weights;
@@ -174,7 +174,7 @@ struct FewRows : VectorCall<T, P_, D_> {
     }
 
     void share_evenly(int start, int count) {
-      const T even = T(1) / (k.J + k.call.orphan);
+      const T even = T(1) / (k.J + k.call.leaky);
       put(start, count, 0, 1, even * k.weights_of(start, count), k.call.shares);
       if (!k.call.grad_weights) return;
       k.template form<1>(start, count, k.kept(start, scratch), {up_sum.data()}, {gradient.data()});

@@ -33,7 +33,7 @@
 
 // Mirrored in torchcaps/ops/fused/folded.py. Tensors are contiguous; a null pointer stands for one that is not there.
 struct TorchcapsFolded {
-  int64_t B, N, T, J, Q, E, orphan, threads, adds;  // whether gradients of children are added to what is there
+  int64_t B, N, T, J, Q, E, leaky, threads, adds;  // whether gradients of children are added to what is there
   double epsilon;  // poses are standardised with it; they are taken as they are if it is negative
   const void *children, *places, *weights;  // [B, N, T, Q], [E, N], [B, N, T]
   const void *queries, *place_queries;      // [B, T, J, Q], [B, T, J, E]
@@ -169,8 +169,8 @@ class FoldedPass {
     int64_t stride, weight_stride;
   };
 
-  FoldedPass(int64_t N, int64_t J, int64_t Q, int64_t E, const T* places, bool orphan, double epsilon)
-      : N(N), J(J), E(E), Q(Q), row(whole_vectors<T>(Q)), block(block_of(N, J, row)), places(places), orphan(orphan),
+  FoldedPass(int64_t N, int64_t J, int64_t Q, int64_t E, const T* places, bool leaky, double epsilon)
+      : N(N), J(J), E(E), Q(Q), row(whole_vectors<T>(Q)), block(block_of(N, J, row)), places(places), leaky(leaky),
         standard(epsilon >= 0), epsilon(epsilon), logit_groups(J), back_groups(J), narrow_groups(J), wide_groups(J) {
     const int64_t pairs = int64_t{block} * J, wide = int64_t{row} * J;
     memory.reset(new V[(2 * pairs + int64_t{block} * (row + 1) + 7 * wide + row) / L + row + Q + (J + 2) * E]);
@@ -579,7 +579,7 @@ class FoldedPass {
 
   // The exponentials of l_ij - top_i for all parents, and their sum.
   __attribute__((always_inline)) void exponentials(const V* x, V scale, const V* e, const T* A, const T* Ae, T* to, V& top, V& sum) {
-    top = V{}, sum = orphan ? splat(T(1)) : V{};
+    top = V{}, sum = leaky ? splat(T(1)) : V{};
     const bool one_group = J <= kParents;
     if (!one_group && kHolds && small(x, e)) {
       return logit_groups.each([&](auto size, int j) __attribute__((always_inline)) {
@@ -591,7 +591,7 @@ class FoldedPass {
         for (int k = 0; k < n; ++k) store_vector<T>(t[k], to + (j + k) * L), sum += t[k];
       });
     }
-    if (!orphan) top -= std::numeric_limits<T>::max();
+    if (!leaky) top -= std::numeric_limits<T>::max();
     if (one_group) {
       return with_size<kParents>(J, [&](auto size) __attribute__((always_inline)) {
         constexpr int n = size;
@@ -602,7 +602,7 @@ class FoldedPass {
 #pragma GCC unroll 16
         for (int k = 0; k < n; ++k) t[k] = bounded(t[k] - top);
         powers_of_two<n>(t);
-        if (orphan) sum = none_of_these(top);
+        if (leaky) sum = none_of_these(top);
 #pragma GCC unroll 16
         for (int k = 0; k < n; ++k) store_vector<T>(t[k], to + k * L), sum += t[k];
       });
@@ -614,7 +614,7 @@ class FoldedPass {
 #pragma GCC unroll 16
       for (int k = 0; k < n; ++k) store_vector<T>(t[k], to + (j + k) * L), top = larger<T>(t[k], top);
     });
-    if (orphan) sum = none_of_these(top);
+    if (leaky) sum = none_of_these(top);
     logit_groups.each([&](auto size, int j) __attribute__((always_inline)) {
       constexpr int n = size;
       V t[n];
@@ -626,7 +626,7 @@ class FoldedPass {
     });
   }
 
-  // The exponential of the orphan, whose logit is 0.
+  // The exponential of the leak, whose logit is 0.
   static V none_of_these(V top) {
     V t[1] = {bounded(-top)};
     powers_of_two<1>(t);
@@ -761,7 +761,7 @@ class FoldedPass {
   const Size<Q_ ? whole_vectors<T>(Q_) : 0> row;  // the numbers of a row that is filled up
   const int block;                                 // the places of a block
   const T* const places;
-  const bool orphan, standard;
+  const bool leaky, standard;
   const double epsilon;
   const Groups<kParents> logit_groups;
   const Groups<kParentsBack> back_groups;
@@ -780,7 +780,7 @@ void run_folded(const TorchcapsFolded& f, bool back) {
   const auto at = [](const void* tensor, int64_t place) { return tensor ? static_cast<T*>(const_cast<void*>(tensor)) + place : nullptr; };
   const int64_t size = f.J * f.Q, extra = f.J * f.E, partition = Pass::partition_size(f.N);
   share_out(f.threads, f.B * f.T, [&](const auto& next) {
-    Pass pass(f.N, f.J, f.Q, f.E, at(f.places, 0), f.orphan, f.epsilon);
+    Pass pass(f.N, f.J, f.Q, f.E, at(f.places, 0), f.leaky, f.epsilon);
     for (int64_t task; (task = next()) < f.B * f.T;) {
       const int64_t b = task / f.T, t = task % f.T, place = (b * f.N * f.T + t) * f.Q, weight = b * f.N * f.T + t;
       const typename Pass::Child child{at(f.children, place), at(f.weights, weight), f.T * f.Q, f.T};

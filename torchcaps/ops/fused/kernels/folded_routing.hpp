@@ -22,7 +22,7 @@ enum TorchcapsRule : int64_t { kAgreement = 0, kDirections = 1, kNormalised = 2 
 
 // Mirrored in torchcaps/ops/fused/folded.py.
 struct TorchcapsFoldedRouting {
-  int64_t B, N, T, M, P, J, D, E, steps, orphan, threads;
+  int64_t B, N, T, M, P, J, D, E, steps, leaky, threads;
   int64_t rule, accumulate;
   double constant;  // c of the squash n^2 / (c + n^2); negative for no squash
   double scale;     // of alpha: K of directions s / |s|; 1 / sqrt(H) of normalised sums
@@ -157,7 +157,7 @@ class FoldedRouting {
  public:
   explicit FoldedRouting(const RoutingCall& f)
       : f(f), rule{f}, Q(f.M * f.P), H(f.M * f.D), routed(f.steps - !evident()), chunk(chunk_of(f)),
-        chunks((f.B + chunk - 1) / chunk), share(T(1) / T(f.J + f.orphan)) {}
+        chunks((f.B + chunk - 1) / chunk), share(T(1) / T(f.J + f.leaky)) {}
 
   // How many numbers the pass back needs.
   int64_t kept() const { return Fields(*this, f.B, true, nullptr).total; }
@@ -244,7 +244,7 @@ class FoldedRouting {
     int64_t of(int64_t step) const { return all ? step : 0; }
   };
 
-  Pass new_pass() const { return Pass(f.N, f.J, Q, f.E, writable(f.places), f.orphan, -1); }
+  Pass new_pass() const { return Pass(f.N, f.J, Q, f.E, writable(f.places), f.leaky, -1); }
 
   typename Pass::Child child(int64_t b, int64_t t) const {
     const int64_t at = b * f.N * f.T + t;

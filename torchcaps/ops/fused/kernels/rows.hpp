@@ -27,7 +27,7 @@ struct TorchcapsTerm {
 };
 
 struct TorchcapsCall {
-  int64_t images, grid, windows, I, J, M, P, D, shared, similarity, orphan, hard, parts, threads;
+  int64_t images, grid, windows, I, J, M, P, D, shared, similarity, leaky, hard, parts, threads;
   const void *children, *transforms, *coordinates, *weights, *log_partition, *parents, *precision, *log_weight;
   const int32_t* sites;
   // Results in the forward passes, upstream gradients in the flow, which reads the mean sum / mass. The rest, beside a
@@ -206,7 +206,7 @@ struct Rows {
   bool even() const { return call.similarity == kUniform && !call.hard; }
 
   V even_share(V log_partition) const {
-    return call.log_partition ? exponential(-log_partition) : splat(T(1) / (J + call.orphan));
+    return call.log_partition ? exponential(-log_partition) : splat(T(1) / (J + call.leaky));
   }
 
   // Stores the coefficients of a step's terms: shares and gradients of the logits, [count, J].
@@ -342,7 +342,7 @@ struct Rows {
     scatter<add>(in, row, end, children * size, tensor, [=, this](int64_t r) { return site(r, i) * size; });
   }
 
-  // log sum_j exp l_j of some children, over the orphan too, from their logits [count, J].
+  // log sum_j exp l_j of some children, over the leak too, from their logits [count, J].
   void partitions(const V* logits, int count, V* out) const {
     int i = 0;
     for (; i + 4 <= count; i += 4) partition_together<4>(logits + i * J, out + i);
@@ -353,19 +353,19 @@ struct Rows {
   void partition_together(const V* logits, V* out) const {
     V peak[count], total[count];
     peaks(logits, peak);
-    for (int i = 0; i < count; ++i) total[i] = call.orphan ? exponential_below(-peak[i]) : V{};
+    for (int i = 0; i < count; ++i) total[i] = call.leaky ? exponential_below(-peak[i]) : V{};
     for (int j = 0; j < J; ++j)
       for (int i = 0; i < count; ++i) total[i] += exponential_below(logits[i * J + j] - peak[i]);
     for (int i = 0; i < count; ++i) out[i] = peak[i] + logarithm(total[i]);
   }
 
-  // The largest logit of each of some children, that of the orphan included.
+  // The largest logit of each of some children, that of the leak included.
   template <int count>
   void peaks(const V* logits, V (&peak)[count]) const {
     for (int i = 0; i < count; ++i) peak[i] = logits[i * J];
     for (int j = 1; j < J; ++j)
       for (int i = 0; i < count; ++i) peak[i] = larger<T>(logits[i * J + j], peak[i]);
-    for (int i = 0; i < count && call.orphan; ++i) peak[i] = larger<T>(peak[i], V{});
+    for (int i = 0; i < count && call.leaky; ++i) peak[i] = larger<T>(peak[i], V{});
   }
 
   // The fields of some children: activations, and normalisers if these are given.
@@ -405,7 +405,7 @@ struct Rows {
     }
     V peak[count], total[count];
     peaks(logits, peak);
-    for (int i = 0; i < count; ++i) total[i] = call.orphan ? exponential_below(-peak[i]) : V{};
+    for (int i = 0; i < count; ++i) total[i] = call.leaky ? exponential_below(-peak[i]) : V{};
     for (int j = 0; j < J; ++j)
       for (int i = 0; i < count; ++i) total[i] += logits[i * J + j] = exponential_below(logits[i * J + j] - peak[i]);
     for (int i = 0; i < count; ++i) total[i] = T(1) / total[i];
