@@ -8,6 +8,7 @@ from functools import partial
 from itertools import product
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
@@ -366,7 +367,7 @@ def poses_of(network: Any, images: Examples) -> Known:
             # Objects begin at 1: 0 is the ground.
             overlap = (counts / union.clamp_min(1))[:, 1:].cpu()
             order = [linear_sum_assignment(-image)[1] for image in overlap]
-            index = torch.tensor(order, device=device)[..., None]
+            index = torch.from_numpy(np.stack(order)).to(device)[..., None]
             pose = prediction.capsules.pose
             poses.append(pose.gather(1, index.expand(-1, -1, pose.shape[2])))
     true = properties_of(images)
