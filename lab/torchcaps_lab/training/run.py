@@ -348,7 +348,7 @@ def machine(device: torch.device, processes: int = 1) -> dict[str, Any]:
         name = torch.cuda.get_device_name(device)
     else:
         name = (
-            f"{device.type} ({platform.machine()}), {torch.get_num_threads()} threads"
+            f"{device.type} ({platform.machine()}), {counted(torch.get_num_threads(), 'threads')}"
         )
     versions = {
         "torchcaps": torchcaps.__version__,
