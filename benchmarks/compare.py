@@ -4,7 +4,6 @@ process.
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import time
@@ -25,11 +24,6 @@ from benchmarks.suite import Options
 ROOT = Path(__file__).parent.parent
 LONG_ENOUGH = 0.1
 """Seconds of calls in a row."""
-
-KEEP_FREED_MEMORY = {
-    f"MALLOC_{part}_THRESHOLD_": str(2**28) for part in ("TRIM", "MMAP")
-}
-"""As in trainings: see :func:`torchcaps_lab.training.memory.keep_freed_memory`."""
 
 # The cases are always those of this version; the layers and networks are those of the
 # version named first.
@@ -111,7 +105,6 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **KEEP_FREED_MEMORY},
         )
         self.tree = tree
 

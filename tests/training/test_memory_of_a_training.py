@@ -2,7 +2,6 @@
 there is.
 """
 
-import platform
 import resource
 from functools import partial
 from pathlib import Path
@@ -23,19 +22,6 @@ from torchcaps_lab.training.options import OptimizerFactory, Running, Subject
 
 ADAM: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3)
 CPU = Running(trainer=TrainerOptions(accelerator="cpu"))
-
-
-def faults_of(count: int) -> int:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    torch.ones(count, dtype=torch.uint8)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc")
-def test_freed_memory_is_kept() -> None:
-    size = 100_000_000
-    memory.keep_freed_memory()
-    assert min(faults_of(size) for _ in range(5)) < size / resource.getpagesize() / 10
 
 
 def need(

@@ -1,8 +1,6 @@
 """Whether a training fits into memory, counted before anything is made."""
 
-import ctypes
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -28,25 +26,6 @@ _SAMPLES = (2, 4)
 """Numbers of examples whose activations are counted: batch normalisation refuses a
 single one.
 """
-
-_KEPT = 2**28
-"""Bytes that the process keeps when they are freed."""
-
-
-def keep_freed_memory() -> None:
-    """Let glibc keep freed memory, which the next step of a training needs again.
-
-    It gives large tensors back to the system, which clears every page before it gives
-    them out again: a tenth of a step of EM routing over maps. Other C libraries are
-    left as they are.
-    """
-    if sys.platform != "linux":
-        return
-    # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of <malloc.h>
-    trim, mmap = -1, -3
-    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
-        mallopt(trim, _KEPT)
-        mallopt(mmap, _KEPT)
 
 
 class Need(NamedTuple):

@@ -27,11 +27,7 @@ from torchcaps_lab.training.checkpoints import network_changes, newest_checkpoin
 from torchcaps_lab.training.command_line import TrainingOptions
 from torchcaps_lab.training.fitting import Fitting, rehearse
 from torchcaps_lab.training.learner import Learner
-from torchcaps_lab.training.memory import (
-    check_device,
-    check_memory,
-    keep_freed_memory,
-)
+from torchcaps_lab.training.memory import check_device, check_memory
 from torchcaps_lab.training.options import Caller, Optimisation, Running, Subject
 from torchcaps_lab.training.rate import find_rate
 from torchcaps_lab.training.record import follow_record, write_record
@@ -88,7 +84,6 @@ def train(
     resumed = folder.config.exists()
     trained = resumed and newest_checkpoint(folder.checkpoints) is not None
     need = check_memory(subject, optimisation.optimizer, schedule, running)
-    keep_freed_memory()
     starts: list[str] = []
     network = subject.network(schedule.seed, trained, starts)
     learner = Learner(
