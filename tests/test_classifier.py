@@ -137,9 +137,7 @@ class TestKindsOfImages:
         assert pairs(torch.rand(2, 8, 8)).poses["0"].shape == (16,)
         assert len(pairs([np.zeros((11, 9, 2), np.uint8)])) == 1
         Image.new("L", (8, 8)).save(tmp_path / "left.png")
-        with pytest.raises(
-            ValueError, match=r"left.png: it has 1 channels, expected 2"
-        ):
+        with pytest.raises(ValueError, match=r"left.png: it has 1 channel, expected 2"):
             pairs(tmp_path / "left.png")
         both = np.random.default_rng(0).integers(
             0,

@@ -299,7 +299,7 @@ class TestPreprocess:
         assert (
             main(["predict", str(tmp_path / "pairs"), str(tmp_path / "left.png")]) == 1
         )
-        assert "it has 1 channels, expected 2" in capsys.readouterr().err
+        assert "it has 1 channel, expected 2" in capsys.readouterr().err
 
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.yaml"))

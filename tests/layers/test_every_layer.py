@@ -198,7 +198,7 @@ OPTIONS: dict[str, tuple[str, Make, tuple[int, ...], tuple[int, ...]]] = {
         POSE,
     ),
     "groups": (
-        "degree_centrality",
+        "attention",
         partial(CapsConv1d, 2, 2, 3, 3, 2, groups=2, padding=1),
         (4, 2),
         (3,),
@@ -212,7 +212,14 @@ poses of its children.
 """
 
 
-ROUTINGS_OF = {"slots": SLOTS, "head": ("variational_bayes", "dynamic")}
+# Convolutions take degree centrality under another competition than by default.
+OVER_IMAGES = tuple(name for name in list_routings() if name != "degree_centrality")
+ROUTINGS_OF = {
+    "slots": SLOTS,
+    "head": ("variational_bayes", "dynamic"),
+    "convolution": OVER_IMAGES,
+    "groups": OVER_IMAGES,
+}
 """Of layers that do not take every routing, or that others with the same class layer
 stand for.
 """

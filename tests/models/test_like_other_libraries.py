@@ -30,7 +30,7 @@ def test_tuples_of_tensors_show_shapes() -> None:
     assert repr(prediction) == (
         f"Prediction(activation=(2, 10), capsules={prediction.capsules!r}, "
         "reconstruction=(2, 1, 8, 8), boxes=None, "
-        "places=None, masks=None, assigned=None, features=None, float32)"
+        "places=None, masks=None, assigned=None, features=None, colours=None, float32)"
     )
 
 

@@ -69,7 +69,7 @@ class TestTheBox:
         data, _, model = name.partition("/")
         classifier = Classifier.open(name)
         assert type(classifier.network) is type(create_model(model, pretrained=data))
-        if classifier.reader.pictures:
+        if classifier.network.takes == "images":
             activations = classifier.activations(torch.rand(2, *classifier.image_shape))
         else:
             activations = classifier.network(classifier.network.examples(2)).activation

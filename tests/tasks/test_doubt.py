@@ -20,10 +20,8 @@ from torchcaps_lab.report.exhibit import Exhibit
 from torchcaps_lab.tasks.doubt import DOUBTS, Doubt, register_doubt
 
 ROOT = Path(__file__).parents[2]
-NAMED = {
-    "lab/torchcaps_lab/tasks/classification.py",  # the task that it suits
-    "torchcaps/models/network.py",  # what holds for the classes of a network only
-}
+# The task that it suits.
+NAMED = {"lab/torchcaps_lab/tasks/classification.py"}
 """The files that name a doubt outside of its folder."""
 
 

@@ -342,9 +342,8 @@ def machine(device: torch.device, processes: int = 1) -> dict[str, Any]:
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     else:
-        name = (
-            f"{device.type} ({platform.machine()}), {counted(torch.get_num_threads(), 'threads')}"
-        )
+        threads = counted(torch.get_num_threads(), "threads")
+        name = f"{device.type} ({platform.machine()}), {threads}"
     versions = {
         "torchcaps": torchcaps.__version__,
         "torch": torch.__version__,

@@ -316,7 +316,7 @@ def test_load_image_checks_its_arguments(tmp_path: Path) -> None:
     path = save(tmp_path / "x.png")
     with pytest.raises(ValueError, match=r"image_shape must be .* got \(0, 3, 4\)"):
         load_image(path, (0, 3, 4))
-    with pytest.raises(ValueError, match="it has 1 channels, expected 2"):
+    with pytest.raises(ValueError, match="it has 1 channel, expected 2"):
         load_image(path, (2, 3, 4))
     with pytest.raises(ValueError, match="resize must be one of"):
         load_image(path, (1, 3, 4), "squash")

@@ -9,6 +9,7 @@ from torchcaps.numerics import check_size
 from torchcaps_lab.data.base import TEST_SEED, DataSet
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.transforms.changes import RandomShift
+from torchcaps_lab.data.transforms.draws import Draws
 from torchcaps_lab.kinds.images.made.base import MadeOf, Part
 
 
@@ -59,5 +60,6 @@ def placed(images: Examples, most: int, draw: int) -> Examples:
     """The same images, each moved by up to ``most`` pixels in x and in y; each ``draw``
     gives other moves.
     """
-    move = RandomShift(most, seed=TEST_SEED)
-    return replace(images, inputs=move(images.inputs, torch.arange(len(images)), draw))
+    # Bytes: whole pixels are moved, and nothing is computed.
+    draws = Draws(TEST_SEED, torch.arange(len(images)), draw, torch.float32)
+    return replace(images, inputs=RandomShift(most).changed(images.inputs, draws))
