@@ -199,6 +199,8 @@ def as_csv(classifier: Classifier, top: int | None) -> Show:
     def show(file: str, answer: Answer) -> None:
         shares = _probabilities(answer)
         names = _said(answer, top)
+        # One line for each answer, also where a text has several.
+        name_or_text = " ".join(file.splitlines())
         rest = [_place(file)]
         if more and answer.known is not None:
             rest += [str(int(answer.known)), f"{answer.strangeness:.6g}"]
@@ -206,7 +208,7 @@ def as_csv(classifier: Classifier, top: int | None) -> Show:
             predicted = int(name in answer.classes)
             table.writerow(
                 [
-                    file,
+                    name_or_text,
                     rank,
                     name,
                     predicted,
@@ -216,7 +218,7 @@ def as_csv(classifier: Classifier, top: int | None) -> Show:
                 ]
             )
         if not names:
-            table.writerow([file, "", "", 0, "", "", *rest])
+            table.writerow([name_or_text, "", "", 0, "", "", *rest])
 
     return show
 

@@ -155,7 +155,8 @@ class TestDetection:
         actual = task.examine(net, images, batch_size=10)
         assert len(calls) == 3
         assert (
-            actual.details == SeveralLabels(threshold=0.01).examine(net, images).details
+            actual.details
+            == SeveralLabels(threshold=0.01).examine(net, images, 10).details
         )
         with pytest.raises(ValueError, match="image_set holds no images"):
             task.examine(net, images.subset(torch.arange(0)))
