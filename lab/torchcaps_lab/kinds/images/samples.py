@@ -42,6 +42,7 @@ def image_samples(name: str, classifier: Classifier, tell: Tell) -> Examples | N
         "mnist": {"download": False},
         "fashion_mnist": {"download": False},
         "shapes": {},
+        "tetrominoes": {},
     }
     if not _SMALLNORB % classifier.image_shape[1]:
         options["smallnorb"] = {"size": classifier.image_shape[1]}
