@@ -171,14 +171,15 @@ def _figures_of(result: Mapping[str, Any], row: str, place: int) -> dict[str, fl
 
 def _settings_of(settings: Mapping[str, Any], rows: Collection[str]) -> dict[str, Any]:
     """The settings that rows were measured with: a preset may get other rows, with
-    changes of their own.
+    changes of their own, and options that it does not set.
     """
     networks = {
         row: changes
         for row, changes in settings.get("networks", {}).items()
         if row in rows
     }
-    return {**settings, "rows": [], "networks": networks}
+    given = {name: value for name, value in settings.items() if value is not None}
+    return {**given, "rows": [], "networks": networks}
 
 
 def _join(studies: dict[int, Study], new: Mapping[int, Study]) -> None:

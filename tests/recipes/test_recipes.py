@@ -27,7 +27,7 @@ from recipes import (
 from recipes.__main__ import main as recipes_main
 from recipes.__main__ import repeatable
 from recipes.kit import command, results
-from recipes.kit.lab import accuracy_to_match
+from recipes.kit.lab import Lab, accuracy_to_match
 from recipes.kit.options import TrainingOptions
 from torchcaps_lab.cli import main
 
@@ -423,6 +423,15 @@ def test_a_result_stands_when_its_preset_gets_rows() -> None:
     assert command._settings_of({**before, "epochs": 1}, rest) != command._settings_of(
         after, rest
     )
+
+
+def test_committed_results_take_more_rows() -> None:
+    """Their settings are those of the preset: nobody need move them to add to them."""
+    folder = Path(recipes.__file__).parents[1] / "docs" / "results" / "recipes"
+    for name, preset in results.read_results(folder):
+        lab = Lab(preset, 0, folder)
+        saved = command._saved_studies(RECIPES[name], lab, folder)
+        assert bool(saved) == RECIPES[name].grows
 
 
 def test_the_command_of_a_result_names_no_folder_of_this_machine():
