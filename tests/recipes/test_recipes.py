@@ -27,7 +27,7 @@ from recipes import (
 from recipes.__main__ import main as recipes_main
 from recipes.__main__ import repeatable
 from recipes.kit import command, results
-from recipes.kit.lab import Lab, accuracy_to_match
+from recipes.kit.lab import accuracy_to_match
 from recipes.kit.options import TrainingOptions
 from torchcaps_lab.cli import main
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.models import ClassifierNetwork, Prediction, SlotAutoencoder
-from torchcaps.numerics import Advance
+from torchcaps.numerics import Advance, Ramp
 from torchcaps.spec import Within
 from torchcaps_lab.data import Batch, Examples
 from torchcaps_lab.evaluate.findings import Metrics, check_asked, predicted
@@ -87,9 +87,6 @@ _DEVIATION = 0.3
 learn to draw pixels that are not theirs, and masks stay alike.
 """
 
-_OVER_AT = 0.5
-"""The share of a training after which the part for single slots is 0."""
-
 
 def error_of_slots(pictures: Tensor, colours: Tensor, masks: Tensor) -> Tensor:
     r"""The squared error of the slots that pixels belong to, the mean over the pixels of
@@ -133,9 +130,8 @@ class Objects(Task):
     and :math:`\lambda` times that of single slots, :func:`error_of_slots`. The
     reconstruction alone may blend slots: it loses nothing if two of them draw the same
     ground, or half of an object each. The second part wants one slot for each pixel.
-    Its weight falls evenly to 0 in the middle of the training, because it lets colours
-    tell objects apart and leaves masks blurred. In validation there is only the first
-    part.
+    Its weight falls evenly to 0 in the last epoch, because it leaves the masks of
+    objects to colours. In validation there is only the first part.
 
     Its main measure is the share of the variance of the pixels that is drawn, :math:`1 - \sum (x - \hat x)^2 /
     \sum (x - \bar x)^2` with the mean colour :math:`\bar x` of a picture: a network
@@ -181,7 +177,7 @@ class Objects(Task):
 
     def advance(self, progress: Advance) -> None:
         """Set the weight of single slots for an epoch."""
-        self._weight = self.single_slots * max(0.0, 1 - progress.share / _OVER_AT)
+        self._weight = Ramp(self.single_slots, 0.0).at(progress)
 
     @classmethod
     def guess(cls, data: Any, given: Mapping[str, Any]) -> Any:
