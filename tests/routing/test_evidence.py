@@ -276,6 +276,27 @@ def test_what_it_does_not_change() -> None:
     )
 
 
+@pytest.mark.parametrize("places", [1, I // 2])
+def test_it_reads_the_poses_that_votes_are_formed_of(places: int) -> None:
+    children = random(B, I, P)
+    transforms = random(I // places, J, P, D)
+    evidence = random(I // places, J, P), random(I // places, J)
+    standard = torch.nn.functional.layer_norm(children, (P,), eps=0.1)
+    votes = EvidentVotes(
+        Votes(children, transforms, places=places, epsilon=0.1), *evidence
+    )
+    expected = EvidentVotes(Votes(standard, transforms, places=places), *evidence)
+    torch.testing.assert_close(votes.evidence(), expected.evidence())
+    mean = random(B, J, D)
+    for similarity in (None, InnerProduct(mean), Distance(mean, 2.0)):
+        torch.testing.assert_close(
+            votes.moments(similarity).sum, expected.moments(similarity).sum
+        )
+        torch.testing.assert_close(
+            votes.logits(similarity), expected.logits(similarity)
+        )
+
+
 class TestLayers:
     def test_places_that_share_transforms_share_it(self) -> None:
         routing = create_routing("kmeans", evidence=True)

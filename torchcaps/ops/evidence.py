@@ -104,7 +104,7 @@ class EvidentVotes(Votes):
 
     def _check(self, weight: Tensor, bias: Tensor) -> None:
         _, I, J, _ = self.shape
-        numbers = math.prod(self.poses.shape[2:])
+        numbers = math.prod(self.children.shape[2:])
         kinds = len(weight)
         if weight.shape != (kinds, J, numbers) or I % kinds:
             raise ValueError(

@@ -80,12 +80,12 @@ class Votes:
             children, and child i is of type i % T. Inner products then need no votes
             (:mod:`torchcaps.ops.folded`).
         alike: how many parents, J, all share one transform; None if each has its own.
+        epsilon: votes are formed of standardised poses, as in a layer normalisation
+            that adds this to their variances; None forms them of the poses as they are.
 
     Attributes:
         shape: (B, I, J, H), the shape the votes would have if they were stored;
             ``sizes`` has it by letter.
-        poses: the poses of the children, (N, G, M, P): without what :meth:`with_bias`
-            puts beside them.
         dtype: the dtype that is computed in, float32 at least.
 
     Raises:
@@ -122,7 +122,6 @@ class Votes:
         "epsilon",
         "mask",
         "places",
-        "poses",
         "shape",
         "sites",
         "sizes",
@@ -145,6 +144,7 @@ class Votes:
         mask: Tensor | None = None,
         places: int = 1,
         alike: int | None = None,
+        epsilon: float | None = None,
     ) -> None:
         self.alike = transforms if alike is not None else None
         if alike is not None:
@@ -155,7 +155,6 @@ class Votes:
         self.sizes = dict(zip("BIJH", self.shape, strict=True))
         if mask is not None:
             self.children = torch.where(mask[..., None, None], self.children, 0.0)
-        self.poses = self.children
         self.transforms = transforms
         self.coordinates = coordinates
         self.backend = backend
@@ -163,7 +162,7 @@ class Votes:
         self.mask = mask
         self.places = places
         self.vote_bias: Tensor | None = None
-        self.epsilon: float | None = None
+        self.epsilon = epsilon
         self.dtype = compute_dtype(self.children, transforms)
         self.competition = PARENTS
         if competition is not None:
@@ -180,6 +179,14 @@ class Votes:
     def parents(self) -> int:
         """Return the number of parents J."""
         return self.shape[2]
+
+    @property
+    def poses(self) -> Tensor:
+        """Return the poses that votes are formed of, (N, G, M, P)."""
+        if self.epsilon is None:
+            return self.children
+        size = self.children.shape[2:]
+        return layer_norm(self.children.to(self.dtype), size, eps=self.epsilon)
 
     @property
     def shares_transforms(self) -> bool:
@@ -264,12 +271,10 @@ class Votes:
         A bias becomes a part of the transforms: each row of a pose gets M more numbers,
         a 1 at its own place and 0 elsewhere, whose transform is the bias.
         """
-        children = self.children.to(self.dtype)
+        children = self.poses.to(self.dtype)
         transforms = self._of_each(self.transforms.to(self.dtype))
-        N, G, M, P = children.shape
+        N, G, M, _ = children.shape
         D = transforms.shape[-1]
-        if self.epsilon is not None:
-            children = layer_norm(children, (M, P), eps=self.epsilon)
         if self.vote_bias is not None:
             bias = self._of_each(self.vote_bias.to(self.dtype)).unflatten(-1, (M, D))
             I = max(len(bias), len(transforms))
@@ -473,18 +478,6 @@ class Votes:
         votes = self.under(self.competition)
         votes.vote_bias = bias if self.vote_bias is None else self.vote_bias + bias
         votes.dtype = compute_dtype(self.children, self.transforms, bias)
-        votes._kept = {}
-        return votes
-
-    def standardised(self, epsilon: float) -> "Votes":
-        """Return the votes of the same children with standardised poses, as a layer
-        normalisation has them, without keeping these.
-
-        Args:
-            epsilon: added to their variances.
-        """
-        votes = self.under(self.competition)
-        votes.epsilon = epsilon
         votes._kept = {}
         return votes
 

@@ -208,9 +208,8 @@ def projected_votes(
         sites=votes.sites,
         mask=votes.mask,
         alike=votes.parents,
+        epsilon=norm.eps if folded else None,
     )
-    if folded:
-        projected = projected.standardised(norm.eps)
     if offset is None:
         return projected
     return projected.with_bias(offset.expand(1, votes.parents, -1))
