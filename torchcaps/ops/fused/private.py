@@ -2,6 +2,7 @@
 what this user put there.
 """
 
+import errno
 import grp
 import os
 import pwd
@@ -60,11 +61,14 @@ def open_private(path: Path, flags: int) -> int:
         NotPrivate: it is another file; names it.
         OSError: it cannot be opened.
     """
-    if path.is_symlink():
-        raise NotPrivate(f"{path} is a link")
     # A pipe would wait for another process.
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK
-    handle = os.open(path, flags, 0o600)
+    try:
+        handle = os.open(path, flags, 0o600)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise NotPrivate(f"{path} is a link") from None
+        raise
     facts = os.fstat(handle)
     if (
         stat.S_ISREG(facts.st_mode)
