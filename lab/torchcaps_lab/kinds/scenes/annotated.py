@@ -521,7 +521,7 @@ def _annotations(path: Path, root: Path, names: Sequence[str] | None) -> Annotat
         class_names, noted = kinds[kinds_found[0]](
             files_of_kind[kinds_found[0]], root, names
         )
-    classes = check_names(names or class_names, path)
+    classes = (*(names or class_names),)
     for image in noted:
         _there(image.file, "the image")
     if not noted or not classes:
@@ -569,7 +569,7 @@ def _voc(
                 named_below(root, name, file, "image"), labels, boxes, file, size=size
             )
         )
-    return names or class_of_each(noted), noted
+    return names or check_names(class_of_each(noted), files[0].parent), noted
 
 
 def _voc_box(thing: ElementTree.Element) -> tuple[float, float, float, float]:
