@@ -52,6 +52,11 @@ def test_a_damaged_reader_is_told_in_one_line(reader, message, tmp_path) -> None
         tc.Classifier.open(tmp_path)
 
 
+def test_names_of_saved_classes_command_no_terminal(tmp_path) -> None:
+    with pytest.raises(ValueError, match=r"name of a class .*'a\\x1b\[2J'"):
+        reopened(tc.create_model("capsnet_digits"), {"classes": ["a\x1b[2J"]}, tmp_path)
+
+
 @pytest.mark.parametrize("name", list_pretrained())
 def test_networks_of_the_package_are_saved_as_this_version_saves(name: str) -> None:
     classifier = tc.Classifier.open(name)

@@ -6,6 +6,7 @@ from typing import Any
 
 from torchcaps.models import ClassifierNetwork
 from torchcaps_lab.data import DataSet, Preprocess
+from torchcaps_lab.data.plain_text import check_class_names
 from torchcaps_lab.data.reader import READERS, Reader
 from torchcaps_lab.evaluate.calibration import Calibration
 from torchcaps_lab.tasks import Task, as_task
@@ -50,6 +51,8 @@ class Card:
         """
         saved = network.extra
         classes = saved.get("classes")
+        if classes is not None:
+            check_class_names(classes, "the name of a class")
         return cls(
             tuple(classes) if classes else None,
             as_task(saved.get("task", "classification")),

@@ -45,6 +45,11 @@ _JUNK = (
 _SHOWN = 40
 """Letters of a cell that an error shows."""
 
+CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""Characters that are not shown and change what is: they end a line, move the cursor of
+a terminal, or turn the direction of the text that follows.
+"""
+
 
 Resize = Literal["pad", "crop", "stretch", "handwriting"]
 """How images get to another size: keep the aspect ratio and pad with black, keep it and

@@ -18,6 +18,7 @@ import torchcaps as tc
 from benchmarks.__main__ import PARTS
 from benchmarks.__main__ import main as benchmarks
 from recipes.__main__ import main as recipes
+from tests.runs import status
 from torchcaps.models import ImageClassifier
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli import COMMANDS, main
@@ -386,17 +387,29 @@ class TestPredict:
         ]
         assert [row["file"] for row in rows] == list(map(str, expected))
 
-    def test_names_of_files_command_no_terminal(self, run, photos, tmp_path, capsys):
+    @pytest.mark.parametrize("form", ["--csv", "--json", "--top=2"])
+    def test_names_of_files_command_no_terminal(
+        self, form, run, photos, tmp_path, capsys
+    ):
         """The defect: an escape sequence in a name went to the terminal as it was."""
         whole = tmp_path / "a\x1b[2Jb.png"
         broken = tmp_path / "c\x1b]0;d.png"
         whole.write_bytes((photos / "red" / "00.png").read_bytes())
         broken.write_bytes(b"no image")
-        assert main(["predict", str(run), str(whole), str(broken)]) == 1
+        assert main(["predict", str(run), str(whole), str(broken), form]) == 1
         output = capsys.readouterr()
         assert "\x1b" not in output.out + output.err
-        assert "a\\x1b[2Jb.png: " in output.out
+        assert f"a\\{'u001b' if form == '--json' else 'x1b'}[2Jb.png" in output.out
         assert "c\\x1b]0;d.png: it is not an image" in output.err
+
+    def test_errors_command_no_terminal(self, tmp_path, capsys):
+        table = tmp_path / "t.csv"
+        table.write_text("first\x1b[2J,second\u202e\n" + "1,2\n" * 9)
+        assert status("check", str(table)) == 1
+        assert status("check", f"{tmp_path}/\x9b2J") == 2
+        output = capsys.readouterr()
+        assert "first\\x1b[2J" in output.out
+        assert not {"\x1b", "\x9b", "\u202e"} & {*output.out, *output.err}
 
     def test_bad_files_are_named_and_the_others_predicted(
         self, run, photos, tmp_path, capsys

@@ -71,6 +71,10 @@ def test_a_header_of_numbers_is_an_example(tmp_path: Path) -> None:
     assert table(tmp_path, "0,1,2\n1,0.1,0.2\n").columns == ("0", "1", "2")
 
 
+def test_a_name_of_a_column_in_several_lines(tmp_path: Path) -> None:
+    assert table(tmp_path, '"x\n(cm) ",y\n1,2\n').columns == ("x (cm)", "y")
+
+
 def test_an_encoding_is_told_or_refused(tmp_path: Path) -> None:
     read = table(tmp_path, "x,y\n“café” – 5 €,1\n", "cp1252")
     assert columns_and_cells(read)[1] == [["“café” – 5 €", "1"]]

@@ -291,11 +291,11 @@ def test_one_picture_in_two_classes_of_a_table(
     rows = rows_of(tmp_path)
     shutil.copy(tmp_path / "0.png", tmp_path / "24.png")
     path = str(table(tmp_path / "labels.csv", [*rows, ["24.png", "navy"]]))
-    assert status("check", path) == 1
+    assert status("check", str(path)) == 1
     printed = capsys.readouterr().out
     assert "PROBLEM: 1 image of the same content in several classes: 0.png" in printed
     path = str(table(tmp_path / "labels.csv", [*rows, ["0.png", "navy"]]))
-    assert status("check", path) == 1
+    assert status("check", str(path)) == 1
     assert (
         "must have one label, and has 'gold' by labels.csv" in capsys.readouterr().out
     )
@@ -374,7 +374,7 @@ def test_check_goes_on_past_a_broken_file(
     make: Callable[[Path], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(make(tmp_path))
-    assert status("check", path) == 1
+    assert status("check", str(path)) == 1
     printed = capsys.readouterr().out
     assert "cannot" in printed
     assert "of 2 classes" in printed
@@ -481,3 +481,21 @@ def test_half_a_letter_in_a_text(tmp_path: Path) -> None:
         ValueError, match=r"a text must be text, .* half of a character"
     ):
         words.read(["x \ud800"])
+
+
+@pytest.mark.parametrize("name", [name for name in shapes.SHAPES if name != "masks"])
+def test_the_name_of_a_class_is_one_line_that_can_be_shown(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A name could print lines of its own, or turn around what stands behind it."""
+    shape = shapes.SHAPES[name]
+    path = shape.make(tmp_path)
+    turned = f"{shape.classes[-1]}\N{RIGHT-TO-LEFT OVERRIDE}"
+    for place in sorted(tmp_path.rglob("*"), reverse=True):
+        if place.name == shape.classes[-1]:
+            place.rename(place.with_name(turned))
+        elif place.suffix in (".csv", ".json", ".yaml", ".xml", ".ts"):
+            place.write_text(place.read_text().replace(shape.classes[-1], turned))
+    assert status("check", str(path)) == 1
+    output = capsys.readouterr()
+    assert "characters that can be shown" in output.out + output.err

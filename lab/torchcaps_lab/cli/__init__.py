@@ -13,7 +13,7 @@ from importlib import import_module
 from io import TextIOWrapper
 
 from torchcaps_lab.cli.extras import advice
-from torchcaps_lab.cli.output import shortened, until_unread
+from torchcaps_lab.cli.output import harmless_output, shortened, until_unread
 from torchcaps_lab.cli.parser import OptionParser, WrongUsage, parser_of
 from torchcaps_lab.cli.plugins import import_plugins, importing, named_imports
 
@@ -72,9 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     _open_closed_streams()
     _escape_what_cannot_be_shown()
-    return until_unread(
-        partial(_main, list(sys.argv[1:] if arguments is None else arguments))
-    )
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    with harmless_output():
+        return until_unread(partial(_main, words))
 
 
 def _main(arguments: list[str]) -> int:

@@ -1,8 +1,13 @@
 """Lines of commands that go on when nobody reads them any more."""
 
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import Any
+
+from torchcaps_lab.look import CONTROLS
 
 
 def say(line: str) -> None:
@@ -55,3 +60,35 @@ def shortened(message: str) -> str:
         f"{message[:half]} ... ({len(message) - 2 * half:,} letters left out) ... "
         f"{message[-half:]}"
     )
+
+
+@contextmanager
+def harmless_output() -> Iterator[None]:
+    """Escapes what is printed within and would command a terminal: names of files,
+    columns and options may hold anything.
+    """
+    with (
+        redirect_stdout(_Escaped(sys.stdout)),
+        redirect_stderr(_Escaped(sys.stderr)),
+    ):
+        yield
+
+
+class _Escaped:
+    """A stream that text is escaped for."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return int(self._stream.write(CONTROLS.sub(_escape, text)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _escape(match: re.Match[str]) -> str:
+    # Lines, tables and lines that are rewritten in place are of our own.
+    if match[0] in "\n\t\r":
+        return match[0]
+    return match[0].encode("unicode_escape").decode()

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from torchcaps_lab.data.base import DataSet
-from torchcaps_lab.data.manifest import readable
 from torchcaps_lab.look import counted
 
 
@@ -83,7 +82,7 @@ class DataReport:
             lines.append(f"{part}: {counted(count, self.what)}{of_classes}")
             for name, number in counts.items() if labelled else ():
                 share = number / max(count, 1)
-                lines.append(f"  {readable(name)}: {number:,} ({share:.1%})")
+                lines.append(f"  {name}: {number:,} ({share:.1%})")
         lines += self.notes
         return lines + [f"PROBLEM: {problem}" for problem in self.problems]
 

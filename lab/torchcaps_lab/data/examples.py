@@ -16,6 +16,7 @@ from typing_extensions import Self
 
 from torchcaps.numerics import check_size
 from torchcaps_lab.data.classes import places_of
+from torchcaps_lab.data.plain_text import check_class_names
 from torchcaps_lab.data.transforms.preprocess import Preprocess, View
 
 _AS_THEY_ARE = Preprocess()
@@ -167,8 +168,9 @@ class Examples(Dataset[Batch]):
             always those of epoch 0 and seed 0.
 
     Raises:
-        ValueError: a tensor has another type or shape, a label is out of range, or
-            `preprocess` does not suit the size of the images.
+        ValueError: a tensor has another type or shape, a label is out of range, the
+            name of a class cannot be shown in one line, or `preprocess` does not suit
+            the size of the images.
 
     Example:
         >>> from torchcaps_lab.data import Examples
@@ -200,6 +202,7 @@ class Examples(Dataset[Batch]):
     def __post_init__(self) -> None:
         self._check_inputs()
         self._check_labels()
+        check_class_names(self.classes, "the name of a class")
         if self.files is not None and len(self.files) != len(self.inputs):
             raise ValueError(
                 f"files must name {len(self.inputs)} files, one per image, got "

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchcaps.whole import LARGEST_TABLE, read_json, write_whole
+from torchcaps_lab.data.plain_text import check_class_names
 from torchcaps_lab.look import counted, is_number
 
 PARTS = ("train", "validation", "test")
@@ -106,6 +107,9 @@ class Manifest:
     classes: tuple[str, ...]
     parts: Mapping[str, Sequence[Entry]]
     left_out: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_class_names(self.classes, "the name of a class")
 
     def digest(self) -> str:
         """SHA-256 of the classes and contents of the training and validation images, in

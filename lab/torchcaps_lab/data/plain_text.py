@@ -1,8 +1,10 @@
 """Text files, whatever their encoding."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from torchcaps.whole import LARGEST_TABLE, encoding_of, read_bytes
+from torchcaps_lab.look import CONTROLS
 
 _LOOKED_AT = 100_000
 """Letters that tell whether a file without a known encoding is in a Western script."""
@@ -80,3 +82,22 @@ def check_text(text: str, title: str) -> str:
             f"lone surrogate {text[error.start]!r}"
         ) from None
     return text
+
+
+def check_class_names(names: Iterable[str], title: str) -> None:
+    """Check that lists, tables and terminals can show names as they are.
+
+    Args:
+        names: the names of classes.
+        title: what the error names.
+
+    Raises:
+        ValueError: one holds a line break, or another character that commands a
+            terminal.
+    """
+    for name in names:
+        if CONTROLS.search(name):
+            raise ValueError(
+                f"{title} must be in one line of characters that can be shown, got "
+                f"{name!r}"
+            )

@@ -85,7 +85,8 @@ class Table:
     """A table with a header: cells separated by commas, semicolons, tabs or bars; or a
     JSON object in each line.
 
-    Blanks around cells and names of columns do not count. Lines above the header that
+    Blanks around cells and names of columns do not count, and several of them or a
+    line break within a name are one. Lines above the header that
     begin with ``#``, and Excel's ``sep=;``, are no part of the table, and rows without
     a value are none.
 
@@ -126,7 +127,8 @@ class Table:
             self.delimiter = self._begin()
         header = next(self._all_rows(), None)
         names = () if header is None else header.cells
-        self.columns = tuple(composed(name.strip()) for name in names)
+        # Excel breaks long names into lines.
+        self.columns = tuple(composed(" ".join(name.split())) for name in names)
         if len(self.columns) > 1 and not may_name(self.columns):
             raise no_header(path, self.columns, ("label", "t0", "t1"))
         self._times = Counter(self.columns)

@@ -9,7 +9,6 @@ from torch.nn import functional as F
 from torchcaps.models import ClassifierNetwork, Prediction
 from torchcaps.numerics import compute_dtype
 from torchcaps_lab.data import Batch, Examples
-from torchcaps_lab.data.manifest import readable
 from torchcaps_lab.evaluate.calibration import Calibration, fit_temperature
 from torchcaps_lab.evaluate.findings import (
     Findings,
@@ -218,10 +217,9 @@ def two_class_text(details: Mapping[str, Any]) -> list[str]:
     sensitivity, specificity = (
         "-" if share is None else f"{share:.2%}" for share in shares
     )
-    positive = readable(details["positive"])
     return [
         f"AUC {auc}, sensitivity {sensitivity}, specificity {specificity} (positive "
-        f"class: {positive})"
+        f"class: {details['positive']})"
     ]
 
 
@@ -229,7 +227,7 @@ def _matrix(findings: Findings, classes: Sequence[str]) -> Iterator[str]:
     """The lines of the confusion matrix: a head, and one for each class, with its
     number in the head.
     """
-    names = [f"{readable(name)} [{place}]" for place, name in enumerate(classes, 1)]
+    names = [f"{name} [{place}]" for place, name in enumerate(classes, 1)]
     widest = max(map(len, names))
     heads = [f"[{place}]" for place in range(1, len(classes) + 1)]
     yield f"  {'true':{widest}}  {' '.join(f'{head:>5}' for head in heads)}  predicted"
@@ -256,7 +254,7 @@ def _pairs(findings: Findings, classes: Sequence[str]) -> Iterator[str]:
         figures = findings.per_class[true]
         figures_text = class_text(figures._asdict())
         yield (
-            f"  {readable(classes[true])} classified as {readable(classes[predicted])}: "
+            f"  {classes[true]} classified as {classes[predicted]}: "
             f"{count} of {figures.images}  ({figures_text})"
         )
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from torchcaps.models import ClassifierNetwork, Prediction, box_area
 from torchcaps.numerics import check_size
 from torchcaps_lab.data import Batch, Examples
-from torchcaps_lab.data.manifest import readable
 from torchcaps_lab.evaluate.calibration import Calibration, fit_platt
 from torchcaps_lab.evaluate.findings import Metrics, ask
 from torchcaps_lab.evaluate.hints import Commands
@@ -214,7 +213,7 @@ class SeveralLabels(Task):
                     **means
                 ),
                 *(
-                    f"  {readable(name)}: in {counted(int(row['images'] or 0), images.what)}, {class_text(row)}"
+                    f"  {name}: in {counted(int(row['images'] or 0), images.what)}, {class_text(row)}"
                     for name, row in classes.items()
                 ),
             ),

@@ -15,7 +15,6 @@ from torchcaps.models import ClassifierNetwork, load_pretrained
 from torchcaps.whole import write_whole
 from torchcaps_lab.card import Card
 from torchcaps_lab.data.examples import Examples
-from torchcaps_lab.data.manifest import readable
 from torchcaps_lab.evaluate.verdict import judge
 from torchcaps_lab.look import counted
 from torchcaps_lab.options.declarations import Schedule
@@ -205,10 +204,8 @@ def _by_class(images: Examples) -> str:
     if not counts:
         return ""
     if len(counts) <= MOST_NAMED:
-        return (
-            " "
-            f"({', '.join(f'{readable(name)} {count:,}' for name, count in counts.items())})"
-        )
+        listed = [f"{name} {count:,}" for name, count in counts.items()]
+        return f" ({', '.join(listed)})"
     return f" of {min(counts.values()):,} to {max(counts.values()):,} each"
 
 

@@ -24,7 +24,6 @@ from torchcaps_lab.data.manifest import (
     lacking_lines,
     left_out_lines,
     names_doubts,
-    readable,
     several_lines,
     some,
 )
@@ -139,7 +138,7 @@ class ImagesReport:
             shown = counted(len(classes), "classes")
             lines.append(f"{part}: {counted(total, 'images')} of {shown}")
             lines += [
-                f"  {readable(name)}: {count:,} ({count / max(total, 1):.1%})"
+                f"  {name}: {count:,} ({count / max(total, 1):.1%})"
                 for name, count in classes.items()
             ]
         for title, counts in (
@@ -464,7 +463,7 @@ def _uneven(counts: dict[str, dict[str, int]]) -> list[str]:
     if shared and max(shared.values()) >= _UNEVEN * min(shared.values()):
         most, least = (pick(shared, key=shared.__getitem__) for pick in (max, min))
         lines.append(
-            f"{readable(most)} has {shared[most]:,} images and {readable(least)} "
+            f"{most} has {shared[most]:,} images and {least} "
             f"{shared[least]:,}: "
             "--sampler balanced draws them equally often, --class_weights balanced "
             "weighs rare ones more"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from torchcaps_lab.data.manifest import count_of, readable, some
+from torchcaps_lab.data.manifest import count_of, some
 from torchcaps_lab.kinds.images.decoding.bands import Bands, Levels
 
 DARK = 64
@@ -147,7 +147,7 @@ def files_doubts(facts: Mapping[str, Sequence[tuple[str, str]]]) -> Iterator[str
             (fact, count), *more = counts.most_common()
             if not more and elsewhere and fact not in elsewhere and count >= _FEW:
                 yield (
-                    f"all {count:,} images of {readable(category)} have the {kind} "
+                    f"all {count:,} images of {category} have the {kind} "
                     f"{fact}, and no others have: a "
                     "network may learn that instead of what they show"
                 )

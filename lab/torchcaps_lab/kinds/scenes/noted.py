@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torchcaps_lab.data.classes import composed
-from torchcaps_lab.data.plain_text import check_text
+from torchcaps_lab.data.plain_text import check_class_names, check_text
 
 
 class Noted(NamedTuple):
@@ -52,8 +52,10 @@ def check_names(names: Sequence[str], source: object) -> tuple[str, ...]:
     """Return the names of classes.
 
     Raises:
-        ValueError: one is blank, or two are alike: their boxes would be of one class.
+        ValueError: one is blank or cannot be shown in one line, or two are alike: their
+            boxes would be of one class.
     """
+    check_class_names(names, f"{source}: the name of a class")
     for name in names:
         check_text(name, f"{source}: the name of a class")
     blank = [place for place, name in enumerate(names) if not name.strip()]
