@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 from xml.etree import ElementTree
@@ -558,6 +559,7 @@ def _voc(
             things = list(tree.iter("object"))
             labels = [_text(thing, "name") for thing in things]
             boxes = list(map(_voc_box, things))
+            clear = [not _is_difficult(thing) for thing in things]
             size = stated_size(*(_stated(tree, side) for side in ("width", "height")))
             name = _only_text(tree, "filename")
         except (ElementTree.ParseError, ValueError, LookupError) as error:
@@ -566,10 +568,25 @@ def _voc(
             ) from error
         noted.append(
             Noted(
-                named_below(root, name, file, "image"), labels, boxes, file, size=size
+                named_below(root, name, file, "image"),
+                [*compress(labels, clear)],
+                [*compress(boxes, clear)],
+                file,
+                size=size,
+                aside=clear.count(False),
             )
         )
     return names or check_names(class_of_each(noted), files[0].parent), noted
+
+
+def _is_difficult(thing: ElementTree.Element) -> bool:
+    """Whether a thing is marked as difficult: VOC counts it neither as found nor as
+    missed.
+    """
+    mark = _only_text(thing, "difficult") or "0"
+    if mark not in ("0", "1"):
+        raise ValueError(f"difficult must be 0 or 1 in {thing.tag}, got {mark!r}")
+    return mark == "1"
 
 
 def _voc_box(thing: ElementTree.Element) -> tuple[float, float, float, float]:

@@ -162,7 +162,7 @@ class Coco:
                     [self._corners(thing) for thing in mine],
                     self.path,
                     size=self._stated(image),
-                    crowds=len(things) - len(mine),
+                    aside=len(things) - len(mine),
                 )
             )
         return noted

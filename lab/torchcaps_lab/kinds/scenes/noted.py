@@ -20,7 +20,7 @@ class Noted(NamedTuple):
         source: the file that says so.
         shares: whether they are shares.
         size: width and height of the image by that file, if it states them.
-        crowds: how many boxes around crowds it has beside these.
+        aside: how many boxes around crowds, or difficult things, it has beside these.
     """
 
     file: Path
@@ -29,7 +29,7 @@ class Noted(NamedTuple):
     source: Path
     shares: bool = False
     size: tuple[int, int] | None = None
-    crowds: int = 0
+    aside: int = 0
 
 
 class Annotations(NamedTuple):
@@ -110,14 +110,15 @@ def check_noted(noted: Sequence[Noted], classes: Sequence[str]) -> None:
 
 def doubts(noted: Sequence[Noted]) -> list[str]:
     """Tell people of boxes that are left out, and of those that stand twice."""
-    crowds = sum(image.crowds for image in noted)
+    aside = sum(image.aside for image in noted)
     again = 0
     others = 0
     for image in noted:
         distinct = {*zip(image.labels, image.boxes, strict=True)}
         again += len(image.labels) - len(distinct)
         others += len(distinct) - len({*image.boxes})
-    lines = [f"boxes around crowds are left out: {crowds:,}"] if crowds else []
+    what = "boxes around crowds (COCO) or difficult things (VOC)"
+    lines = [f"{what} are left out: {aside:,}"] if aside else []
     if again:
         lines.append(f"boxes of the same class and place as another one: {again:,}")
     if others:
