@@ -211,9 +211,11 @@ class Examples(Dataset[Batch]):
         self._check_preparation()
 
     def _check_inputs(self) -> None:
-        if self.inputs.dtype != torch.uint8 or self.inputs.ndim != 4:
+        shape = self.inputs.shape
+        if self.inputs.dtype != torch.uint8 or len(shape) != 4 or 0 in shape[1:]:
             raise ValueError(
-                f"inputs must be uint8 (N, C, H, W), got {_describe(self.inputs)}"
+                "inputs must be uint8 (N, C, H, W) with pixels in each image, got "
+                f"{_describe(self.inputs)}"
             )
 
     def _check_preparation(self) -> None:

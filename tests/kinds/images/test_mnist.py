@@ -227,12 +227,17 @@ def test_another_data_set_under_the_same_name_is_refused(tmp_path: Path) -> None
             r"must hold 3 dimensions.*\(40, 3\)",
         ),
         (
+            "train-images-idx3-ubyte",
+            idx((TRAIN, 0, 5), b""),
+            r"pixels in each image, got .*\(40, 1, 0, 5\)",
+        ),
+        (
             "train-labels-idx1-ubyte",
             idx((TRAIN,), bytes([10] * TRAIN)),
             "labels must lie in 0..9",
         ),
     ],
-    ids=["counts", "labels", "images", "range"],
+    ids=["counts", "labels", "images", "pixels", "range"],
 )
 def test_files_that_do_not_fit_together(
     tmp_path: Path, name: str, content: bytes, message: str
