@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import socket
+import threading
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -501,8 +502,10 @@ class _Slow:
         return {"type": "http.request", "body": body, "more_body": more}
 
 
-async def _status(app: Any, receive: Any) -> int:
-    """The status of the answer to an upload."""
+async def _status(
+    app: Any, receive: Any, method: str = "POST", path: str = "/api/look"
+) -> int:
+    """The status of the answer to an upload, or to another request."""
     statuses: list[int] = []
 
     async def send(message: dict[str, Any]) -> None:
@@ -511,8 +514,8 @@ async def _status(app: Any, receive: Any) -> int:
 
     scope = {
         "type": "http",
-        "method": "POST",
-        "path": "/api/look",
+        "method": method,
+        "path": path,
         "query_string": b"network=a",
         "headers": [(b"host", b"localhost")],
         "server": ("127.0.0.1", 80),
@@ -635,6 +638,30 @@ class TestServer:
 
         # Eight are read to their end, and are no pictures.
         assert asyncio.run(try_all()) == [[400] * 8 + [503] * 4] * 2
+
+    def test_the_page_is_served_while_pictures_are_looked_at(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Fifty of them waited in all threads that there were for one network."""
+        explorer = Explorer({"a": small()})
+        looked = threading.Event()
+        monkeypatch.setattr(explorer, "look", lambda *_: looked.wait())
+
+        async def ask_all() -> int:
+            app = application(explorer)
+            sent = asyncio.Event()
+            sent.set()
+            uploads = [_status(app, _Slow(10, sent)) for _ in range(50)]
+            tasks = [asyncio.create_task(upload) for upload in uploads]
+            await asyncio.sleep(0.1)
+            try:
+                page = _status(app, asyncio.Event().wait, "GET", "/")
+                return await asyncio.wait_for(page, 10)
+            finally:
+                looked.set()
+                await asyncio.gather(*tasks)
+
+        assert asyncio.run(ask_all()) == 200
 
     def test_other_sites_cannot_reach_it_by_a_name_of_theirs(
         self, address: str

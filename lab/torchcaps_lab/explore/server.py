@@ -11,6 +11,7 @@ from torchcaps.whole import parsed_json
 from torchcaps_lab.explore.explorer import Explorer
 
 if TYPE_CHECKING:
+    from anyio import CapacityLimiter
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
@@ -20,6 +21,11 @@ MOST_BYTES = 8 << 20
 
 MOST_AT_ONCE = 8 * MOST_BYTES
 """Of all requests that are answered at one time."""
+
+THREADS = 2
+"""How many requests are computed at one time; others wait, without a thread. Networks
+are asked one at a time in any case, and the page is read in threads of its own.
+"""
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 
@@ -66,6 +72,7 @@ def application(
             cookie keeps it. Without it every answer has status 401. None: nobody is
             asked.
     """
+    from anyio import CapacityLimiter
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -74,11 +81,12 @@ def application(
 
     calls = _Calls(explorer)
     uploads = _Uploads()
+    threads = CapacityLimiter(THREADS)
     methods = dict.fromkeys(_GET, "GET") | dict.fromkeys(_POST, "POST")
     api = [
         Route(
             f"/api/{name}",
-            _answering(getattr(calls, name), uploads),
+            _answering(getattr(calls, name), uploads, threads),
             methods=[method],
         )
         for name, method in methods.items()
@@ -230,11 +238,12 @@ class _Refused(Exception):
 def _answering(
     answer: "Callable[[bytes, dict[str, str]], Any]",
     uploads: _Uploads,
+    threads: "CapacityLimiter",
 ) -> "Callable[[Request], Awaitable[Response]]":
-    """An address that computes in a thread, so that the page itself is always
-    served.
+    """An address that computes in one of some threads, so that the page itself is
+    always served.
     """
-    from starlette.concurrency import run_in_threadpool
+    from anyio import to_thread
     from starlette.responses import JSONResponse
 
     async def endpoint(request: "Request") -> "Response":
@@ -244,8 +253,9 @@ def _answering(
             )
         try:
             async with uploads.body(request) as body:
+                query = dict(request.query_params)
                 return JSONResponse(
-                    await run_in_threadpool(answer, body, dict(request.query_params))
+                    await to_thread.run_sync(answer, body, query, limiter=threads)
                 )
         except _Refused as refused:
             status, error = refused.args
