@@ -136,12 +136,15 @@ class Ledger:
         parts: among how many tasks the rows of windows are shared out.
         entries: the entries of the backward passes that are under way, by their number.
         scored: the scores that the next step may use, if there are any.
+        logits: memory for logits that no backward pass reads, the same in all steps:
+            new memory comes from the system page by page.
     """
 
     token: Tensor | None
     parts: int
     entries: dict[int, _Entry]
     scored: _Scored | None = None
+    logits: Tensor | None = None
 
 
 @dataclass(eq=False)
@@ -246,12 +249,13 @@ class NativeVotes(FusedVotes):
             return passes.scores(call.readable(), leaky, reduced)
         ledger = self._ledger
         token = logits = None
-        if (
-            reduced
-            and len(call.similarity) == 3
-            and (differentiated or math.prod(sizes_of(call)[:3]) <= _LOGITS)
-        ):
-            logits = passes.empty_logits(call, ledger.parts)
+        if reduced and len(call.similarity) == 3:
+            if differentiated:
+                logits = passes.empty_logits(call, ledger.parts)
+            elif math.prod(sizes_of(call)[:3]) <= _LOGITS:
+                if ledger.logits is None:
+                    ledger.logits = passes.empty_logits(call, ledger.parts)
+                logits = ledger.logits
         name = object()
         if differentiated:
             step = _Step(ledger.entries, ledger.parts, (leaky, reduced), name)
