@@ -185,6 +185,7 @@ def look_at(settings: PhotoHeadsSettings) -> Photos:
         classes=len(unseen.classes),
         backbone=settings.backbone,
         weights=settings.weights,
+        frozen=True,
     )
     backbone = network.features.eval()
 

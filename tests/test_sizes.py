@@ -30,8 +30,8 @@ LAYERS: dict[type, dict[str, Any]] = {
         "out_pose": (2, 2),
         "kernel_size": 3,
         "stride": 1,
-    }
-    | {"dilation": 1, "groups": 1},
+        "groups": 1,
+    },
     tc.ClassCaps: {
         "in_types": 2,
         "classes": 2,

@@ -24,10 +24,7 @@ def looped_sites(windows: Windows) -> list[list[int]]:
         row = []
         for place in itertools.product(*map(range, windows.kernel)):
             position = [
-                w * s + p * d
-                for w, s, p, d in zip(
-                    window, windows.stride, place, windows.dilation, strict=True
-                )
+                w * s + p for w, s, p in zip(window, windows.stride, place, strict=True)
             ]
             flat = 0
             for at, extent in zip(position, windows.extent, strict=True):

@@ -65,25 +65,21 @@ class TestWindows:
     @pytest.mark.parametrize(
         "windows",
         [
-            Windows((7,), (3,), (2,), (0,), (1,)),
-            Windows((6,), (2,), (1,), (2,), (3,)),
+            Windows((7,), (3,), (2,), (0,)),
+            Windows((6,), (2,), (1,), (2,)),
             Windows(
                 (5, 4),
                 (2, 3),
                 (2, 1),
                 (0, 1),
-                (1, 2),
             ),
             Windows(
                 (4, 3, 5),
                 (2, 2, 3),
                 (1, 2, 2),
                 (0, 1, 1),
-                (2, 1, 1),
             ),
-            Windows(
-                (2, 3, 2, 4), (2, 1, 2, 2), (1, 2, 1, 2), (0, 0, 1, 0), (1, 1, 1, 2)
-            ),
+            Windows((2, 3, 2, 4), (2, 1, 2, 2), (1, 2, 1, 2), (0, 0, 1, 0)),
         ],
         ids=lambda windows: f"{windows.axes}d-{windows.size}",
     )
@@ -96,11 +92,11 @@ class TestWindows:
         assert children.tolist() == looped_children(windows, 3)
 
     def test_no_further_window_fits(self) -> None:
-        for size, kernel, stride, padding, dilation in itertools.product(
-            range(5, 9), (1, 3), (1, 2, 3), (0, 1), (1, 2)
+        for size, kernel, stride, padding in itertools.product(
+            range(5, 9), (1, 3), (1, 2, 3), (0, 1)
         ):
-            windows = Windows((size,), (kernel,), (stride,), (padding,), (dilation,))
-            last = (windows.out[0] - 1) * stride + (kernel - 1) * dilation
+            windows = Windows((size,), (kernel,), (stride,), (padding,))
+            last = (windows.out[0] - 1) * stride + kernel - 1
             assert last < windows.padded <= last + stride
 
     def test_padding_lies_around_the_grid(self) -> None:
@@ -109,7 +105,6 @@ class TestWindows:
             (1,) * 3,
             (1,) * 3,
             (1, 0, 2),
-            (1,) * 3,
         )
         field = random(2, 2, 3, 2, 4, 5)
         padded = windows.pad(field).unflatten(1, (*windows.extent, 4))
@@ -120,7 +115,7 @@ class TestWindows:
         assert int(flags.sum()) == 2 * 2 * 3 * 2 * 4
 
     def test_axes_that_contradict(self) -> None:
-        for arguments in (((4, 4), (2,), (1, 1), (0, 0), (1, 1)), ((), (), (), (), ())):
+        for arguments in (((4, 4), (2,), (1, 1), (0, 0)), ((), (), (), ())):
             with pytest.raises(
                 ValueError, match="one number for each axis of the grid"
             ):
@@ -137,11 +132,10 @@ class TestWindows:
             (2, None, "stride must be a sequence of whole numbers, got None"),
             (3, (-1, -1), "padding must be at least 0"),
             (3, (1.5, 1.5), "padding must be in whole numbers"),
-            (4, (-1, -1), "dilation must be at least 1"),
         ],
     )
     def test_what_is_no_size(self, place: int, wrong: Any, message: str) -> None:
-        arguments: list[Any] = [(5, 5), (2, 2), (1, 1), (0, 0), (1, 1)]
+        arguments: list[Any] = [(5, 5), (2, 2), (1, 1), (0, 0)]
         arguments[place] = wrong
         with pytest.raises(ValueError, match=f"^{message}"):
             Windows(*arguments)
@@ -150,7 +144,7 @@ class TestWindows:
         with pytest.raises(
             ValueError, match=r"grid of 4 are fewer than a window of 5 spans"
         ):
-            Windows((4,), (5,), (1,), (0,), (1,))
+            Windows((4,), (5,), (1,), (0,))
         with pytest.raises(
             ValueError, match=r"grid of 4x2x4 are fewer than a window of 3x3x3 spans"
         ):
@@ -159,11 +153,10 @@ class TestWindows:
                 (3,) * 3,
                 (1,) * 3,
                 (0,) * 3,
-                (1,) * 3,
             )
 
     def test_what_is_kept_is_no_inference_tensor(self) -> None:
-        windows = Windows((11,), (2,), (1,), (0,), (1,))
+        windows = Windows((11,), (2,), (1,), (0,))
         with torch.inference_mode():
             windows.children(2, CPU)
         assert not windows.children(2, CPU).is_inference()
@@ -190,7 +183,6 @@ class TestConvolution:
         options = {
             "stride": (2, 1, 1)[-axes:],
             "padding": (0, 1, 1)[-axes:],
-            "dilation": (1, 2, 1)[-axes:],
         }
         layer = make_convolution(
             axes,
@@ -309,9 +301,7 @@ class TestConvolution:
             ):
                 layer(make_children(1, *(4,) * other, 2))
 
-    @pytest.mark.parametrize(
-        "argument", ["kernel_size", "stride", "padding", "dilation"]
-    )
+    @pytest.mark.parametrize("argument", ["kernel_size", "stride", "padding"])
     def test_one_number_for_each_axis(self, argument: str) -> None:
         with pytest.raises(
             ValueError,
@@ -368,29 +358,23 @@ class TestOverAllPositions:
                 (3, 3),
                 (1, 1),
                 (0, 0),
-                (1, 1),
             ),
             Windows(
                 (5, 4),
                 (3, 2),
                 (2, 1),
                 (1, 0),
-                (1, 2),
             ),
             Windows(
                 (7, 6),
                 (3, 3),
                 (2, 2),
                 (1, 1),
-                (1, 1),
             ),
-            Windows(
-                (7, 6), (2, 2), (3, 3), (0, 0), (1, 1)
-            ),  # children that no window sees
+            Windows((7, 6), (2, 2), (3, 3), (0, 0)),  # children that no window sees
             Windows(
                 (6, 5),
                 (5, 5),
-                (1, 1),
                 (1, 1),
                 (1, 1),
             ),
@@ -399,22 +383,19 @@ class TestOverAllPositions:
                 (3, 2),
                 (2, 1),
                 (0, 2),
-                (1, 3),
             ),
             Windows(
                 (6, 7),
                 (1, 2),
                 (2, 3),
                 (0, 1),
-                (1, 2),
             ),
-            Windows((8,), (3,), (2,), (1,), (1,)),
+            Windows((8,), (3,), (2,), (1,)),
             Windows(
                 (3, 4, 3),
                 (2, 2, 2),
                 (1, 2, 1),
                 (0, 0, 1),
-                (1, 1, 1),
             ),
         ],
         ids=lambda windows: f"{windows.axes}d-k{windows.kernel}-s{windows.stride}",

@@ -84,7 +84,7 @@ def looped(layer: CapsConv2d, children: Capsules, mask: Tensor | None = None) ->
         (2, 2, 3, 1, 1, {}),  # the child at the parent's place
         (2, 2, 1, 1, 0, {}),
         (2, 2, (5, 1), 1, (2, 0), {}),
-        (2, 2, 3, 1, 2, {"dilation": 2}),
+        (2, 2, 5, 1, 2, {}),
         (2, 2, 3, 1, 0, {}),  # means of windows
         (2, 2, 3, 2, 1, {}),
         (2, 2, (2, 3), (2, 1), 0, {}),

@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.layers.test_deviation import deviations
 from torchcaps import CapsConv2d, Capsules, create_model
-from torchcaps.layers import PoseMagnitude, PoseNorm, PrimaryCaps
+from torchcaps.layers import PoseNorm, PrimaryCaps
 from torchcaps.routing import EMRouting
 from torchcaps.testing import assert_equivariant, orthogonal
 from torchcaps_lab.evaluate import observe_layers
@@ -53,7 +53,7 @@ def test_type_has_one_scale_a_type_and_no_shift() -> None:
 
 @KINDS
 def test_running_statistics_are_those_of_the_batches(kind: Any) -> None:
-    norm = PoseNorm(2, (4, 3), kind, momentum=0.5).double()
+    norm = PoseNorm(2, (4, 3), kind).double()
     batches = [capsules(200, 6, 2, scale=3.0, seed=seed) for seed in range(12)]
     for batch in batches:
         norm(batch.pose)
@@ -147,13 +147,6 @@ def test_wrong() -> None:
             match=r"^pose_norm must be one of \['element', 'type'\], got 'layer'",
         ):
             make()
-    for momentum in (-0.1, 1.5, math.nan, "0.1"):
-        for module in (
-            PoseMagnitude,
-            lambda momentum: PoseNorm(2, 4, "type", momentum),
-        ):
-            with pytest.raises(ValueError, match=r"^momentum must be a share"):
-                module(momentum)
     with pytest.raises(
         ValueError,
         match=r"poses must be \(B, \*sites, 3, 4, 3\), got shape \(1, 2, 4, 3\)",

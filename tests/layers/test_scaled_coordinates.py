@@ -123,11 +123,11 @@ def test_evaluation_has_a_running_magnitude() -> None:
 
 
 def test_the_running_magnitude_follows_the_poses() -> None:
-    magnitude = PoseMagnitude(momentum=0.25).double()
+    magnitude = PoseMagnitude().double()
     expected = 0.0
     for number in range(1, 30):
         pose = capsules(4, 3, scale=0.1 * number, seed=number).pose
-        share = max(0.25, 10 / (9 + number))
+        share = 10 / (9 + number)
         expected = (1 - share) * expected + share * pose.square().mean().item()
         magnitude(pose)
     assert magnitude.mean_square.item() == pytest.approx(expected, rel=1e-9)

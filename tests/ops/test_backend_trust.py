@@ -326,7 +326,6 @@ def test_nan_of_one_parent_is_seen_by_all_that_compete_with_it() -> None:
         (1, 2),
         (1, 1),
         (0, 0),
-        (1, 1),
     )
     sites = windows.children(1, torch.device("cpu"))
     children = random(1, 3, 1, 2)

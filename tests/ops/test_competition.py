@@ -191,7 +191,7 @@ class TestOwn:
             Doubled(torch.ones(J), **option)
 
     def test_is_of_one_window(self) -> None:
-        windows = Windows((3, 3), (2, 2), (1, 1), (0, 0), (1, 1))
+        windows = Windows((3, 3), (2, 2), (1, 1), (0, 0))
         sites = windows.children(1, torch.device("cpu"))
         new_votes = Votes(
             torch.ones(2, 9, P),

@@ -260,7 +260,6 @@ class GivenLogits(nn.Module):
             (2,),
             (1,),
             (0,),
-            (1,),
         )
 
     def forward(

@@ -636,7 +636,7 @@ def single_steps(votes, rows, J, H):
 
 def layer(M, P, D, types, parents):
     # windows of 3 x 3 children of an image of 14 x 14
-    windows, here = Windows((14, 14), (3, 3), (2, 2), (0, 0), (1, 1)), torch.device("cpu")
+    windows, here = Windows((14, 14), (3, 3), (2, 2), (0, 0)), torch.device("cpu")
     sites, seen = windows.children(types, here), windows.seen(types, here)
     G, I = 14 * 14 * types, 9 * types
     children, transforms = torch.zeros(1, G, M, P), torch.zeros(I, parents, P, D)

@@ -35,7 +35,6 @@ WINDOWS = Windows(
     (3, 2),
     (1, 2),
     (0, 0),
-    (1, 1),
 )
 TYPES = 2
 
@@ -237,13 +236,12 @@ def test_where_a_child_is_seen_is_where_the_windows_have_it() -> None:
     device = torch.device("cpu")
     for windows in (
         WINDOWS,
-        Windows((7,), (3,), (2,), (1,), (2,)),
+        Windows((7,), (3,), (2,), (1,)),
         Windows(
             (4, 3, 5),
             (2, 1, 3),
             (1, 2, 2),
             (1, 0, 1),
-            (1, 1, 2),
         ),
     ):
         children = windows.children(TYPES, device).flatten()

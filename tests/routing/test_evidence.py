@@ -185,7 +185,6 @@ def test_it_is_one_where_windows_share_children(
         (3, 3),
         (1, 1),
         (0, 0),
-        (1, 1),
     )
     shape = LayerShape(9 * 2, J, (P,), (D,))
     inputs = [random(2, 32, P), random(18, J, P, D)]

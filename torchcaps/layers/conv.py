@@ -51,7 +51,6 @@ class CapsConvNd(CapsuleLayer):
         stride: between windows.
         padding: positions added on each side; the children there are absent, as under a
             mask.
-        dilation: between the positions of a window.
         groups: the types of children and of parents are split into this many groups;
             children vote for parents of their own group only.
         routing: any routing, or the name of one; the layer keeps a copy for each group. Default: EM
@@ -108,7 +107,6 @@ class CapsConvNd(CapsuleLayer):
         kernel_size: PerAxis,
         stride: PerAxis = 1,
         padding: PerAxis = 0,
-        dilation: PerAxis = 1,
         groups: int = 1,
         *,
         routing: Routing | str | None = None,
@@ -123,7 +121,6 @@ class CapsConvNd(CapsuleLayer):
         self.kernel_size = per_axis("kernel_size", kernel_size, self.axes, 1)
         self.stride = per_axis("stride", stride, self.axes, 1)
         self.padding = per_axis("padding", padding, self.axes, 0)
-        self.dilation = per_axis("dilation", dilation, self.axes, 1)
         check_groups(groups, in_types, out_types)
         if init_std is not None:
             check_finite(0, init_std=init_std)
@@ -315,11 +312,11 @@ class CapsConvNd(CapsuleLayer):
         )
 
     def _windows_on(self, grid: tuple[int, ...]) -> Windows:
-        return Windows(grid, self.kernel_size, self.stride, self.padding, self.dilation)
+        return Windows(grid, self.kernel_size, self.stride, self.padding)
 
     def extra_repr(self) -> str:
         """Shapes, window and competition."""
-        windows = "kernel_size", "stride", "padding", "dilation"
+        windows = "kernel_size", "stride", "padding"
         settings = shown(self, "in_pose", "out_pose", *windows, "groups", "competition")
         return f"{self.in_types}, {self.out_types}, {settings}"
 

@@ -51,7 +51,7 @@ class IdentityPath(SuggestsNames, nn.Module):
         >>> children = tc.Capsules(
         ...     torch.randn(2, 6, 6, 8, 4, 4), torch.rand(2, 6, 6, 8)
         ... )
-        >>> path(children, Windows((6, 6), (3, 3), (1, 1), (1, 1), (1, 1))).shape
+        >>> path(children, Windows((6, 6), (3, 3), (1, 1), (1, 1))).shape
         torch.Size([2, 6, 6, 16, 4, 4])
     """
 

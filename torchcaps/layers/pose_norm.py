@@ -10,7 +10,6 @@ from torchcaps.layers.pose import Pose, pose_shape
 from torchcaps.numerics import (
     check_choice,
     check_floor,
-    check_share,
     check_size,
     compute_dtype,
     full_precision,
@@ -47,7 +46,6 @@ class PoseNorm(SuggestsNames, nn.Module):
         types: number of types of capsules.
         pose: D for vectors, (M, D) for matrices.
         kind: a row of the table.
-        momentum: weight of a new batch in the running statistics, from 0 to 1.
         eps: added to the variance, or the mean square.
 
     Shape:
@@ -75,23 +73,18 @@ class PoseNorm(SuggestsNames, nn.Module):
         types: int,
         pose: Pose,
         kind: PoseScale = "element",
-        momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> None:
         super().__init__()
         check_choice("kind", kind, get_args(PoseScale))
         check_size(types=types)
-        check_share(momentum=momentum)
         check_floor(eps=eps)
         self.types, self.pose, self.kind = types, pose_shape("pose", pose), kind
-        self.momentum = momentum
         self.eps = eps
         # Not BatchStandard: sync_batchnorm puts a class of its own in its place.
         self.norm: nn.modules.batchnorm._BatchNorm | None = None
         if kind == "element":
-            self.norm = BatchStandard(
-                types * math.prod(self.pose), epsilon=eps, momentum=momentum
-            )
+            self.norm = BatchStandard(types * math.prod(self.pose), epsilon=eps)
         else:
             self.register_buffer("mean_square", torch.ones(types))
             self.register_buffer("batches", torch.zeros(()))
@@ -127,7 +120,7 @@ class PoseNorm(SuggestsNames, nn.Module):
         mean_square = flat.square().mean((0, 2))
         with torch.no_grad():
             self.batches += 1
-            share = early_share(self.batches, self.momentum)
+            share = early_share(self.batches)
             self.mean_square.lerp_(mean_square.to(share.dtype), share)
         return mean_square
 
@@ -156,12 +149,6 @@ class PoseMagnitude(SuggestsNames, nn.Module):
     (:func:`~torchcaps.routing.batch_norm.early_share`). An orthogonal change of
     viewpoint leaves it as it is.
 
-    Args:
-        momentum: least weight of a new batch in the running mean, from 0 to 1.
-
-    Raises:
-        ValueError: if the momentum is out of this range.
-
     Example:
         >>> magnitude = tc.layers.PoseMagnitude()
         >>> magnitude(2 * torch.ones(4, 10, 16))
@@ -171,10 +158,8 @@ class PoseMagnitude(SuggestsNames, nn.Module):
     mean_square: Tensor
     batches: Tensor
 
-    def __init__(self, momentum: float = 0.1) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        check_share(momentum=momentum)
-        self.momentum = momentum
         self.register_buffer("mean_square", torch.ones(()))
         self.register_buffer("batches", torch.zeros(()))
 
@@ -194,6 +179,6 @@ class PoseMagnitude(SuggestsNames, nn.Module):
             numbers = mask.sum().clamp(min=1) * (square.numel() // mask.numel())
         mean_square = square.sum() / numbers
         self.batches += 1
-        share = early_share(self.batches, self.momentum)
+        share = early_share(self.batches)
         self.mean_square.lerp_(mean_square.to(share.dtype), share)
         return mean_square.sqrt()

@@ -181,7 +181,7 @@ class GridWide(Competition):
 
     Example:
         >>> from torchcaps.ops import GridWide, Windows
-        >>> windows = Windows((6, 6), (3, 3), (1, 1), (0, 0), (1, 1))
+        >>> windows = Windows((6, 6), (3, 3), (1, 1), (0, 0))
         >>> GridWide(
         ...     windows=windows, types=8
         ... ).windows.out  # parents of all 16 windows compete

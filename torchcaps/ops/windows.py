@@ -24,7 +24,6 @@ class Windows:
         kernel: the kernel of a window.
         stride: between windows.
         padding: positions added on each side, with children that are not there.
-        dilation: between the positions of a window.
 
     Attributes:
         extent: the size of the grid with its padding.
@@ -40,7 +39,6 @@ class Windows:
         ...     kernel=(3, 3),
         ...     stride=(2, 2),
         ...     padding=(0, 0),
-        ...     dilation=(1, 1),
         ... )
         >>> windows.out
         (3, 3)
@@ -50,7 +48,6 @@ class Windows:
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
     padding: tuple[int, ...]
-    dilation: tuple[int, ...]
 
     extent: tuple[int, ...] = field(init=False, repr=False, compare=False)
     out: tuple[int, ...] = field(init=False, repr=False, compare=False)
@@ -65,16 +62,12 @@ class Windows:
                 self.padding,
                 self.kernel,
                 self.stride,
-                self.dilation,
                 strict=True,
             )
-            for size, padding, kernel, stride, dilation in axes:
+            for size, padding, kernel, stride in axes:
                 extents.append(size + 2 * padding)
-                span = dilation * (kernel - 1)
-                counts.append((extents[-1] - span - 1) // stride + 1)
-            least = min(
-                *self.kernel, *self.stride, *self.dilation, 1 + min(self.padding)
-            )
+                counts.append((extents[-1] - kernel) // stride + 1)
+            least = min(*self.kernel, *self.stride, 1 + min(self.padding))
         except (TypeError, ValueError, ZeroDivisionError):
             self._raise()
         if least < 1 or isinstance(sum(counts), float):
@@ -82,21 +75,14 @@ class Windows:
         if min(counts) < 1:
             raise ValueError(
                 f"children on a grid of {_times(self.size)} are fewer than a window "
-                f"of {_times(self.kernel)} spans "
-                f"(padding {self.padding}, dilation {self.dilation})"
+                f"of {_times(self.kernel)} spans (padding {self.padding})"
             )
         object.__setattr__(self, "extent", tuple(extents))
         object.__setattr__(self, "out", tuple(counts))
 
     def _raise(self) -> None:
         """Raises the ValueError that says which argument is wrong."""
-        check_series(
-            0,
-            size=self.size,
-            kernel=self.kernel,
-            stride=self.stride,
-            dilation=self.dilation,
-        )
+        check_series(0, size=self.size, kernel=self.kernel, stride=self.stride)
         check_sizes(0, padding=self.padding)
         raise ValueError(
             "windows need one number for each axis of the grid in every argument, "
@@ -121,13 +107,12 @@ class Windows:
         innermost.
         """
         sites = torch.zeros(1, 1, dtype=torch.int64, device=device)
-        for extent, out, kernel, stride, dilation in zip(
-            self.extent, self.out, self.kernel, self.stride, self.dilation, strict=True
+        for extent, out, kernel, stride in zip(
+            self.extent, self.out, self.kernel, self.stride, strict=True
         ):
+            # [out, kernel]
             along = torch.arange(out, device=device)[:, None] * stride
-            along = (
-                along + torch.arange(kernel, device=device) * dilation
-            )  # [out, kernel]
+            along = along + torch.arange(kernel, device=device)
             sites = sites[:, None, :, None] * extent + along[None, :, None, :]
             sites = sites.flatten(2).flatten(0, 1)
         return sites
@@ -158,11 +143,11 @@ class Windows:
         window = torch.zeros(1, 1, dtype=torch.int64, device=device)
         place = window
         inside = window == 0
-        for extent, out, kernel, stride, dilation in zip(
-            self.extent, self.out, self.kernel, self.stride, self.dilation, strict=True
+        for extent, out, kernel, stride in zip(
+            self.extent, self.out, self.kernel, self.stride, strict=True
         ):
             offset = torch.arange(kernel, device=device)
-            begin = torch.arange(extent, device=device)[:, None] - offset * dilation
+            begin = torch.arange(extent, device=device)[:, None] - offset
             along = begin.div(stride, rounding_mode="floor")
             on_window = (begin == along * stride) & (along >= 0) & (along < out)
             window = _outer(window * out, along, torch.add)

@@ -9,7 +9,7 @@ from torch.nn import functional
 from torchcaps.numerics import check_floor, check_share
 
 
-def early_share(batches: Tensor, momentum: float) -> Tensor:
+def early_share(batches: Tensor, momentum: float = 0.1) -> Tensor:
     r"""The share of the n-th batch in a running value that follows early,
     :math:`m_n = \max(m, \tfrac{10}{9 + n})`.
 
@@ -23,7 +23,7 @@ def early_share(batches: Tensor, momentum: float) -> Tensor:
 
     Example:
         >>> from torchcaps.routing.batch_norm import early_share
-        >>> early_share(torch.tensor([1, 11, 1_000]), 0.1)
+        >>> early_share(torch.tensor([1, 11, 1_000]))
         tensor([1.0000, 0.5000, 0.1000])
     """
     return (10 / (9 + batches)).clamp(min=momentum)

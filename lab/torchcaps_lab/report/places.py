@@ -155,13 +155,12 @@ def _above(windows: Windows, children: Extent) -> Extent:
         ((children.top, children.bottom), (children.left, children.right))
     ):
         cell = (high - low) / windows.size[axis]
-        centre = (
-            windows.dilation[axis] * (windows.kernel[axis] - 1) + 1
-        ) / 2 - windows.padding[axis]  # in cells
+        # In cells.
+        centre = windows.kernel[axis] / 2 - windows.padding[axis]
         step = windows.stride[axis]
         count = windows.out[axis]
         if count == 1:
-            step = windows.kernel[axis] * windows.dilation[axis]
+            step = windows.kernel[axis]
         start = low + (centre - step / 2) * cell
         edges.append((start, start + count * step * cell))
     (top, bottom), (left, right) = edges
