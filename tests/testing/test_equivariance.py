@@ -196,7 +196,7 @@ class TestBroken:
 
     def test_assignments_alone(self) -> None:
         class Shifty(CapsLinear):
-            def route(self, children):
+            def route(self, children, mask=None, *, initial=None):
                 routed = super().route(children)
                 second = replace(
                     routed.similarity, alpha=routed.similarity.alpha.roll(1, -1)

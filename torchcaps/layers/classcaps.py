@@ -4,7 +4,7 @@ added to the votes.
 
 import math
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,7 @@ from torchcaps.layers.pose import (
     Pose,
     check_axes,
     check_map,
-    check_rows,
-    pose_shape,
+    pose_shapes,
     present,
     start_vote_bias,
     vote_bias_of,
@@ -173,11 +172,7 @@ class ClassCaps(CapsuleLayer):
         check_finite(coordinate_scale=coordinate_scale)
         check_finite(0, init_std=init_std)
         self.in_types = in_types
-        self.in_pose, self.out_pose = (
-            pose_shape("in_pose", in_pose),
-            pose_shape("out_pose", out_pose),
-        )
-        check_rows(self.in_pose, self.out_pose)
+        self.in_pose, self.out_pose = pose_shapes(in_pose, out_pose)
         if coordinates not in (True, False, "scaled"):
             raise ValueError(
                 f"coordinates must be True, False or 'scaled', got {coordinates!r}"
@@ -271,23 +266,14 @@ class ClassCaps(CapsuleLayer):
                 whose numbers are then ignored; None if all are there.
             initial: the parents of an earlier call, as in :meth:`route`.
         """
-        # A subclass may override route(children) without these two arguments.
-        options: dict[str, Any] = {}
-        if mask is not None:
-            options["mask"] = mask
-        if initial is not None:
-            options["initial"] = initial
-        return self.parents(self.route(children, **options), children)
+        return self.parents(self.route(children, mask, initial=initial), children)
 
     def parents(self, routed: Routed, children: Capsules) -> Capsules:
         """Return the result of :meth:`route` for these children in the form of
         :meth:`forward`.
         """
-        return as_capsules(
-            routed,
-            self.out_pose,
-            torch.promote_types(from_pair(children).pose.dtype, self.weight.dtype),
-        )
+        dtype = torch.promote_types(children[0].dtype, self.weight.dtype)
+        return as_capsules(routed, self.out_pose, dtype)
 
     def extra_repr(self) -> str:
         """Return types, classes and shapes of poses."""

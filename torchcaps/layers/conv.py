@@ -3,7 +3,7 @@ position.
 """
 
 import math
-from typing import Any, ClassVar, Literal, cast, get_args
+from typing import ClassVar, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,8 @@ from torchcaps.layers.pose import (
     Pose,
     check_groups,
     check_map,
-    check_rows,
     per_axis,
-    pose_shape,
+    pose_shapes,
     present,
     start_vote_bias,
     vote_bias_of,
@@ -128,11 +127,7 @@ class CapsConvNd(CapsuleLayer):
         self.in_types = in_types
         self.out_types = out_types
         self.groups = groups
-        self.in_pose, self.out_pose = (
-            pose_shape("in_pose", in_pose),
-            pose_shape("out_pose", out_pose),
-        )
-        check_rows(self.in_pose, self.out_pose)
+        self.in_pose, self.out_pose = pose_shapes(in_pose, out_pose)
         self.competition = competition
         self.backend = known_backend(backend)
         places = math.prod(self.kernel_size)
@@ -249,13 +244,8 @@ class CapsConvNd(CapsuleLayer):
                 the parents, see :meth:`out_mask`.
             initial: the parents of an earlier call, as in :meth:`route`.
         """
-        # A subclass may override route(children) without these two arguments.
-        options: dict[str, Any] = {}
-        if mask is not None:
-            options["mask"] = mask
-        if initial is not None:
-            options["initial"] = initial
-        return self.parents(self.route(children, **options), children, mask)
+        routed = self.route(children, mask, initial=initial)
+        return self.parents(routed, children, mask)
 
     def parents(
         self,

@@ -1,7 +1,7 @@
 """Fully connected capsules: every child votes for every parent."""
 
 import math
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torchcaps.capsules import CapsuleLayer, Capsules, from_pair
 from torchcaps.layers.pose import (
     Pose,
-    check_rows,
-    pose_shape,
+    pose_shapes,
     present,
     start_vote_bias,
     vote_bias_of,
@@ -141,9 +140,7 @@ class CapsLinear(CapsuleLayer):
             check_positive(init_std=init_std)
         self.in_capsules = in_capsules
         self.out_capsules = out_capsules
-        self.in_pose = pose_shape("in_pose", in_pose)
-        self.out_pose = pose_shape("out_pose", out_pose)
-        check_rows(self.in_pose, self.out_pose)
+        self.in_pose, self.out_pose = pose_shapes(in_pose, out_pose)
         self.transforms = transforms
         self.backend = known_backend(backend)
         P = self.in_pose[-1]
@@ -295,25 +292,15 @@ class CapsLinear(CapsuleLayer):
                 without parents is not there.
             initial: the parents of an earlier call, as in :meth:`route`.
         """
-        # A subclass may override route(children) without these two arguments.
-        options: dict[str, Any] = {}
-        if mask is not None:
-            options["mask"] = mask
-        if initial is not None:
-            options["initial"] = initial
-        routed = self.route(children, **options)
-        pose = children if isinstance(children, Tensor) else children[0]
-        dtype = torch.promote_types(pose.dtype, self.weight.dtype)
-        return as_capsules(routed, self.out_pose, dtype)
+        return self.parents(self.route(children, mask, initial=initial), children)
 
     def parents(self, routed: Routed, children: Capsules | Tensor) -> Capsules:
         """Return the result of :meth:`route` for these children in the form of
         :meth:`forward`.
         """
         pose = children if isinstance(children, Tensor) else children[0]
-        return as_capsules(
-            routed, self.out_pose, torch.promote_types(pose.dtype, self.weight.dtype)
-        )
+        dtype = torch.promote_types(pose.dtype, self.weight.dtype)
+        return as_capsules(routed, self.out_pose, dtype)
 
     def _as_children(
         self, children: Capsules | Tensor, mask: Tensor | None

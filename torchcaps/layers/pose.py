@@ -39,15 +39,23 @@ def pose_shape(argument: str, pose: Pose | tuple[int, ...]) -> tuple[int, ...]:
     return tuple(pose)
 
 
-def check_rows(in_pose: tuple[int, ...], out_pose: tuple[int, ...]) -> None:
-    """Raises a ValueError unless child and parent poses have the same rows: a transform
-    acts on the columns.
+def pose_shapes(
+    in_pose: Pose, out_pose: Pose
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The poses of children and of parents, each (D,) or (M, D).
+
+    Raises:
+        ValueError: if one is neither, or they have different rows: a transform acts on
+            the columns.
     """
-    if len(in_pose) != len(out_pose) or in_pose[:-1] != out_pose[:-1]:
+    children = pose_shape("in_pose", in_pose)
+    parents = pose_shape("out_pose", out_pose)
+    if len(children) != len(parents) or children[:-1] != parents[:-1]:
         raise ValueError(
-            f"poses must have the same rows: in_pose is {in_pose}, out_pose is "
-            f"{out_pose}"
+            f"poses must have the same rows: in_pose is {children}, out_pose is "
+            f"{parents}"
         )
+    return children, parents
 
 
 def check_groups(groups: int, in_types: int, out_types: int) -> None:

@@ -118,10 +118,7 @@ class PoseNorm(SuggestsNames, nn.Module):
         if not self.training or not flat.numel():
             return self.mean_square
         mean_square = flat.square().mean((0, 2))
-        with torch.no_grad():
-            self.batches += 1
-            share = early_share(self.batches)
-            self.mean_square.lerp_(mean_square.to(share.dtype), share)
+        _follow(self, mean_square)
         return mean_square
 
     def extra_repr(self) -> str:
@@ -178,7 +175,13 @@ class PoseMagnitude(SuggestsNames, nn.Module):
         if mask is not None:
             numbers = mask.sum().clamp(min=1) * (square.numel() // mask.numel())
         mean_square = square.sum() / numbers
-        self.batches += 1
-        share = early_share(self.batches)
-        self.mean_square.lerp_(mean_square.to(share.dtype), share)
+        _follow(self, mean_square)
         return mean_square.sqrt()
+
+
+@torch.no_grad()
+def _follow(norm: PoseNorm | PoseMagnitude, mean_square: Tensor) -> None:
+    """Lets the running mean square follow that of another batch."""
+    norm.batches += 1
+    share = early_share(norm.batches)
+    norm.mean_square.lerp_(mean_square.to(share.dtype), share)

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from torchcaps.ops import naive
 from torchcaps.ops.backend import Moments
-from torchcaps.ops.competition import Competition
 from torchcaps.ops.derivatives import Tensors, gradients
 
 
@@ -35,30 +34,6 @@ def uniform_moments(
     else:
         total = _vote_sum(weighted, transforms)
     return Moments(share.sum(1)[:, None].expand(B, J), total, None)
-
-
-def attention_moments(
-    children: Tensor,
-    transforms: Tensor,
-    alpha: Tensor,
-    weights: Tensor | None,
-    competition: Competition,
-    log_partition: Tensor | None,
-) -> Moments:
-    """Inner products with shared transforms: queries ``W_j alpha_j``, keys and values
-    ``u_i``, softmax over j.
-    """
-    B, _, M, P = children.shape
-    _, J, _, D = transforms.shape
-    queries = torch.einsum(
-        "bjmd,jpd->bjmp", alpha.view(B, J, M, D), transforms[0]
-    ).flatten(2)
-    values = children.flatten(2)  # [B, I, M * P]
-    share = competition.shares(values @ queries.mT, log_partition)
-    if weights is not None:
-        share = share * weights[..., None]
-    pooled = (share.mT @ values).view(B, J, M, P)
-    return Moments(share.sum(1), _transformed(pooled, transforms), None)
 
 
 def fixed_sum(

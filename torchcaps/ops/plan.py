@@ -254,24 +254,13 @@ def _plan(
     elif facts.numbers <= FEW_TILES:
         fallbacks = others_of_given = stored_first
     fused = FUSED.get(device)
-    if fused is None:
-        choice = Choice(fallbacks[0], f"there are no fused kernels for {device}")
-        return Plan(
-            choice,
-            choice,
-            fallbacks[1:],
-            fallbacks[1:],
-            facts.stored,
-        )
-    if trouble:
-        choice = Choice(fallbacks[0], f"the {fused} kernels cannot run: {trouble}")
-        return Plan(
-            choice,
-            choice,
-            fallbacks[1:],
-            fallbacks[1:],
-            facts.stored,
-        )
+    if fused is None or trouble:
+        reason = f"the {fused} kernels cannot run: {trouble}"
+        if fused is None:
+            reason = f"there are no fused kernels for {device}"
+        first, *others = fallbacks
+        choice = Choice(first, reason)
+        return Plan(choice, choice, tuple(others), tuple(others), facts.stored)
     reason = f"votes of more than {few:,} numbers are not stored on {device}"
     choice = of_gaussians = Choice(fused, reason)
     # The kernels have one row of the batch in each lane of a register: few rows of

@@ -87,6 +87,8 @@ class Votes:
         shape: (B, I, J, H), the shape the votes would have if they were stored;
             ``sizes`` has it by letter.
         dtype: the dtype that is computed in, float32 at least.
+        shares_transforms: whether places share transforms, so that inner products may
+            need no votes.
 
     Raises:
         TypeError: if something is not a tensor, or the competition is not a
@@ -123,6 +125,7 @@ class Votes:
         "mask",
         "places",
         "shape",
+        "shares_transforms",
         "sites",
         "sizes",
         "transforms",
@@ -161,6 +164,7 @@ class Votes:
         self.sites = sites
         self.mask = mask
         self.places = places
+        self.shares_transforms = len(transforms) != self.shape[1] and sites is None
         self.vote_bias: Tensor | None = None
         self.epsilon = epsilon
         self.dtype = compute_dtype(self.children, transforms)
@@ -187,11 +191,6 @@ class Votes:
             return self.children
         size = self.children.shape[2:]
         return layer_norm(self.children.to(self.dtype), size, eps=self.epsilon)
-
-    @property
-    def shares_transforms(self) -> bool:
-        """Whether places share transforms, so that inner products may need no votes."""
-        return self.transforms.shape[0] != self.shape[1] and self.sites is None
 
     @property
     def source(self) -> VoteSource:

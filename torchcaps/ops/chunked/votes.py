@@ -1,16 +1,13 @@
 """Bounded memory in plain PyTorch: votes are formed a tile at a time, used and dropped,
 forward and backward.
 
-Five cases, from the cheapest:
+Four cases, from the cheapest:
 
 * Before the first step all logits are 0, so the sums are a matrix product of children
   and transforms.
 * Given logits say how much of a child goes where before it is transformed: a matrix
   product for each parent.
-* Inner products with shared transforms are attention over the children: ``<alpha_j, u_i
-  W_j> = <u_i, W_j alpha_j>`` and ``sum_i r_ij u_i W_j = (sum_i r_ij u_i) W_j``.
-* Other inner products, and Gaussians, work on tiles of votes; backward forms each tile
-  again.
+* Inner products and Gaussians work on tiles of votes; backward forms each tile again.
 * Any other similarity, or competition, does so too, with autograd inside each tile.
 """
 
@@ -23,7 +20,7 @@ from torchcaps.ops.backend import Moments, VoteSource
 from torchcaps.ops.chunked import any_similarity
 from torchcaps.ops.chunked.moments import ChunkedMoments, ChunkedScores, Options
 from torchcaps.ops.chunked.tiles import tile_numbers
-from torchcaps.ops.closed_forms import attention_moments, given_moments, uniform_moments
+from torchcaps.ops.closed_forms import given_moments, uniform_moments
 from torchcaps.ops.competition import PARENTS, Competition, over_parents
 from torchcaps.ops.similarity import Gaussian, Given, InnerProduct, Similarity
 
@@ -81,27 +78,10 @@ class ChunkedVotes(VoteSource):
             return any_similarity.moments(tile, scatter, self.budget)
         # The log-partition includes the leak.
         leaky = competition.leaky and log_partition is None
-        without_votes = not (scatter or hard or self.coordinates is not None)
-        if without_votes and similarity is None:
+        even = similarity is None and self.coordinates is None
+        if even and not (scatter or hard):
             return uniform_moments(
                 self.children, self.transforms, weights, leaky, log_partition
-            )
-        # A given log-partition was made of the logits of tiles of votes: others differ
-        # by rounding.
-        shared = self.transforms.shape[0] == 1
-        if (
-            without_votes
-            and shared
-            and isinstance(similarity, InnerProduct)
-            and log_partition is None
-        ):
-            return attention_moments(
-                self.children,
-                self.transforms,
-                similarity.alpha,
-                weights,
-                competition,
-                log_partition,
             )
         options = Options(
             None if similarity is None else type(similarity),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchcaps.ops import naive
 from torchcaps.ops.backend import Moments, VoteSource
-from torchcaps.ops.closed_forms import attention_moments, uniform_moments
+from torchcaps.ops.closed_forms import uniform_moments
 from torchcaps.ops.competition import Competition, over_parents
 from torchcaps.ops.derivatives import Tensors
 from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
@@ -55,13 +55,12 @@ class Call(NamedTuple):
         """Make a call from the other tensors, in the order of :func:`listed`."""
         return cls._make((*tensors[:5], sites, tuple(tensors[5:])))
 
-    def gradients(
-        self, allocate: Callable[[Tensor], Tensor] = torch.zeros_like
-    ) -> "Call":
-        """Tensors for the gradients: zeros, or what ``allocate`` gives for each tensor."""
-        return Call.of(
-            [None if field is None else allocate(field) for field in listed(self)], None
-        )
+    def gradients(self) -> "Call":
+        """Gradients of zeros."""
+        zeros = [
+            None if field is None else torch.zeros_like(field) for field in listed(self)
+        ]
+        return Call.of(zeros, None)
 
     def readable(self) -> "Call":
         """The same tensors, contiguous, as the kernels read them.
@@ -357,15 +356,11 @@ class FusedVotes(VoteSource):
         hard = competition.hard
         # The log-partition includes the leak.
         leaky = competition.leaky and log_partition is None
-        if self.sites is None and self.coordinates is None and not (scatter or hard):
-            votes = self.children, self.transforms
-            if similarity is None and not self.adds_vectors:
-                return uniform_moments(*votes, weights, leaky, log_partition)
-            if isinstance(similarity, InnerProduct) and self.transforms.shape[0] == 1:
-                alpha = similarity.alpha
-                return attention_moments(
-                    *votes, alpha, weights, competition, log_partition
-                )
+        even = similarity is None and self.sites is None and self.coordinates is None
+        if even and not (scatter or hard or self.adds_vectors):
+            return uniform_moments(
+                self.children, self.transforms, weights, leaky, log_partition
+            )
         return self._moments(call, leaky, hard, scatter)
 
     def logits(self, similarity: Similarity | None) -> Tensor:

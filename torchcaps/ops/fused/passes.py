@@ -480,33 +480,26 @@ def agreement_backward(
     if True in wanted[:3]:
         coefficients = _coefficients(call, parts, several)
     record = {
-        **{
-            "bias": bias,
-            "sums": sums,
-            "alphas": alphas,
-            "alpha": alpha,
-            **_settings(settings),
-        },
+        "bias": bias,
+        "sums": sums,
+        "alphas": alphas,
+        "alpha": alpha,
+        **_settings(settings),
         "grad_alpha": grad_alpha,
         "grad_pose": grad_pose,
-        **{
-            "grad_sums": torch.empty_like(sums),
-            "grad_bias": gradients[3],
-            "coefficients": coefficients,
-        },
+        "grad_sums": torch.empty_like(sums),
+        "grad_bias": gradients[3],
+        "coefficients": coefficients,
         "room": 0 if coefficients is None else coefficients.numel() // several * J,
-    }
-    fields = {
-        "parts": parts,
-        "votes": votes,
-        "formed": votes is not None,
-        "leaky": settings.leaky,
     }
     _run_agreement(
         call,
         record,
         backward=True,
-        **fields,
+        parts=parts,
+        votes=votes,
+        formed=votes is not None,
+        leaky=settings.leaky,
         **dict(zip(_GRADIENTS, gradients[:3], strict=False)),
     )
     return gradients
