@@ -137,6 +137,7 @@ ROUTINGS: dict[str, dict[str, Any]] = {
     "kmeans": {"sharpness": 2.0},
     "kmeans, learned": {"squash": "learned", "steps": 2},
     "attention": {"steps": 3},
+    "euclidean": {"sharpness": 0.5},
 }
 
 
@@ -150,7 +151,8 @@ def routing_of(name: str, problem: Problem) -> Routing:
 def seen(routed: Routed) -> list[Tensor]:
     results = [routed.pose, routed.activation]
     if routed.similarity is not None:
-        results.append(routed.similarity.alpha)
+        # alpha, or the means.
+        results.append(routed.similarity.tensors[0])
     return results
 
 
@@ -187,7 +189,7 @@ def test_float32_is_as_near_as_stored_votes_in_float32(size: str) -> None:
     assert_alike(results, exact, 3e-5)
 
 
-@pytest.mark.parametrize("name", ["dynamic", "kmeans", "attention"])
+@pytest.mark.parametrize("name", ["dynamic", "kmeans", "attention", "euclidean"])
 def test_large_logits_round_no_worse(name: str) -> None:
     skip_without("native")
     problem = Problem("usual", "evidence")
@@ -199,10 +201,11 @@ def test_large_logits_round_no_worse(name: str) -> None:
     assert_alike([routed.pose], [exact], 1e-4)
 
 
-@pytest.mark.parametrize("name", ["dynamic", "kmeans"])
+@pytest.mark.parametrize("name", ["dynamic", "kmeans", "euclidean"])
 def test_second_derivatives(name: str) -> None:
     skip_without("native")
-    problem = Problem("usual", "evidence", "bias")
+    given = () if name == "euclidean" else ("evidence", "bias")
+    problem = Problem("usual", *given)
     routing = routing_of(name, problem)
     results = {}
     for backend in ("naive", "native"):
@@ -245,7 +248,7 @@ def test_nan_in_a_child_reaches_its_example_alone(backend: str) -> None:
 def test_all_memory_is_written() -> None:
     skip_without("native")
     problem = Problem("seventeen places", "evidence", "weights", "coordinates")
-    for name in ("dynamic", "kmeans", "attention"):
+    for name in ("dynamic", "kmeans", "attention", "euclidean"):
         results = seen(routing_of(name, problem)(problem.votes("native")))
         results += problem.gradients(list(results), torch.float64)
         assert all(result.isfinite().all() for result in results)

@@ -49,7 +49,7 @@ def _moved_sum(moments: Moments, old: Tensor) -> Tensor:
     return _moved(moments, moments.sum, old)
 
 
-def _moved_mean(moments: Moments, old: Tensor | None) -> Tensor:
+def moved_mean(moments: Moments, old: Tensor | None) -> Tensor:
     """The means of the votes, (B, J, H), but the old ones, if there are any, of parents
     that no vote chose.
     """
@@ -265,7 +265,7 @@ class EuclideanKMeansRouting(AgreementRouting):
         similarity = None if mean is None else self._near(mean)
         for step in range(self.steps):
             with gradient_context(self.gradient, step, self.steps):
-                moved = partial(_moved_mean, old=mean)
+                moved = partial(moved_mean, old=mean)
                 if similarity is None or self.assignment == "soft":
                     mean = moved(votes.moments(similarity, weights))
                 else:
