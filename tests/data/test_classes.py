@@ -107,19 +107,32 @@ def test_folders_inside_class_folders_are_noted(
         shutil.copytree(tmp_path / split, tmp_path / "test")
     data = kind(tmp_path)
     assert data.classes == ("animals", "vehicles")
-    assert (
-        "folders inside class folders are not classes: animals/cats, animals/dogs, "
-        "vehicles/cars, vehicles/vans count as animals, vehicles. To make them classes, "
-        f"move them into {tmp_path / split}"
-    ) in data.notes()
+    (note,) = [note for note in data.notes() if "inside class folders" in note]
+    assert "animals/cats, animals/dogs, vehicles/cars, vehicles/vans" in note
+    inner = kind(tmp_path, class_folders="inner")
+    assert inner.classes == ("cars", "cats", "dogs", "vans")
+    assert not any("inside class folders" in note for note in inner.notes())
 
 
-def test_folders_of_the_same_name_in_several_classes_are_not_noted(
+@pytest.mark.parametrize(
+    ("write", "kind"), [(save_images, ImageFolder), (save_texts, Text)]
+)
+def test_the_same_folders_in_class_folders_may_be_the_classes(
     tmp_path: Path,
+    write: Callable[[Path, Sequence[str]], None],
+    kind: type[ListedData],
 ) -> None:
-    for name in ("black", "white"):
-        save(tmp_path / name, {"morning": 2, "evening": 2})
-    assert not any("inside" in note for note in ImageFolder(tmp_path).notes())
+    times = ("black/morning", "black/evening", "white/morning", "white/evening")
+    write(tmp_path, times)
+    with pytest.raises(ValueError, match="class_folders"):
+        kind(tmp_path)
+    assert kind(tmp_path, class_folders="outer").classes == ("black", "white")
+    assert kind(tmp_path, class_folders="inner").classes == ("evening", "morning")
+
+
+def test_the_same_speakers_in_class_folders_are_groups(tmp_path: Path) -> None:
+    save_sounds(tmp_path, ("yes/anna", "yes/ben", "no/anna", "no/ben"))
+    assert Series(tmp_path).classes == ("no", "yes")
 
 
 def test_an_extra_class_is_named(tmp_path: Path) -> None:

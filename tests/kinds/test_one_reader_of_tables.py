@@ -14,7 +14,7 @@ from PIL import Image
 import torchcaps as tc
 from tests.runs import status
 from torchcaps.spec import fit
-from torchcaps_lab.data import DataSet, MapStyle, Series, Text
+from torchcaps_lab.data import DataSet, ImageFolder, MapStyle, Series, Text
 from torchcaps_lab.options.guess import guess
 
 WORDS = ["alpha", "beta", "gamma", "delta", "bank", "doctor", "match", "heart"]
@@ -475,11 +475,10 @@ def test_a_column_of_one_remark_holds_no_labels(write: Write) -> None:
     assert guess(name).options["data"]["label"] == "kind"
 
 
-def test_the_same_folders_in_every_class_are_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Places with the classes in each were read as classes without a word."""
-    for place in ("field 1", "field 2"):
+def test_folders_that_hold_the_same_folders_are_asked_about(tmp_path: Path) -> None:
+    """Places with the classes in each were read as classes, with a note alone."""
+    places = ("field 1", "field 2")
+    for place in places:
         for name in ("frog", "bird"):
             folder = tmp_path / place / name
             folder.mkdir(parents=True)
@@ -487,7 +486,15 @@ def test_the_same_folders_in_every_class_are_told(
                 shade = 20 * number + ord(place[-1]) + ord(name[0])
                 picture = Image.new("L", (16, 16), shade)
                 picture.save(folder / f"{number}.png")
-    status("check", str(tmp_path))
-    assert "holds the folders bird, frog, which are not classes" in (
-        capsys.readouterr().out
-    )
+    for read in (lambda: guess(tmp_path), lambda: ImageFolder(tmp_path)):
+        with pytest.raises(ValueError, match="class_folders"):
+            read()
+    assert ImageFolder(tmp_path, class_folders="outer").classes == places
+    data = ImageFolder(tmp_path, class_folders="inner")
+    assert data.classes == ("bird", "frog")
+    assert {entry.category for entry in data.manifest().parts["test"]} <= {
+        *data.classes
+    }
+    inner = {"data": {"class_folders": "inner"}}
+    assert guess(tmp_path, inner).why["data"].startswith("ImageFolder, 20 files of 2")
+    assert status("check", str(tmp_path), "--data.class_folders", "inner") == 0

@@ -3,12 +3,13 @@ these.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal, TypeVar
 
 from torchcaps.whole import resolved, seen_from
 from torchcaps_lab.data.base import find_data_dir
@@ -17,6 +18,9 @@ from torchcaps_lab.data.listed import Item, Listed, validation_is_test
 from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.parts import PART_NAMES, part_called
 from torchcaps_lab.look import TABLES, counted, is_junk, is_written
+
+ClassFolders = Literal["outer", "inner"]
+"""The folders that are classes, where folders hold folders."""
 
 _LOOSE = "it lies in no class folder"
 """Why a file beside the class folders is left out."""
@@ -59,6 +63,8 @@ class Listing(Listed):
         empty: the class folders for which it cannot, since they hold none.
         skip_empty: whether empty class folders are left out, with a note, instead of
             refused.
+        class_folders: the folders that are classes; None: the outer ones, unless both
+            would do.
     """
 
     root: Path = Path()
@@ -66,12 +72,15 @@ class Listing(Listed):
     hidden: set[Path] = field(default_factory=set)
     unknown: list[str] = field(default_factory=list)
     skip_empty: bool = False
+    class_folders: ClassFolders | None = None
     what: ClassVar[str]
     """What the files are called in messages."""
     suffixes: ClassVar[Sequence[str]] = ()
     """The endings of the files that are read, in lower case."""
     unlabelled: ClassVar[str] = ""
     """What else can be done with files that lie in no class folder."""
+    holds_groups: ClassVar[bool] = False
+    """Whether the same folders in class folders are those of speakers, say."""
     empty_advice: ClassVar[str] = ""
     """What to do about a class folder that holds none."""
 
@@ -88,28 +97,28 @@ class Listing(Listed):
         splits may lack classes, and are refused for others, or if they are empty.
         """
         learned = not self.classes
-        seen: set[Path] = {resolved(folder)}
-        inside = {path: sorted(self.below(path, seen)) for path in _folders(folder)}
+        inside = self._by_class(folder)
         if self.skip_empty or not learned:
             inside = self._without_empty(inside)
-        classes = tuple(path.name for path in inside)
+        names = tuple(inside)
         if not learned:
-            self._refuse_others(classes, folder)
-        elif len(classes) < 2:
+            self._refuse_others(names, folder)
+        elif len(names) < 2:
             self.refused.append(
                 f"{folder} must hold a folder for each of two or more classes, got "
-                f"{classes}{self._loose(folder)}{_hint_inside([*inside])}"
+                f"{names}{self._loose(folder)}{_hint_inside(_folders(folder))}"
             )
-        if learned:
-            self._note_inner_folders(folder, inside)
-        categories = called_like(classes, self.classes)
+        elif self.class_folders is None:
+            self._look_inside(folder, inside)
+        categories = called_like(names, self.classes)
         self.classes += tuple(name for name in categories if name not in self.classes)
         files = self.parts.setdefault(part, [])
-        for category, (path, paths) in zip(categories, inside.items(), strict=True):
+        for category, (name, paths) in zip(categories, inside.items(), strict=True):
             if learned and not paths:
-                self.empty.append(path)
+                self.empty.append(folder / name)
                 self.refused.append(
-                    f"class folder {path} holds no {self.what}{self._reasons(path)}"
+                    f"class folder {folder / name} holds no "
+                    f"{self.what}{self._reasons(folder / name)}"
                 )
             files += [ListedFile(self._name(file), category, file) for file in paths]
         if not learned and not files:
@@ -119,30 +128,45 @@ class Listing(Listed):
             )
         self._leave_out_loose(folder)
 
-    def _note_inner_folders(self, root: Path, inside: dict[Path, list[Path]]) -> None:
-        """Notes that the folders inside class folders are not classes, unless their
-        names say so: those of recordings or patients occur in several classes.
+    def _by_class(self, folder: Path) -> dict[str, list[Path]]:
+        """The files of each class, by the name of its folders."""
+        class_folders = _folders(folder)
+        if self.class_folders == "inner":
+            for outer in class_folders:
+                self._leave_out_loose(outer)
+            inner = chain.from_iterable(map(_folders, class_folders))
+            class_folders = sorted(inner, key=lambda path: (path.name, path))
+        seen: set[Path] = {resolved(folder)}
+        by_class: dict[str, list[Path]] = {}
+        for path in class_folders:
+            by_class.setdefault(path.name, []).extend(sorted(self.below(path, seen)))
+        return by_class
+
+    def _look_inside(self, root: Path, by_class: Mapping[str, list[Path]]) -> None:
+        """Refuses class folders that hold the same folders, which may be the classes,
+        and notes other folders in them: those of recordings or patients.
         """
-        inner: list[Path] = []
-        names: list[set[str]] = []
-        for folder, files in inside.items():
-            entries = {folder / file.relative_to(folder).parts[0] for file in files}
-            inner += sorted(entries - {*files})
-            names.append({path.name for path in entries - {*files}})
-        if len(names) > 1 and len(names[0]) > 1 and names.count(names[0]) == len(names):
-            self.notes += (
-                f"each of the class folders {some([path.name for path in inside])} "
-                f"holds the folders {some(sorted(names[0]))}, which are not classes. If "
-                f"they are, move them into {root}",
+        paths = [path.relative_to(root) for path in chain(*by_class.values())]
+        folders = sorted({path.parts[:2] for path in paths if len(path.parts) > 2})
+        holders = Counter(inner for _, inner in folders)
+        repeated = [name for name, count in holders.items() if count > 1]
+        nested = all(len(path.parts) > 2 for path in paths)
+        repeats = len(holders) > 1 and 2 * len(repeated) > len(holders)
+        if nested and repeats and not self.holds_groups:
+            self.refused.append(
+                f"the folders {some([*by_class])} of {root} hold the same folders, "
+                f"{some(repeated)}: say which of them are the classes, with "
+                "class_folders 'outer' or 'inner' (--data.class_folders inner)"
             )
-        if len(inner) < 2 or len({path.name for path in inner}) < len(inner):
-            return
-        paths = [path.relative_to(root).as_posix() for path in inner]
-        outer = dict.fromkeys(path.parent.name for path in inner)
-        self.notes += (
-            f"folders inside class folders are not classes: {some(paths)} count as "
-            f"{some([*outer])}. To make them classes, move them into {root}",
-        )
+        elif len(folders) > 1 and not repeated:
+            named = some(["/".join(names) for names in folders])
+            outer = some([*dict.fromkeys(outer for outer, _ in folders)])
+            self.notes += (
+                f"folders inside class folders are not classes: {named} count as "
+                f"{outer}. If each is a person or a recording, --data.group_before / "
+                f"keeps its {self.what} together. If they are the classes: "
+                "--data.class_folders inner",
+            )
 
     def _loose(self, folder: Path) -> str:
         """How many files lie in no class folder, and what to do with them."""
@@ -155,14 +179,14 @@ class Listing(Listed):
             f"each class into a folder of its name{self.unlabelled}"
         )
 
-    def _without_empty(self, inside: dict[Path, list[Path]]) -> dict[Path, list[Path]]:
+    def _without_empty(self, inside: dict[str, list[Path]]) -> dict[str, list[Path]]:
         """The class folders that hold files; a note names the others."""
-        empty = [path.name for path, paths in inside.items() if not paths]
+        empty = [name for name, paths in inside.items() if not paths]
         if empty:
             self.notes += (
                 f"class folders without {self.what} are left out: {some(empty)}",
             )
-        return {path: paths for path, paths in inside.items() if paths}
+        return {name: paths for name, paths in inside.items() if paths}
 
     def _refuse_others(self, names: Sequence[str], folder: Path) -> None:
         try:
@@ -246,6 +270,9 @@ class Listing(Listed):
         return path.relative_to(self.root).as_posix()
 
 
+FilesListed = TypeVar("FilesListed", bound=Listing)
+
+
 def found_root(root: str | Path) -> Path:
     """A folder or file, or else what has its name in the folder of the data sets.
 
@@ -261,27 +288,19 @@ def found_root(root: str | Path) -> Path:
     return root if root.exists() else at_home
 
 
-def list_folder(
-    root: Path,
-    kind: type[Listing],
-    classes: tuple[str, ...] = (),
-    skip_empty: bool = False,
-) -> Listing:
+def list_folder(listing: FilesListed) -> FilesListed:
     """Lists the files of a kind in a folder of classes, or in folders of splits that
     hold these.
 
     Args:
-        root: the folder.
-        kind: the kind of files.
-        classes: names that are known, of which the folder may hold some; default: its
-            folders, or those of train.
-        skip_empty: whether to leave out empty class folders.
+        listing: the folder and how it is read, with nothing listed yet. Of classes
+            that it knows, the folder may hold some.
 
     Raises:
         ValueError: it cannot be trained on; says all that is in the way. And what
             :func:`looked_through` raises.
     """
-    listing = looked_through(root, kind, classes, skip_empty)
+    looked_through(listing)
     if listing.refused:
         advice = listing.empty_advice if listing.empty else ""
         message = "; ".join(listing.refused) + advice
@@ -291,46 +310,41 @@ def list_folder(
     return listing
 
 
-def looked_through(
-    root: Path,
-    kind: type[Listing],
-    classes: tuple[str, ...] = (),
-    skip_empty: bool = False,
-) -> Listing:
+def looked_through(listing: FilesListed) -> FilesListed:
     """The same, also of a folder that cannot be trained on.
 
     Raises:
-        FileNotFoundError: there is no `root`.
-        NotADirectoryError: `root` is not a folder.
+        FileNotFoundError: there is no root.
+        NotADirectoryError: the root is not a folder.
         ValueError: it is unclear which folders are splits and which are classes.
     """
+    root = listing.root
     if not root.exists():
         raise FileNotFoundError(f"root {root} does not exist{seen_from(root)}")
     if not root.is_dir():
         raise NotADirectoryError(f"root {root} is not a folder")
-    listing = kind(root=root, classes=classes, skip_empty=skip_empty)
-    _add_parts(listing, root, kind)
+    _add_parts(listing)
     if listing.hidden:
-        count = counted(len(listing.hidden), f"hidden {kind.what}")
+        count = counted(len(listing.hidden), f"hidden {listing.what}")
         names = some(sorted(map(listing._name, listing.hidden)))
         listing.notes += (f"{count} left out: {names}",)
     return listing
 
 
-def _add_parts(listing: Listing, root: Path, kind: type[Listing]) -> None:
+def _add_parts(listing: Listing) -> None:
     """Lists the folders of splits, or the folder as one."""
-    parts = _part_folders(root, kind)
+    parts = _part_folders(listing.root, type(listing))
     if parts is None:
-        listing.add("all", root)
+        listing.add("all", listing.root)
         return
     if "test" not in parts:
         parts["test"] = parts.pop("validation")
         tested, train = parts["test"].name, parts["train"].name
-        listing.notes += (validation_is_test(tested, train, kind.what),)
+        listing.notes += (validation_is_test(tested, train, listing.what),)
     for part in PART_NAMES:
         if part in parts:
             listing.add(part, parts[part])
-    listing._leave_out_loose(root)
+    listing._leave_out_loose(listing.root)
 
 
 def is_there(kind: Callable[[], bool]) -> bool:

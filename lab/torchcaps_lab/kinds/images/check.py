@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps_lab.data.files import ListedFile, looked_through
+from torchcaps_lab.data.files import ClassFolders, ListedFile, looked_through
 from torchcaps_lab.data.listed import Listed
 from torchcaps_lab.data.manifest import (
     PARTS,
@@ -195,7 +195,10 @@ class _Look(NamedTuple):
 
 
 def check_folder(
-    root: str | Path, skip_broken: bool = False, group_before: str = ""
+    root: str | Path,
+    skip_broken: bool = False,
+    group_before: str = "",
+    class_folders: ClassFolders | None = None,
 ) -> ImagesReport:
     """Check the images of a folder, see :func:`check_images`.
 
@@ -203,6 +206,7 @@ def check_folder(
         root: as of :class:`~torchcaps_lab.data.ImageFolder`.
         skip_broken: likewise.
         group_before: likewise.
+        class_folders: likewise.
 
     Raises:
         FileNotFoundError: there is no `root`.
@@ -211,7 +215,9 @@ def check_folder(
             them.
     """
     root = Path(root).expanduser()
-    listing = looked_through(root, ImageListing, skip_empty=skip_broken)
+    listing = looked_through(
+        ImageListing(root=root, skip_empty=skip_broken, class_folders=class_folders)
+    )
     if not listing.items:
         raise ValueError("; ".join(listing.refused))
     listing.group(group_before)

@@ -121,7 +121,7 @@ class ImageReader(Reader):
         if place.is_file:
             return super().missing(place)
         try:
-            return "; ".join(looked_through(place.path, ImageListing).refused)
+            return "; ".join(looked_through(ImageListing(root=place.path)).refused)
         except ValueError as error:
             return str(error)
 
@@ -134,7 +134,7 @@ class ImageReader(Reader):
         skips = bool(data.get("skip_broken"))
         if data.get("name") != "ImageTable":
             before = str(data.get("group_before") or "")
-            return check_folder(place.path, skips, before)
+            return check_folder(place.path, skips, before, data.get("class_folders"))
         form = TableForm(
             data["file"],
             names_in(data["label"]),
@@ -424,14 +424,20 @@ def _shape_taken(network: Any) -> tuple[int, ...]:
 def _has_class_folders(folder: Path) -> bool:
     """Whether a folder can be trained on without a table."""
     try:
-        return not looked_through(folder, ImageListing).refused
+        return not looked_through(ImageListing(root=folder)).refused
     except ValueError:
         return False
 
 
 def _of_folder(root: Path, given: Mapping[str, Any]) -> Guess:
-    skips = bool(values_of(given.get("data")).get("skip_broken"))
-    listing = list_folder(root, ImageListing, skip_empty=skips)
+    data = values_of(given.get("data"))
+    listing = list_folder(
+        ImageListing(
+            root=root,
+            skip_empty=bool(data.get("skip_broken")),
+            class_folders=data.get("class_folders"),
+        )
+    )
     count = len(listing.items)
     train = trained_of(count)
     if "train" in listing.parts:

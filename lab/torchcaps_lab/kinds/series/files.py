@@ -17,7 +17,7 @@ from torchcaps.whole import (
     seen_from,
     write_whole,
 )
-from torchcaps_lab.data.files import Listing, list_folder
+from torchcaps_lab.data.files import ClassFolders, Listing, list_folder
 from torchcaps_lab.data.listed import BrokenItem, Listed
 from torchcaps_lab.data.plain_text import decoded, lines_of
 from torchcaps_lab.data.table_form import part_of_table
@@ -70,9 +70,10 @@ def list_series(
     form: SeriesForm,
     sound: Sound,
     classes: tuple[str, ...] = (),
+    class_folders: ClassFolders | None = None,
 ) -> Listed:
     """The series in a folder or a file, whatever its form; of known ``classes``,
-    folders may hold some.
+    folders may hold some. Of folders in folders, ``class_folders`` are the classes.
     """
     if root.is_file():
         listed = Listed()
@@ -100,11 +101,12 @@ def list_series(
         listed = Listed()
         listed.parts["all"] = _sounds(map(_named, flat), sound, listed)
         return listed
-    listing = list_folder(root, _SoundFiles, classes)
+    listing = list_folder(_SoundFiles(classes, root=root, class_folders=class_folders))
     listed = Listed(left_out=listing.left_out, notes=listing.notes)
     for part, files in listing.parts.items():
+        depth = 1 + (part != "all") + (class_folders == "inner")
         named = [
-            _Named(file.path, file.name, file.category, _folder_of(file.name, part))
+            _Named(file.path, file.name, file.category, _folder_of(file.name, depth))
             for file in files
         ]
         listed.parts[part] = _sounds(named, sound, listed)
@@ -340,15 +342,16 @@ class _SoundFiles(Listing):
     """The sounds in a folder of classes."""
 
     what = "sounds"
+    holds_groups = True
     unlabelled = empty_advice = ""
     suffixes = tuple(SOUNDS)
 
 
-def _folder_of(name: str, part: str) -> str:
-    """The folder of a sound within that of its class: its speaker, say; empty for
-    none.
+def _folder_of(name: str, depth: int) -> str:
+    """The folder of a sound within that of its class, which is so deep: its speaker,
+    say; empty for none.
     """
-    inside = name.split("/")[1 if part == "all" else 2 :]
+    inside = name.split("/")[depth:]
     return inside[0] if len(inside) > 1 else ""
 
 

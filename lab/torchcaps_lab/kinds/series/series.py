@@ -14,7 +14,7 @@ from torchcaps.numerics import check_size
 from torchcaps.spec import Within, argument, settings
 from torchcaps_lab.data.base import register_dataset
 from torchcaps_lab.data.examples import Examples
-from torchcaps_lab.data.files import found_root
+from torchcaps_lab.data.files import ClassFolders, found_root
 from torchcaps_lab.data.listed import Decoded, Listed, ListedData
 from torchcaps_lab.data.manifest import PARTS, Manifest
 from torchcaps_lab.data.table_form import TableForm, names_in
@@ -63,6 +63,8 @@ class Series(ListedData):
             default: all that are nothing else.
         wide: whether each row of a table is a series; columns such as ``x0``, ``x1``,
             ``y0``, ``y1`` are then moments of two channels.
+        class_folders: which folders of sounds are the classes where folders hold
+            folders, the ``outer`` or the ``inner`` ones; default: the outer ones.
         standardise: each channel by its mean and deviation over all training series
             (``data``), or over the series itself (``each``), which also takes away how
             loud a sound is.
@@ -107,6 +109,7 @@ class Series(ListedData):
     time: str | None = argument(default=None, kw_only=True)
     values: Sequence[str] = argument(default=(), kw_only=True)
     wide: bool = argument(default=False, kw_only=True)
+    class_folders: ClassFolders | None = argument(default=None, kw_only=True)
     standardise: Literal["data", "each"] = "data"
     bands: Bands = 40
     highest: Annotated[float, Within(0, open=True)] = 4000.0
@@ -162,7 +165,9 @@ class Series(ListedData):
         """All series, in any order of the classes; a data set of your own returns
         :meth:`listed_of` here.
         """
-        return list_series(Path(self.root), self.form, self.sound, self.named)
+        root = Path(self.root)
+        known, level = self.named, self.class_folders
+        return list_series(root, self.form, self.sound, known, level)
 
     @staticmethod
     def listed_of(rows: Iterable[tuple[str, str, Tensor, str]]) -> Listed:

@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 from torchcaps.whole import seen_from
-from torchcaps_lab.data.files import Listing, is_there, list_folder
+from torchcaps_lab.data.files import ClassFolders, Listing, is_there, list_folder
 from torchcaps_lab.data.listed import BrokenItem, Item, Listed
 from torchcaps_lab.data.parts import part_called
 from torchcaps_lab.data.plain_text import check_text, decoded, lines_of
@@ -49,13 +49,19 @@ class BrokenText(BrokenItem):
     thing = "text"
 
 
-def list_texts(root: Path, form: TableForm, known: tuple[str, ...] = ()) -> Listed:
+def list_texts(
+    root: Path,
+    form: TableForm,
+    known: tuple[str, ...] = (),
+    class_folders: ClassFolders | None = None,
+) -> Listed:
     """The texts in a folder or a file, whatever its form.
 
     Args:
         root: the folder or the file.
         form: what the columns of a table are read as.
         known: names of classes, of which folders may hold some.
+        class_folders: which folders are the classes where folders hold folders.
     """
     if root.suffix.lower() in TABLES and root.is_file():
         listed = Listed()
@@ -99,7 +105,7 @@ def list_texts(root: Path, form: TableForm, known: tuple[str, ...] = ()) -> List
             alone = form._replace(split=None)
             listed.parts[part] = _table(path, alone, listed)["all"]
         return listed
-    return _folder(root, known)
+    return _folder(root, known, class_folders)
 
 
 def _tables(root: Path) -> dict[str, Path]:
@@ -117,8 +123,10 @@ def _tables(root: Path) -> dict[str, Path]:
     return tables
 
 
-def _folder(root: Path, classes: tuple[str, ...]) -> Listed:
-    listing = list_folder(root, _TextFiles, classes)
+def _folder(
+    root: Path, classes: tuple[str, ...], class_folders: ClassFolders | None
+) -> Listed:
+    listing = list_folder(_TextFiles(classes, root=root, class_folders=class_folders))
     listed = Listed(left_out=listing.left_out, notes=listing.notes)
     for part, files in listing.parts.items():
         texts = listed.parts[part] = list[TextItem]()

@@ -13,7 +13,7 @@ from torchcaps.numerics import Size
 from torchcaps.spec import argument, settings
 from torchcaps_lab.data.base import register_dataset
 from torchcaps_lab.data.examples import Examples
-from torchcaps_lab.data.files import found_root
+from torchcaps_lab.data.files import ClassFolders, found_root
 from torchcaps_lab.data.listed import Decoded, Listed, ListedData
 from torchcaps_lab.data.manifest import PARTS, Manifest, count_of, one_digest
 from torchcaps_lab.data.table_form import TableForm, names_in
@@ -58,6 +58,9 @@ class Text(ListedData):
         split: a column that says which split a row belongs to; None for none.
         group: the column that says whom or what a text is of, such as its author; whole
             groups are put aside; None for none.
+        class_folders: which folders are the classes where folders hold folders, the
+            ``outer`` or the ``inner`` ones; default: the outer ones, unless they hold
+            the same folders.
         longest: number of words that are read of each text, from its beginning; a note
             gives the number of longer texts.
         most: the largest number of words in the vocabulary, the most frequent ones.
@@ -99,6 +102,7 @@ class Text(ListedData):
     group: str | None = None
     delimiter: str | None = argument(default=None, kw_only=True)
     split: str | None = argument(default=None, kw_only=True)
+    class_folders: ClassFolders | None = argument(default=None, kw_only=True)
     longest: Size = 512
     most: Size = 50_000
     least: Size = 1
@@ -168,7 +172,8 @@ class Text(ListedData):
 
     def list_texts(self) -> Listed:
         """All texts, in any order of the classes."""
-        return list_texts(Path(self.root), self.form, self.named)
+        root = Path(self.root)
+        return list_texts(root, self.form, self.named, self.class_folders)
 
     def fingerprint(self) -> str:
         """A digest of the training and validation texts, in their order, and of how

@@ -3,9 +3,9 @@
 import shlex
 from pathlib import Path
 
-from torchcaps.spec import settings
+from torchcaps.spec import argument, settings
 from torchcaps_lab.data.base import register_dataset
-from torchcaps_lab.data.files import Listing, list_folder
+from torchcaps_lab.data.files import ClassFolders, Listing, list_folder
 from torchcaps_lab.kinds.images.sets.files import ImageListing
 from torchcaps_lab.kinds.images.sets.listed import ListedImages
 
@@ -35,6 +35,9 @@ class ImageFolder(ListedImages):
 
     Args:
         root: the folder.
+        class_folders: which folders are the classes where folders hold folders, the
+            ``outer`` or the ``inner`` ones; default: the outer ones, unless they hold
+            the same folders.
 
     Raises:
         FileNotFoundError: there is no `root`.
@@ -61,6 +64,7 @@ class ImageFolder(ListedImages):
     """
 
     root: str | Path
+    class_folders: ClassFolders | None = argument(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,5 +77,10 @@ class ImageFolder(ListedImages):
 
     def list_items(self) -> Listing:
         """The files of each class."""
-        root = Path(self.root)
-        return list_folder(root, ImageListing, self.named, self.skip_broken)
+        listing = ImageListing(
+            self.named,
+            root=Path(self.root),
+            skip_empty=self.skip_broken,
+            class_folders=self.class_folders,
+        )
+        return list_folder(listing)
