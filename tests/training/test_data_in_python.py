@@ -10,6 +10,7 @@ from torch.utils.data import Dataset
 import torchcaps as tc
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli import main
+from torchcaps_lab.data import MapStyle
 
 OPTIONS = {
     "model": "capsnet_digits",
@@ -104,3 +105,14 @@ def test_what_cannot_be_trained_on_is_refused_before_anything_is_written(
     with pytest.raises(FileNotFoundError, match="nowhere"):
         tc.train(data=Shades(), run=tmp_path / "nowhere", resume=True)
     assert not (tmp_path / "run").exists()
+
+
+def test_series_and_texts_are_not_taken_for_images() -> None:
+    """Series of two channels in [0, 1] were trained on as pictures two pixels high."""
+    series, labels = torch.rand(30, 2, 60), [0, 1] * 15
+    with pytest.raises(ValueError, match=r"\(30, 2, 60\).*series.*axes"):
+        tc.train(series, labels)
+    assert MapStyle((series, labels), axes="NHW").image_shape == (1, 2, 60)
+    with pytest.raises(ValueError, match="texts are read from a table") as refusal:
+        tc.train(["a good one", "a bad one"] * 20, ["good", "bad"] * 20)
+    assert "\n" not in str(refusal.value)

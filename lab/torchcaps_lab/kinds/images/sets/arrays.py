@@ -19,6 +19,11 @@ USUAL_CHANNELS = (1, 3, 4)
 """Grey, colour, and colour with a transparent part."""
 
 
+LONGEST_SIDE = 4
+"""Times that one side of grey images in an array may be the other. Series (N, C, L) are
+rarely within it.
+"""
+
 _GIVE_AXES = 'axes="NHWC" or axes="NCHW" says which'
 
 
@@ -121,7 +126,8 @@ def order_of(
     """Return the order of the axes of images of a shape, (N, H, W) or with channels.
 
     The channels are 1, 3 or 4 at one end; or else fewer than rows and columns; or else
-    those beside two equal sides.
+    those beside two equal sides. Three axes are those of grey images, unless one side
+    is over 4 times as long as the other.
 
     Raises:
         ValueError: two orders are as likely, or ``axes`` has another number of them;
@@ -135,6 +141,14 @@ def order_of(
             )
         return axes
     if len(shape) == 3:
+        _, *sides = shape
+        if max(sides) > LONGEST_SIDE * min(sides):
+            raise ValueError(
+                f"{name} {shape} may be grey images of {sides[0]} x {sides[1]} pixels, "
+                f'or series of {sides[0]} channels: axes="NHW" says that they are '
+                "images; series are read from a table or a .ts file, "
+                "torchcaps.train('series.csv')"
+            )
         return "NHW"
     last = shape[3] in USUAL_CHANNELS
     first = shape[1] in USUAL_CHANNELS

@@ -177,6 +177,7 @@ class MapStyle(ListedImages):
             names = ", ".join(map(repr, pairs))
             advice = f"(images, labels), such as those under {names}"
         elif hasattr(pairs, "__len__") and hasattr(pairs, "__getitem__"):
+            _refuse_texts(pairs, part)
             return
         elif hasattr(pairs, "dataset"):
             advice = "its dataset, of which the training makes batches"
@@ -267,6 +268,19 @@ class MapStyle(ListedImages):
         return self._source(image, name)
 
 
+def _refuse_texts(pairs: Any, part: str) -> None:
+    """Raises a `ValueError` for a list of texts, which would be one for each of them."""
+    # Not of a data set: asking it for a pair may take long.
+    first = pairs[0] if isinstance(pairs, list | tuple) and pairs else None
+    text = first[0] if isinstance(first, list | tuple) and first else None
+    if isinstance(text, str) and not Path(text).suffix and not Path(text).exists():
+        raise ValueError(
+            f"the {part} data must be images or paths of images, got {text!r:.60}, "
+            "which names no file; texts are read from a table, "
+            "torchcaps.train('texts.csv')"
+        )
+
+
 def _category(label: Label, names: tuple[str, ...]) -> str:
     """The name of the class of a label."""
     if not names or (isinstance(label, str) and label in names):
@@ -296,11 +310,11 @@ def _divided(data: Any) -> tuple[Any, Any]:
 def _axes_lines(pairs_of_parts: Mapping[str, Any]) -> Iterator[str]:
     """Tell people the order of axes that was taken of arrays."""
     for part, pairs in pairs_of_parts.items():
-        if isinstance(pairs, Arrays) and pairs.axes != "NHW":
-            channels = pairs[0][0].shape[0]
+        if isinstance(pairs, Arrays):
+            channels = counted(pairs[0][0].shape[0], "channels")
             yield (
                 f"the axes of the {part} images, {tuple(pairs.images.shape)}, are "
-                f"{pairs.axes}: {counted(channels, 'channels')}"
+                f"{pairs.axes}: {'grey' if pairs.axes == 'NHW' else channels}"
             )
 
 
@@ -332,12 +346,6 @@ def _pair(data: Any, index: int, name: str) -> tuple[Any, tuple[Label, ...]]:
 
 def _source(image: Any, name: str, levels: Levels | None) -> "Source":
     """An image of any kind as a PIL image, or as bands, or as the path of its file."""
-    if isinstance(image, str) and not Path(image).suffix and not Path(image).exists():
-        raise BrokenImage(
-            name,
-            f"{image!r:.60} names no file; texts are read from a table, "
-            "torchcaps.train('texts.csv')",
-        )
     if isinstance(image, str | Path):
         return Path(image)
     try:
