@@ -127,12 +127,17 @@ def is_written(folder: Path) -> bool:
         return (folder / "index.html").is_file()
     if (folder / "model.safetensors").is_file():
         return (folder / "config.json").is_file()
+    written = False
     try:
-        inside = [path for path in folder.iterdir() if not is_junk(path)]
+        # The first picture ends the search: folders of data may hold a million.
+        for path in folder.iterdir():
+            if not is_junk(path):
+                written = (path / "config.yaml").is_file() and is_written(path)
+                if not written:
+                    break
     except OSError:
         return False
-    runs = [path for path in inside if (path / "config.yaml").is_file()]
-    return bool(runs) and len(runs) == len(inside) and all(map(is_written, runs))
+    return written
 
 
 def _may_hold_data(folder: Path) -> bool:

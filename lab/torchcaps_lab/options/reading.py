@@ -355,12 +355,15 @@ def _said(thing: Mapping[str, Any]) -> Any:
     return name.text if isinstance(name, Typed) else name
 
 
+_BREAKS = frozenset("\x85\u2028\u2029")
+"""Line breaks of Unicode, which YAML folds where they are not written as escapes."""
+
+
 def as_yaml(options: Mapping[str, Any]) -> str:
     """Options as text that :func:`read_options` reads."""
     if not options:
         return ""
     text = yaml.dump(dict(options), Dumper=_Writer, sort_keys=False, allow_unicode=True)
-    # Some line breaks of Unicode are written as they are, and folded.
-    if parsed(text, "the options") != options:
-        text = yaml.dump(dict(options), Dumper=_Writer, sort_keys=False)
-    return text
+    if _BREAKS.isdisjoint(text):
+        return text
+    return yaml.dump(dict(options), Dumper=_Writer, sort_keys=False)

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -289,32 +290,25 @@ def _table(table: Table) -> str:
 
 
 def _cells(row: Sequence[str], names: Sequence[str]) -> str:
-    named = [*names, *[""] * (len(row) - len(names))]
-    cells = [
-        f"<td{_breaks(cell)}{_named(name)}>{_whole(escape(cell))}</td>"
-        for cell, name in zip(row, named, strict=False)
-    ]
-    return "".join(cells)
+    return "".join(
+        _cell(text, name) for text, name in zip_longest(row, names, fillvalue="")
+    )
 
 
-def _named(name: str) -> str:
-    """The name of its column beside a cell, for screens without room for columns."""
-    return f' data-name="{escape(name)}"' if name else ""
+def _cell(text: str, name: str) -> str:
+    """A cell; the name of its column is for screens without room for columns."""
+    longest = max(map(len, text.split()), default=0)
+    kind = ' class="long"' if longest > _LONGEST else ""
+    column = f' data-name="{escape(name)}"' if name else ""
+    # Options to type are not broken behind their hyphens.
+    shown = re.sub(r"(?<!\S)--\S+", r"<code>\g<0></code>", escape(text))
+    return f"<td{kind}{column}>{shown}</td>"
 
 
 def _has_sentences(table: Table) -> bool:
     """Whether the cells of a row need a line each where a screen is narrow."""
     lengths = [sum(map(len, row)) for row in table.rows]
     return table.header is not None and max(lengths, default=0) > _NARROW
-
-
-def _whole(cell: str) -> str:
-    """A cell in which options to type are not broken behind their hyphens."""
-    return re.sub(r"(?<!\S)--\S+", r"<code>\g<0></code>", cell)
-
-
-def _breaks(cell: str) -> str:
-    return ' class="long"' if max(map(len, cell.split()), default=0) > _LONGEST else ""
 
 
 def _page(title: str, body: str) -> str:
