@@ -204,8 +204,6 @@ def _overview(
     ]
     for recipe in RECIPES.values():
         paper, quick = (results[recipe.name].get(preset) for preset in _SHOWN)
-        latest = paper or quick
-        seeds = ", ".join(map(str, latest["seeds"])) if latest else ""
         for line in recipe.lines:
             of_paper = values_of(paper, line)
             of_quick = values_of(quick, line)
@@ -220,10 +218,22 @@ def _overview(
                 ours_in_words(recipe, "paper", line, paper, estimates),
                 ours_in_words(recipe, "quick", line, quick, estimates),
                 gap_in_words(of_paper or of_quick, line),
-                "" if line.elsewhere else seeds,
+                _seeds_in_words(paper if of_paper else quick, line),
             ]
             table.append(f"| {' | '.join(cells)} |")
     return "\n".join(table)
+
+
+def _seeds_in_words(result: Mapping[str, Any] | None, line: Line) -> str:
+    """The seeds that a line was measured with; figures of no network have all."""
+    if line.elsewhere or result is None:
+        return ""
+    measured = [
+        seed
+        for seed, facts in zip(result["seeds"], result["facts"], strict=True)
+        if line.row in facts
+    ]
+    return ", ".join(map(str, measured or result["seeds"]))
 
 
 def _heading(recipe: Recipe[Any]) -> str:
