@@ -38,6 +38,7 @@ OTHERS: dict[str, Callable[[], Routing]] = {
     ),
     "heinsen-any-parents": lambda: create_routing("heinsen_2019", any_parents=True),
     "kernel-em": lambda: create_routing("fast_kernel_density", method="em", width=4.0),
+    "dynamic-last-gradient": lambda: create_routing("dynamic", gradient="last"),
     "kmeans-last": lambda: create_routing("kmeans", gradient="last"),
     **{
         f"{name}-{label}": lambda name=name, settings=settings: create_routing(
@@ -94,6 +95,7 @@ def test_any_three_options(name: str) -> None:
 
 
 QUICK = (
+    "dynamic-last-gradient",
     "dynamic-leaky",
     "heinsen-any-parents",
     "kernel-em",
@@ -159,6 +161,21 @@ class Keeping(Plain):
                 votes.total()
         pose = votes.total()
         return Routed(pose, length(pose), votes, None)
+
+
+class Detaching(Plain):
+    """Two options together lose a part of the gradient, with nothing kept."""
+
+    def __init__(self, quick: bool = False, last: bool = False) -> None:
+        super().__init__()
+        self.quick = quick
+        self.last = last
+
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        total = votes.moments(None, activation).sum
+        similarity = InnerProduct(total.detach() if self.quick and self.last else total)
+        pose = votes.moments(similarity, activation).mean
+        return Routed(pose, length(pose), votes, similarity)
 
 
 class Unclear(Plain):
@@ -308,6 +325,7 @@ class Obliging(Plain):
         (Detached, "gradients", "Jacobian mismatch"),
         (Obliging, "earlier parents", "is off by"),
         (Keeping, "options together", "with last=True, twice=True, "),
+        (Detaching, "options together", "with quick=True, last=True, .*Jacobian"),
         (Unclear, "options together", "is refused without the name of an option"),
     ],
 )

@@ -120,6 +120,7 @@ class DynamicRouting(AgreementRouting):
     def __post_init__(self) -> None:
         check_softmax(self.softmax, leaky=self.leaky)
         self.within_window = self.softmax == "children"
+        self.exact_gradients = self.gradient == "all"
         self.register_parameter("offset", None)
 
     def make_parameters(self, shape: LayerShape) -> None:

@@ -116,8 +116,8 @@ def check_routing(
     those of each example by ``torch.func``; resuming from earlier parents, or refusing
     to; and options with each other, as declared in the constructor: in settings in which
     any values of two of them meet, outputs and gradients are those of stored votes of
-    which nothing is kept from step to step, on every backend, and those of the routing
-    that is made from its configuration and loaded. Options that do not go together are
+    which nothing is kept from step to step, on every backend, those of the routing that
+    is made from its configuration and loaded, and those of finite differences. Options that do not go together are
     refused by the constructor, with the name of one of them.
 
     A routing that is not ``trainable`` is checked in evaluation mode, without
@@ -435,6 +435,7 @@ def _same_whatever_is_kept(template: Routing, row: Row) -> None:
     loaded.to(problem.transforms.dtype).train(routing.training)
     loaded.load_state_dict(routing.state_dict())
     assert_same(_results_with(row, problem, loaded, "naive"), results("naive"), 0.0)
+    _gradients(_with_options(template, row), undefined=False)
 
 
 def _results_with(
@@ -460,7 +461,13 @@ def _results_with(
         return _of_parents(routing, leaves, routing(votes, activation))
 
 
-def _gradients(template: Routing) -> None:
+def _gradients(template: Routing, undefined: bool = True) -> None:
+    """Compare gradients with finite differences.
+
+    Args:
+        template: the routing.
+        undefined: whether to try outputs without a gradient, too.
+    """
     if not (template.trainable and template.exact_gradients):
         return
     problem = Problem.make(1, 3, 2)
@@ -468,12 +475,16 @@ def _gradients(template: Routing) -> None:
 
     def parents(*tensors: Tensor) -> tuple[Tensor, Tensor]:
         call = Problem(*tensors)
-        routed = routing(call.votes(backend="naive"), call.activation)
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(0)
+            routed = routing(call.votes(backend="naive"), call.activation)
         return routed.pose, routed.activation
 
     leaves = tuple(vars(problem.leaves()).values())
     # Fast: it compares the Jacobian in random directions, not number by number.
-    torch.autograd.gradcheck(parents, leaves, fast_mode=True)
+    torch.autograd.gradcheck(
+        parents, leaves, fast_mode=True, check_undefined_grad=undefined
+    )
 
 
 def _gradients_of_each_example(template: Routing) -> None:
