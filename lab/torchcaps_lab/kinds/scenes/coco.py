@@ -273,7 +273,7 @@ def marked_pixels(
         ValueError: they would be others than those of the image.
     """
     wide, high = size
-    if marks is None:
+    if not marks:
         raise ValueError("segmentation is missing")
     if isinstance(marks, Runs):
         return _of_runs(marks, size)
