@@ -12,6 +12,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,6 +25,8 @@ settings.register_profile(
 )  # the same everywhere, at any speed
 settings.load_profile("tests")
 torch.set_num_threads(int(THREADS))
+# OpenMP's threads do not survive a fork: a child would wait for them forever.
+os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton
 
