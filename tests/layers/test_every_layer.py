@@ -54,13 +54,6 @@ LAYERS: dict[str, tuple[Make, tuple[int, ...], tuple[int, ...]]] = {
         (6,),
         POSE,
     ),
-    "factored": (
-        lambda routing: CapsLinear(
-            6, 3, POSE, PARENT, transforms="factored", routing=routing
-        ),
-        (2, 3),
-        POSE,
-    ),
     "class": (
         lambda routing: ClassCaps(2, 3, POSE, PARENT, routing=routing),
         (2, 3, 2),

@@ -69,7 +69,7 @@ def assert_without(
 
 
 class TestLinear:
-    @pytest.mark.parametrize("transforms", ["full", "shared", "factored"])
+    @pytest.mark.parametrize("transforms", ["full", "shared"])
     @pytest.mark.parametrize("poses_alone", [False, True])
     def test_examples_differ(self, transforms: Any, poses_alone: bool) -> None:
         """Each example has children of its own; sites on several axes."""

@@ -62,10 +62,6 @@ MAKERS: dict[str, tuple[Make, tuple[int, ...]]] = {
         lambda **options: CapsLinear(None, J, P, D, transforms="shared", **options),
         (I, P),
     ),
-    "factored": (
-        lambda **options: CapsLinear(I, J, P, D, transforms="factored", **options),
-        (I, P),
-    ),
     "orthogonal": (
         lambda **options: CapsLinear(I, J, P, D, transforms="orthogonal", **options),
         (I, P),

@@ -446,7 +446,7 @@ class TestCapsNet:
         with torch.no_grad():
             assert torch.equal(loaded(pictures).activation, model(pictures).activation)
 
-    @pytest.mark.parametrize("transforms", ["full", "shared", "factored"])
+    @pytest.mark.parametrize("transforms", ["full", "shared"])
     def test_any_transforms(self, transforms: str) -> None:
         check_without_export(
             create_model("capsnet_digits", transforms=transforms, batch_norm=True)

@@ -302,7 +302,6 @@ class TestLayers:
         layers: list[tuple[Any, int]] = [
             (CapsLinear(I, J, P, D, routing=routing), I),
             (CapsLinear(None, J, P, D, transforms="shared", routing=routing), 1),
-            (CapsLinear(I, J, P, D, transforms="factored", routing=routing), 1),
             (CapsLinear(None, J, P, D, transforms="subspace", routing=routing), 1),
             (ClassCaps(8, J, P, D, routing=routing), 8),
         ]

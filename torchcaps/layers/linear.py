@@ -28,7 +28,7 @@ from torchcaps.routing.base import routing_of
 from torchcaps.spec import shown
 from torchcaps.squashing import length
 
-Transforms = Literal["full", "shared", "factored", "orthogonal", "subspace"]
+Transforms = Literal["full", "shared", "orthogonal", "subspace"]
 
 
 def reflected(vectors: Tensor) -> Tensor:
@@ -58,7 +58,6 @@ class CapsLinear(CapsuleLayer):
     ============== ============================ ==================================================
     ``full``       :math:`W_{ij}`               I x J x P x D
     ``shared``     :math:`W_j` for all i        J x P x D; any number of children, also varying
-    ``factored``   :math:`W_i W_j`              I x P x P + J x P x D
     ``orthogonal`` :math:`W_{ij}^T W_{ij} = 1`  I x J x P x P, as P Householder
     reflections; P = D
     ``subspace``   one :math:`W` for all        P x D; any number of children
@@ -173,11 +172,6 @@ class CapsLinear(CapsuleLayer):
         self.weight = nn.Parameter(torch.empty(*pairs, P, D))
         self.bias = vote_bias_of(self, bound, vote_bias, self.out_pose)
         without_own_transforms(self, bound)
-        self.child_weight = (
-            nn.Parameter(torch.empty(in_capsules, P, P))
-            if in_capsules and transforms == "factored"
-            else None
-        )
         self.routing = bound
         self.reset_parameters(init_std)
 
@@ -197,9 +191,6 @@ class CapsLinear(CapsuleLayer):
             nn.init.trunc_normal_(
                 self.weight, std=init_std, a=-2 * init_std, b=2 * init_std
             )
-        if self.child_weight is not None:
-            # Keeps the length of a pose on average.
-            nn.init.normal_(self.child_weight, std=1 / math.sqrt(P))
         start_vote_bias(self.bias, init_std)
 
     def votes(self, children: Capsules | Tensor, mask: Tensor | None = None) -> Votes:
@@ -222,13 +213,6 @@ class CapsLinear(CapsuleLayer):
         return mask.any(-1), mask.flatten(1, -2)
 
     def _votes(self, pose: Tensor, mask: Tensor | None) -> Votes:
-        if self.child_weight is not None:
-            dtype = torch.promote_types(pose.dtype, self.child_weight.dtype)
-            # As the votes are, whose other factor this is.
-            with full_precision(pose):
-                pose = torch.einsum(
-                    "bi...p,ipq->bi...q", pose.to(dtype), self.child_weight.to(dtype)
-                )
         mask = None if mask is None else mask.flatten(1)
         if self.transforms == "orthogonal":
             weight = reflected(self.weight)

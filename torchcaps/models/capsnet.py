@@ -76,8 +76,7 @@ class CapsNet(CapsuleClassifier):
         primary_stride: the stride of their convolution.
         pose_dim: dimension of the class capsules' poses.
         routing: any routing; default: dynamic routing in 3 steps.
-        transforms: the transforms of the class capsules: ``full``, ``shared`` or
-            ``factored``.
+        transforms: the transforms of the class capsules: ``full`` or ``shared``.
         squash: the squash of the primary capsules.
         batch_norm: whether to normalise batches in the primary capsules.
         routed_primary: pass the primary capsules through one routing step with a bias,
