@@ -308,3 +308,19 @@ def test_slots_normalise_without_a_copy(backend: str) -> None:
                 )
                 results[name] += [grad for grad in grads if grad is not None]
     assert_alike(results[backend], results["naive"], 1e-8)
+
+
+@pytest.mark.parametrize("name", ["slots", "euclidean"])
+def test_compiled_in_one_graph_with_gradients(name: str) -> None:
+    skip_without("native")
+    torch.manual_seed(0)
+    features = torch.randn(2, 60, 8 if name == "euclidean" else 12, requires_grad=True)
+    layer: Any = tc.Slots(5, dim=10, features=12).eval()
+    if name == "euclidean":
+        layer = tc.CapsLinear(None, 5, 8, 8, transforms="shared", routing=name)
+    assert tc.choose_backend(layer.votes(features)).backend == "native"
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    poses = [module(features).pose for module in (layer, compiled)]
+    torch.testing.assert_close(poses[1], poses[0], atol=1e-5, rtol=1e-4)
+    grads = [torch.autograd.grad(pose.sin().sum(), features)[0] for pose in poses]
+    torch.testing.assert_close(grads[1], grads[0], atol=1e-5, rtol=1e-4)

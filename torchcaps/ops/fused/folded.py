@@ -187,7 +187,7 @@ class Shared:
     def __init__(self, poses: Tensor) -> None:
         self.sums: dict[int, Tensor] = {}
         self.token: Tensor | None = None
-        if torch.is_grad_enabled() and poses.requires_grad:
+        if recorded((poses,)):
             # Every step takes this scalar as an input. Autograd runs a node after all
             # users of its output, so _Token.backward runs after the last step.
             self.token = _Token.apply(self.sums, poses)
