@@ -50,6 +50,9 @@ CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u206
 a terminal, or turn the direction of the text that follows.
 """
 
+_CELLS = 8
+"""Cells of a line that an error shows."""
+
 
 Resize = Literal["pad", "crop", "stretch", "handwriting"]
 """How images get to another size: keep the aspect ratio and pad with black, keep it and
@@ -251,7 +254,8 @@ def no_header(path: Path, header: Sequence[str], columns: Sequence[str]) -> NoHe
         header: the cells of its first line.
         columns: names that its columns could have, the first ones.
     """
-    line = ", ".join(cell[:_SHOWN] for cell in header)
+    line = ", ".join(cell[:_SHOWN] for cell in header[:_CELLS])
+    line += f" and {len(header) - _CELLS:,} more" if len(header) > _CELLS else ""
     return NoHeader(
         f"the first line of {path} must name its columns, but looks like an example: "
         f"{line}. Write a line above it, such as {','.join(columns)}"

@@ -282,7 +282,7 @@ def test_check_of_a_table_tells_what_that_of_a_folder_tells(
     assert "all: 25 images of 2 classes" in printed
     assert "formats: PNG 24, BMP 1" in printed
     assert "sizes: 24 x 24 25" in printed
-    assert "there more than once: 0.png = 24.bmp" in printed
+    assert "with copies: 0.png = 24.bmp" in printed
 
 
 def test_one_picture_in_two_classes_of_a_table(
@@ -465,7 +465,7 @@ def test_check_tells_what_is_there_twice(
     """In two classes it is a problem: the command fails."""
     assert status("check", str(make(tmp_path, classes))) == classes - 1
     printed = capsys.readouterr().out
-    assert "there more than once: " in printed
+    assert "with copies: " in printed
     assert ("in several classes: " in printed) == (classes == 2)
 
 

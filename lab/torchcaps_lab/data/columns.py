@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from torchcaps_lab.data.manifest import some
@@ -118,6 +119,10 @@ _NUMBER = re.compile(
 """A number as people write it, maybe with marks of thousands, a currency or a unit."""
 
 
+_ALIKE, _SHOWN = 12, 3
+"""Columns of one role in a row, and how many of them are shown where there are more."""
+
+
 class UnclearColumns(ValueError):
     """The error for a table whose columns do not say which of them holds the labels."""
 
@@ -196,12 +201,14 @@ class Columns:
 
     def lines(self) -> list[str]:
         """Show people the columns as a small table."""
-        names = [column.name or "''" for column in self.columns]
-        width = max(map(len, names), default=0)
-        return [
-            f"  {name:<{width}}  {column.role:<10}  {column.why}"
-            for name, column in zip(names, self.columns, strict=True)
-        ]
+        width = max((len(column.name) for column in self.columns), default=0)
+        lines = []
+        for role, alike in groupby(self.columns, attrgetter("role")):
+            rows = [(column.name or "''", column.why) for column in alike]
+            if len(rows) > _ALIKE:
+                rows[_SHOWN:] = [("...", f"{len(rows) - _SHOWN:,} more")]
+            lines += [f"  {name:<{width}}  {role:<10}  {why}" for name, why in rows]
+        return lines
 
     def unused(self, used: Iterable[str | None]) -> str:
         """Name the columns that are used for nothing, for people; empty if all are.

@@ -301,7 +301,7 @@ def copies_lines(manifest: Manifest, thing: str = "image") -> list[str]:
                 names.append(" = ".join(copies))
             lines.append(
                 f"{count_of(groups_of_copies, thing)} of the same content in several {places}: "
-                f"{some(names)}"
+                f"{some(names, '; ')}"
             )
     return lines + repeated_lines(manifest, thing)
 
@@ -314,7 +314,7 @@ def several_lines(manifest: Manifest, thing: str = "image") -> list[str]:
     several = [" = ".join(copies) for copies in names.values() if len(copies) > 1]
     if not several:
         return []
-    return [f"{count_of(several, thing)} there more than once: {some(several)}"]
+    return [f"{count_of(several, thing)} with copies: {some(several, '; ')}"]
 
 
 def groups_lines(group_of: Mapping[str, str], manifest: Manifest) -> list[str]:
@@ -402,9 +402,9 @@ def _number(name: str) -> str:
     return str(float(name)) if is_number(name) else name
 
 
-def some(names: Sequence[str]) -> str:
+def some(names: Sequence[str], between: str = ", ") -> str:
     """The first names, and how many more there are."""
-    shown = ", ".join(map(readable, names[:_SHOWN]))
+    shown = between.join(map(readable, names[:_SHOWN]))
     return shown + (f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else "")
 
 

@@ -342,7 +342,7 @@ class TestBrokenFiles:
         output = capsys.readouterr().out
         assert "all: 7 images of 2 classes" in output
         assert "a: 4 (57.1%)" in output
-        assert "1 image there more than once: a/000.png = a/copy.png" in output
+        assert "1 image with copies: a/000.png = a/copy.png" in output
 
     def test_check_ends_with_the_command_that_trains_on_the_folder_as_it_is(
         self, tmp_path, capsys

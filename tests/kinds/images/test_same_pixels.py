@@ -136,7 +136,7 @@ def test_check_names_copies_of_other_bytes(tmp_path, capsys):
     saved(tmp_path / "test" / "b" / "3.png", noise(3))
     assert main(["check", str(tmp_path)]) == 1
     output = capsys.readouterr().out
-    assert "1 image there more than once: train/a/1.png = test/a/1 again.bmp" in output
+    assert "1 image with copies: train/a/1.png = test/a/1 again.bmp" in output
     assert (
         "PROBLEM: 1 image of the same content in several parts of the data: "
         "train/a/1.png (train) = test" in output
