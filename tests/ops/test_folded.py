@@ -324,3 +324,20 @@ def test_compiled_in_one_graph_with_gradients(name: str) -> None:
     torch.testing.assert_close(poses[1], poses[0], atol=1e-5, rtol=1e-4)
     grads = [torch.autograd.grad(pose.sin().sum(), features)[0] for pose in poses]
     torch.testing.assert_close(grads[1], grads[0], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("numbers", [4, 7, 8, 9, 16])
+def test_standardised_poses_of_any_length_in_float32(numbers: int) -> None:
+    """Kernels of float32 have a form of their own for some lengths."""
+    torch.manual_seed(0)
+    slots = tc.Slots(5, dim=8, features=numbers).eval()
+    features = torch.randn(2, 21, numbers, requires_grad=True)
+
+    def gradient() -> Tensor:
+        loss = slots(features).pose.sin().sum()
+        return torch.autograd.grad(loss, features)[0]
+
+    folded = gradient()
+    with tc.ops.use_backend("naive"):
+        expected = gradient()
+    torch.testing.assert_close(folded, expected, rtol=1e-4, atol=1e-6)

@@ -601,7 +601,7 @@ class FoldedRouting {
   const T share;
 };
 
-// Calls work with a pass or routing for Q numbers of a pose.
+// Calls work with a pass or routing for Q numbers of a pose: 0 for any number.
 template <typename T, typename Work>
 auto for_pose(int64_t Q, const Work& work) {
   if constexpr (std::is_same_v<T, float>) {
