@@ -125,13 +125,6 @@ def two_images(task, classes):
 
 
 @pytest.mark.parametrize("task", [Classification(), SeveralLabels()])
-def test_a_class_takes_one_line_whatever_its_name(task):
-    lines = task.examine(Told(0.2, 0.1), two_images(task, ("a\nb", "c"))).lines
-    assert sum(line.startswith("  a\\nb") for line in lines) == 1
-    assert not any("\n" in line for line in lines)
-
-
-@pytest.mark.parametrize("task", [Classification(), SeveralLabels()])
 def test_activations_that_are_not_finite_are_warned_of(task):
     found = task.examine(Told(torch.nan, 0.1), two_images(task, ("a", "b")))
     assert found.warnings[0].startswith("the activations of 2 of 2 are not finite")

@@ -147,5 +147,5 @@ def test_hidden_files_are_noted(tmp_path: Path) -> None:
     photos = folder(tmp_path / "photos", "rose", "tulip")
     (photos / "rose" / "0.png").rename(photos / "rose" / ".0.png")
     (photos / "rose" / "._1.png").write_bytes(b"of a system")
-    listing = list_folder(photos, ImageListing)
+    listing = list_folder(ImageListing(root=photos))
     assert listing.notes == ("1 hidden image left out: rose/.0.png",)
