@@ -75,8 +75,12 @@ def call(votes: Votes, leaves: Leaves) -> tuple[Tensor, ...]:
     objective = torch.stack([output.square().sum() for output in outputs]).sum()
     if not torch.is_grad_enabled():
         return tuple(outputs)
+    # Stored votes are one graph for all calls.
     gradients = torch.autograd.grad(
-        objective, list(leaves.values()), materialize_grads=True, allow_unused=True
+        *(objective, list(leaves.values())),
+        retain_graph=True,
+        materialize_grads=True,
+        allow_unused=True,
     )
     return (*outputs, *gradients)
 

