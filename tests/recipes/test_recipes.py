@@ -344,6 +344,7 @@ class TestFolders:
         assert "3.00 %" in capsys.readouterr().out
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 def test_a_result_names_the_commit_that_made_it(monkeypatch, tmp_path):
     def git(*arguments):
         output = subprocess.run(
