@@ -455,9 +455,9 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
     @staticmethod
     def _maps(routed: Routed, children: Capsules) -> Tensor:
         share = routed.votes.assignment(routed.similarity)  # [B, I, E]
-        leaky = (1 - share.sum(-1, keepdim=True)).clamp_min(0)
+        leak = (1 - share.sum(-1, keepdim=True)).clamp_min(0)
         active = children.activation.to(share.dtype)
-        return (share - leaky).clamp_min(0).mT.unflatten(2, active.shape[1:]) * active[
+        return (share - leak).clamp_min(0).mT.unflatten(2, active.shape[1:]) * active[
             :, None
         ]
 

@@ -188,5 +188,5 @@ class VoteSource(ABC):
     @abstractmethod
     def log_partition(self, similarity: Similarity | None, leaky: bool) -> Tensor:
         """Return the log-partition ``Z_i`` over the parents of these votes (and the
-        leaky), (B, I).
+        leak), (B, I).
         """
