@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from recipes.kit.measures import half_interval
+from recipes.kit.results import write_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs/results"
@@ -210,7 +211,8 @@ def filled_in_turn(page: str, texts: str) -> str:
 
 
 def main() -> None:
-    """Write the pages."""
+    """Write the table of the recipes, with their notes, and the pages."""
+    write_table(RESULTS / "recipes")
     for page, text in pages().items():
         page.write_text(text, encoding="utf-8")
 

@@ -23,7 +23,7 @@ from torchcaps.ops.fused.operators import operator
 from torchcaps.routing.base import Routed, fast
 from torchcaps.routing.dynamic import DynamicRouting, route_by_agreement
 from torchcaps.routing.fast import folded
-from torchcaps.routing.fast.triton import all_at_once, layers, like
+from torchcaps.routing.fast.triton_fit import all_at_once, layers, like
 from torchcaps.squashing import kind_of, length, squash_by
 
 SETTINGS = ("steps", "bias", "accumulate", "leaky", "squash")

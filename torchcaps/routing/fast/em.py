@@ -29,7 +29,7 @@ from torchcaps.ops.fused.operators import operator
 from torchcaps.ops.votes import check_field
 from torchcaps.routing.base import Routed, fast
 from torchcaps.routing.em import EMRouting
-from torchcaps.routing.fast.triton import all_at_once, layers, like
+from torchcaps.routing.fast.triton_fit import all_at_once, layers, like
 
 
 @fast(
