@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"torchcaps": ROOT, "torchcaps-lab": ROOT / "lab"}
 TORCH = os.environ.get("TORCH", "torch==2.13.0")
-PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 LARGEST = {"torchcaps": 10e6, "torchcaps-lab": 2e6}
 """Bytes of a wheel."""
 

@@ -1,7 +1,6 @@
 """One way to open a trained network and to use it on images of any kind."""
 
 import shutil
-import sys
 import typing
 from dataclasses import replace
 from pathlib import Path
@@ -374,9 +373,6 @@ def test_what_is_saved_beside_the_weights_is_looked_through(grey, extra, tmp_pat
         Classifier.open(tmp_path)
 
 
-@pytest.mark.skipif(
-    sys.version_info < (3, 11), reason="typing.get_overloads is new in Python 3.11"
-)
 @pytest.mark.parametrize("method", [Classifier.__call__, Classifier.predict])
 def test_type_checkers_tell_one_image_from_several(method) -> None:
     said = [overload.__annotations__ for overload in typing.get_overloads(method)]

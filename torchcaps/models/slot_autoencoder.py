@@ -4,11 +4,10 @@
 
 import math
 from dataclasses import InitVar
-from typing import NamedTuple, cast
+from typing import NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
 
 from torchcaps.capsules import Capsules, Prediction, exportable
 from torchcaps.layers import CapsLinear, PositionCode, Slots

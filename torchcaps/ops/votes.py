@@ -8,13 +8,12 @@ alone, once for each tensor: these become addresses in memory.
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, pad
 from torch.utils.weak import WeakTensorKeyDictionary
-from typing_extensions import Self
 
 from torchcaps.numerics import (
     as_variables,

@@ -8,9 +8,7 @@ from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
-
-from typing_extensions import Self
+from typing import Any, NamedTuple, Self, TypeVar, get_args, get_origin, get_type_hints
 
 Decorated = TypeVar("Decorated", bound=type)
 

@@ -6,9 +6,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field, fields, is_dataclass
 from functools import cache, wraps
-from typing import Any, get_type_hints
-
-from typing_extensions import dataclass_transform
+from typing import Any, dataclass_transform, get_type_hints
 
 from torchcaps.spec.fitting import check
 from torchcaps.spec.registry import (

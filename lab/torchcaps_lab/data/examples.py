@@ -7,12 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
-from typing_extensions import Self
 
 from torchcaps.numerics import check_size
 from torchcaps_lab.data.classes import places_of

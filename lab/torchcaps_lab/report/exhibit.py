@@ -5,11 +5,17 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    NamedTuple,
+    TypeVar,
+    dataclass_transform,
+)
 
 import torch
 from torch import Tensor
-from typing_extensions import dataclass_transform
 
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.kinds import SharedRegistry

@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from typing_extensions import Self
 
 from torchcaps.numerics import resolution
 from torchcaps_lab.data.examples import Batch, PlainExamples

@@ -4,7 +4,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, time, timezone
+from datetime import UTC, datetime, time
 from io import BytesIO
 from itertools import chain, combinations, pairwise
 from pathlib import Path
@@ -288,9 +288,7 @@ def _moment(cell: str, column: str, place: str) -> float:
             f"{place}: {column} must be a number, or a time such as 2024-01-31 12:00, "
             f"got {cell[:40]!r}: without --data.time, the rows are in their order"
         ) from None
-    return (
-        moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
-    ).timestamp()
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def _year_first(day_first: re.Match[str]) -> str:

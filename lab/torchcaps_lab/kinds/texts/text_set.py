@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from torchcaps.numerics import check_size
 from torchcaps_lab.data.examples import Batch, Examples, PlainExamples
