@@ -76,6 +76,7 @@ def test_measures_in_turn_and_writes_into_a_page(tmp_path: Path) -> None:
     assert "medians of 1 rounds in which all took turns. A note." in shown[0]
 
 
+@pytest.mark.usefixtures("kernels")
 def test_a_backend_is_forced(capsys: pytest.CaptureFixture[str]) -> None:
     shown = list[str]()
     options = [
