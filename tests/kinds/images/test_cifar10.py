@@ -89,8 +89,8 @@ def check_splits(data: CIFAR10) -> None:
 # Files that are there
 
 
-@pytest.mark.parametrize("folder", [".", "cifar10", FOLDER])
-def test_files_are_found_in_three_folders(tmp_path: Path, folder: str) -> None:
+@pytest.mark.parametrize("folder", [".", "cifar10", f"cifar10/{FOLDER}", FOLDER])
+def test_files_are_found_in_four_folders(tmp_path: Path, folder: str) -> None:
     write(tmp_path / folder, FILES)
     check_splits(Tiny(str(tmp_path), download=False, validation=0.2))
 

@@ -25,11 +25,12 @@ class CIFAR10(PublishedData):
     test set.
 
     The files of the binary version, data_batch_1.bin to data_batch_5.bin and
-    test_batch.bin, are looked for in the folders `cifar10` and `cifar-10-batches-bin`
-    inside `data_dir` and in `data_dir` itself. Where one is missing, the original
-    archive cifar-10-binary.tar.gz is looked for there (its MD5 is checked), and where
-    that is missing too, it is downloaded to the former. It is read as it is: nothing is
-    unpacked to disk.
+    test_batch.bin, are looked for in the folders `cifar10`,
+    `cifar10/cifar-10-batches-bin` and `cifar-10-batches-bin` inside `data_dir`, and in
+    `data_dir` itself. Where one is missing, the original archive
+    cifar-10-binary.tar.gz is looked for there (its MD5 is checked), and where that is
+    missing too, it is downloaded to the first. It is read as it is: nothing is unpacked
+    to disk.
 
     Source: A. Krizhevsky, "Learning multiple layers of features from tiny images",
     technical report, University of Toronto, 2009.
@@ -53,7 +54,12 @@ class CIFAR10(PublishedData):
         "ship",
         "truck",
     )
-    folders: ClassVar[tuple[str, ...]] = ("cifar10", "cifar-10-batches-bin")
+    folders: ClassVar[tuple[str, ...]] = (
+        "cifar10",
+        # The archive, unpacked where it lies.
+        "cifar10/cifar-10-batches-bin",
+        "cifar-10-batches-bin",
+    )
     mirrors: ClassVar[tuple[str, ...]] = ("https://www.cs.toronto.edu/~kriz/",)
     digests: ClassVar[dict[str, str]] = {
         _ARCHIVE: "md5:c32a1d4ab5d03f1284b67883e8d87530"
