@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -48,7 +49,16 @@ def unsynced() -> Iterator[None]:
 
 
 @pytest.fixture
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+def torch_patch(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Replaces functions of torch itself. When it is imported, Dynamo lists those that
+    it can trace: one that is replaced then, it could not trace in any later test.
+    """
+    import_module("torch._dynamo")
+    return monkeypatch
+
+
+@pytest.fixture
+def poisoned(torch_patch: pytest.MonkeyPatch) -> None:
     """Memory that nobody wrote to holds NaN."""
 
     def poison(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -63,7 +73,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
         (torch, "empty_like"),
         (torch.Tensor, "new_empty"),
     ):
-        monkeypatch.setattr(owner, name, poison(getattr(owner, name)))
+        torch_patch.setattr(owner, name, poison(getattr(owner, name)))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -59,7 +59,7 @@ class Largest(TorchDispatchMode):
     ) -> Any:
         return self.see(func(*args, **(kwargs or {})))
 
-    def inside_operators(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def inside_operators(self, torch_patch: pytest.MonkeyPatch) -> None:
         """Sees what the Python side of a custom operator makes, too, where a dispatch
         mode is switched off.
         """
@@ -69,7 +69,7 @@ class Largest(TorchDispatchMode):
             for name in ("new_empty", "new_zeros", "new_full", "contiguous")
         ]:
             make = getattr(owner, name)
-            monkeypatch.setattr(
+            torch_patch.setattr(
                 owner,
                 name,
                 lambda *args, make=make, **kwargs: self.see(make(*args, **kwargs)),
@@ -91,7 +91,7 @@ ROUTINGS: dict[str, Callable[..., Routed]] = {
 
 
 def largest(
-    monkeypatch: pytest.MonkeyPatch,
+    torch_patch: pytest.MonkeyPatch,
     routing: str,
     backend: str,
     transforms: int,
@@ -104,7 +104,7 @@ def largest(
     offset = torch.randn(I, D, requires_grad=True) if coordinates else None
     activation = torch.rand(B, I, requires_grad=True)
     memory = Largest()
-    memory.inside_operators(monkeypatch)
+    memory.inside_operators(torch_patch)
     with memory:
         routed = ROUTINGS[routing](
             Votes(children, weight, offset, backend=backend), activation
@@ -136,7 +136,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize("backend", ["chunked", "native"])
 def test_no_tensor_is_as_large_as_the_votes(
-    monkeypatch: pytest.MonkeyPatch,
+    torch_patch: pytest.MonkeyPatch,
     backend: str,
     routing: str,
     transforms: int,
@@ -151,7 +151,7 @@ def test_no_tensor_is_as_large_as_the_votes(
     )
     assert bound < VOTES / 5
     assert (
-        largest(monkeypatch, routing, backend, transforms, rows, coordinates) <= bound
+        largest(torch_patch, routing, backend, transforms, rows, coordinates) <= bound
     )
 
 
@@ -188,13 +188,13 @@ RULES: dict[str, Callable[..., Routed]] = {
     [*product(["chunked"], [1, I], [False, True]), ("naive", I, True)],
 )
 def test_nor_under_a_similarity_or_rule_of_ones_own(
-    monkeypatch: pytest.MonkeyPatch,
+    torch_patch: pytest.MonkeyPatch,
     backend: str,
     routing: str,
     transforms: int,
     coordinates: bool,
 ) -> None:
-    monkeypatch.setitem(ROUTINGS, routing, RULES[routing])
+    torch_patch.setitem(ROUTINGS, routing, RULES[routing])
     bound = max(
         transforms * J * P * D,
         B * I * (J + 1),
@@ -202,7 +202,7 @@ def test_nor_under_a_similarity_or_rule_of_ones_own(
         2 * BUDGET,
     )
     assert bound < VOTES / 5
-    most = largest(monkeypatch, routing, backend, transforms, 1, coordinates)
+    most = largest(torch_patch, routing, backend, transforms, 1, coordinates)
     if backend == "naive":
         assert most >= VOTES
     else:
@@ -234,16 +234,16 @@ TILED = (
     + [(name, "chunked") for name in FUSED + TILED],
 )
 def test_nor_by_a_later_algorithm(
-    monkeypatch: pytest.MonkeyPatch, routing: str, backend: str, children: int | None
+    torch_patch: pytest.MonkeyPatch, routing: str, backend: str, children: int | None
 ) -> None:
     bound_routing = create_routing(routing).bind(LayerShape(children, J, (P,), (D,)))
-    monkeypatch.setitem(ROUTINGS, routing, bound_routing)
+    torch_patch.setitem(ROUTINGS, routing, bound_routing)
     bound = max(
         (children or 1) * J * (P + 1) * D, B * I * (J + 1), B * I * (P + 1), 2 * BUDGET
     )
     assert bound < VOTES / 5
     assert (
-        largest(monkeypatch, routing, backend, children or 1, 1, coordinates=False)
+        largest(torch_patch, routing, backend, children or 1, 1, coordinates=False)
         <= bound
     )
 
@@ -253,7 +253,7 @@ def test_nor_by_a_later_algorithm(
 @pytest.mark.parametrize("backend", ["chunked", "native"])
 @pytest.mark.parametrize("routing", EVIDENT)
 def test_nor_with_evidence(
-    monkeypatch: pytest.MonkeyPatch, routing: str, backend: str, children: int | None
+    torch_patch: pytest.MonkeyPatch, routing: str, backend: str, children: int | None
 ) -> None:
     """Eight more numbers a vote at most, one more a child; logits of all pairs only
     where they are read.
@@ -261,7 +261,7 @@ def test_nor_with_evidence(
     evident = create_routing(routing, evidence=True).bind(
         LayerShape(children, J, (P,), (D,))
     )
-    monkeypatch.setitem(ROUTINGS, routing, evident)
+    torch_patch.setitem(ROUTINGS, routing, evident)
     bound = max(
         (children or 1) * J * (P + 1) * (D + 8),
         B * I * (J + 1),
@@ -270,7 +270,7 @@ def test_nor_with_evidence(
     )
     assert bound < VOTES / 5
     assert (
-        largest(monkeypatch, routing, backend, children or 1, 1, coordinates=False)
+        largest(torch_patch, routing, backend, children or 1, 1, coordinates=False)
         <= bound
     )
 
@@ -294,7 +294,7 @@ def test_second_moments_are_added_up_from_tiles(backend: str) -> None:
 @pytest.mark.parametrize("routing", ["dynamic", "kmeans", "euclidean", "em"])
 @pytest.mark.parametrize("backend", ["naive", "native"])
 def test_nor_in_a_layer_with_windows(
-    monkeypatch: pytest.MonkeyPatch, backend: str, routing: str
+    torch_patch: pytest.MonkeyPatch, backend: str, routing: str
 ) -> None:
     """A convolutional layer and class capsules behind it; a child is seen from 9
     windows, and not copied for each.
@@ -310,7 +310,7 @@ def test_nor_in_a_layer_with_windows(
         torch.rand(4, 9, 9, 4, requires_grad=True),
     )
     memory = Largest()
-    memory.inside_operators(monkeypatch)
+    memory.inside_operators(torch_patch)
     with memory:
         parents = classes(conv(children))
         (parents.pose.square().sum() + parents.activation.sum()).backward()
@@ -324,15 +324,15 @@ def test_nor_in_a_layer_with_windows(
 
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_the_measure_sees_stored_votes(
-    monkeypatch: pytest.MonkeyPatch, routing: str
+    torch_patch: pytest.MonkeyPatch, routing: str
 ) -> None:
-    assert largest(monkeypatch, routing, "naive", I, 1, coordinates=False) >= VOTES
+    assert largest(torch_patch, routing, "naive", I, 1, coordinates=False) >= VOTES
 
 
-def test_the_measure_sees_inside_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_measure_sees_inside_an_operator(torch_patch: pytest.MonkeyPatch) -> None:
     votes = Votes(torch.randn(B, 5, P), torch.randn(5, J, P, D), backend="native")
     memory = Largest()
-    memory.inside_operators(monkeypatch)
+    memory.inside_operators(torch_patch)
     with memory:
         votes.moments(scatter=True)
     assert memory.numbers == B * J * D
