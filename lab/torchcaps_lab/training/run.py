@@ -11,7 +11,7 @@ import torch
 from lightning import Trainer
 
 import torchcaps
-from torchcaps.models import ClassifierNetwork, load_pretrained
+from torchcaps.models import ClassifierNetwork
 from torchcaps.whole import write_whole
 from torchcaps_lab.card import Card
 from torchcaps_lab.data.examples import Examples
@@ -116,10 +116,7 @@ def train(
             return None
         used = fitting.take_best()
         network.float()  # whatever the precision of the training
-        save(network, folder, subject, task)
-        network = load_pretrained(
-            folder.model
-        )  # so that the summary describes what was saved
+        save(network.eval(), folder, subject, task)
         test = data.test.in_classes(
             data.classes, f"the test {data.train.what}"
         ).prepared(subject.preprocess)
@@ -157,7 +154,7 @@ def _header(
         for part in ("train", "validation", "test")
     )
     shape = data.train.shape_in_words()
-    parameters = sum(parameter.numel() for parameter in network.parameters())
+    parameters = sum(map(torch.Tensor.numel, network.parameters()))
     return [
         f"{type(data).__name__}: {sizes} {data.train.what}{shape and f' of {shape}'}, "
         f"{counted(len(data.classes), data.train.groups)}{_by_class(data.train)}",
@@ -174,7 +171,7 @@ def _described(
     data = subject.data
     return {
         "model": subject.architecture,
-        "parameters": sum(parameter.numel() for parameter in network.parameters()),
+        "parameters": sum(map(torch.Tensor.numel, network.parameters())),
         "data": type(data).__name__,
         "source": data.called,
         "task": task.name,
@@ -242,8 +239,8 @@ def save(
     subject: Subject,
     task: Task,
 ) -> None:
-    """Saves a network with everything needed to use it: the names of the classes, the
-    preprocessing, the task.
+    """Saves a network with everything needed to use it, which becomes its ``extra``: the
+    names of the classes, the preprocessing, the task.
 
     It also gets a calibration of its probabilities on the validation images, and the
     doubts of the task, if there are enough of these.
@@ -256,7 +253,8 @@ def save(
         kind: type[Doubt] = DOUBTS.find(name)
         doubt = kind.fit(network, validation)
         card = card.with_extra(name, None if doubt is None else doubt.config())
-    network.save_pretrained(folder.model, **card.saved())
+    network.extra = card.saved()
+    network.save_pretrained(folder.model, **network.extra)
 
 
 def train_with(
