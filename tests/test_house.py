@@ -99,7 +99,7 @@ class TestImportOrder:
 
     def test_the_kind_that_others_build_on_is_looked_through_first(self) -> None:
         assert kinds.FOUNDATION == house.BUILT_ON[0]
-        assert {*house.BUILT_ON} <= {*kinds.KINDS}
+        assert {*house.BUILT_ON} <= {*kinds.FOLDERS}
 
     def test_nobody_inside_asks_the_room_of_data_for_what_the_kinds_have(self) -> None:
         """It would import them, and a kind is imported before it is whole."""

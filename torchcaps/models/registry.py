@@ -14,7 +14,7 @@ from torchcaps.models.elsewhere import (
 )
 from torchcaps.models.network import Network, load_pretrained
 from torchcaps.models.pretrained import list_pretrained, pretrained_folder
-from torchcaps.spec import meant, parameter_names, refused, same_class
+from torchcaps.spec import meant, parameters, refused, same_class
 
 
 class Configuration(NamedTuple):
@@ -48,13 +48,9 @@ def register_model(name: str, source: str, **arguments: Any) -> Callable[[type],
     """
 
     def register(network: type) -> type:
-        if taken := [
-            reserved
-            for reserved in parameter_names(network)
-            if reserved in RESERVED_FOR_MODELS
-        ]:
+        if taken := parameters(network).keys() & RESERVED_FOR_MODELS:
             raise ValueError(
-                f"model {name!r}: {network.__name__} takes an argument {taken[0]!r}, "
+                f"model {name!r}: {network.__name__} takes an argument {min(taken)!r}, "
                 "as create_model does: give it "
                 "another name"
             )
@@ -80,9 +76,7 @@ def check_foreign_names(name: str, arguments: Mapping[str, Any]) -> None:
     its parts.
     """
     for argument in FOREIGN:
-        if argument in arguments and argument not in parameter_names(
-            MODELS[name].network
-        ):
+        if argument in arguments and argument not in parameters(MODELS[name].network):
             raise ValueError(
                 f"{name} takes no argument {argument!r}: give image_shape=(channels, "
                 "height, width)"
@@ -93,7 +87,7 @@ def check_argument_names(name: str, network: type) -> None:
     """Raises a `ValueError` for an argument that is called as something that every
     network has: it could not be kept under its name.
     """
-    for argument in parameter_names(network):
+    for argument in parameters(network):
         if argument in ("training", "extra") or hasattr(Network, argument):
             raise ValueError(
                 f"model {name!r}: {network.__name__} takes an argument {argument!r}, "
@@ -114,12 +108,29 @@ def list_models(pattern: str = "*", takes: str | None = None) -> list[str]:
     if has_lab():
         load_lab()
     names = sorted(matching(MODELS, pattern))
-    return [name for name in names if takes is None or taken_by(name) == takes]
+    return [name for name in names if takes in (None, taken_by(name))]
 
 
 def taken_by(name: str) -> str:
-    """What the network of this name takes: images, unless it says otherwise."""
-    return getattr(MODELS[name].network, "takes", "images")
+    """What the network of this name takes: images, unless it says otherwise.
+
+    Raises:
+        ValueError: if there is no such model.
+    """
+    return getattr(_configuration(name).network, "takes", "images")
+
+
+def _configuration(name: str) -> Configuration:
+    """The configuration of this name; a `ValueError` if there is none."""
+    if name not in MODELS and name in MODELS_OF_THE_LAB:
+        load_lab()
+    if name not in MODELS:
+        raise ValueError(
+            "model must be the name of a network, got "
+            f"{name!r}{meant(str(name), list_models())}\n"
+            f"  The names: {', '.join(list_models())}"
+        )
+    return MODELS[name]
 
 
 def create_model(
@@ -143,19 +154,11 @@ def create_model(
             not fit into memory; or if none was trained on such data, or ``pretrained``
             comes with other arguments.
     """
-    if name not in MODELS and name in MODELS_OF_THE_LAB:
-        load_lab()
-    if name not in MODELS:
-        raise ValueError(
-            "model must be the name of a network, got "
-            f"{name!r}{meant(str(name), list_models())}\n"
-            f"  The names: {', '.join(list_models())}"
-        )
+    configuration = _configuration(name)
     if "num_classes" in arguments:
         arguments["classes"] = arguments.pop("num_classes")
     if pretrained is not None and pretrained is not False:
         return _trained(name, pretrained, arguments)
-    configuration = MODELS[name]
     check_foreign_names(name, arguments)
     if why := refused(name, configuration.network, list(arguments)):
         raise ValueError(why)

@@ -22,9 +22,10 @@ from typing import Any
 
 from torchcaps.spec import Registry, package_of
 
-KINDS = ("objects", "scenes", "pixels", "images", "series", "texts")
-"""The kinds, in the order in which they are asked what a path holds: the first that
-recognises it reads it, so the more special a kind is, the earlier it comes.
+KINDS = ("scenes", "pixels", "images", "series", "texts")
+"""The kinds, each with a reader of its name, in the order in which they are asked what
+a path holds: the first that recognises it reads it, so the more special a kind is, the
+earlier it comes.
 """
 
 FOUNDATION = "images"
@@ -32,8 +33,8 @@ FOUNDATION = "images"
 imported without them.
 """
 
-ADDITIONS = ("none_of_these",)
-"""Folders of the same form that are no kinds of input: what a task may have beside."""
+ADDITIONS = ("none_of_these", "objects")
+"""Folders of the same form without a reader: what a task may have beside."""
 
 FOLDERS = (*KINDS, *ADDITIONS)
 
@@ -89,7 +90,7 @@ class SharedRegistry(Registry):
         text = str(name)
         # A reader has the name of its kind.
         first = (text,) if text in FOLDERS else ()
-        for folder in (*first, FOUNDATION, *FOLDERS):
+        for folder in (*first, FOUNDATION, *ADDITIONS, *KINDS):
             if self._has(text):
                 break
             load_one(folder)
@@ -98,9 +99,13 @@ class SharedRegistry(Registry):
     def _has(self, name: str) -> bool:
         """Whether a class of the packages of this name is imported."""
         last = name.rpartition(".")[2]
-        named = [cls for cls in self.imported() if cls.__name__ == last]
-        named += filter(None, [self.get(last)])
-        return any(package_of(cls.__module__) == "torchcaps" for cls in named)
+        if last in self and _is_ours(self[last]):
+            return True
+        return any(cls.__name__ == last and _is_ours(cls) for cls in self.imported())
+
+    def loaded(self) -> dict[str, type]:
+        """The names and the classes whose modules are imported; it imports none."""
+        return dict(super().items())
 
     def classes(self) -> list[type]:
         """All classes of the kind that can be made."""
@@ -120,3 +125,8 @@ class SharedRegistry(Registry):
         """The classes."""
         load()
         return super().values()
+
+
+def _is_ours(cls: type) -> bool:
+    """Whether a class is no plug-in's."""
+    return package_of(cls.__module__) == "torchcaps"

@@ -3,7 +3,7 @@ or a data set.
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from torchcaps_lab.options.start import with_start
 
 if TYPE_CHECKING:
     from torchcaps_lab.data.reader import Reader
+    from torchcaps_lab.kinds import SharedRegistry
 
 
 def over(
@@ -89,7 +90,8 @@ def seen(
     from torchcaps_lab.data import DataSet  # waits for torch
     from torchcaps_lab.data.reader import READERS
 
-    for reader in _asked(READERS):
+    for name in _asked(READERS):
+        reader: type[Reader] = READERS.find(name)
         try:
             guess = reader.sees(place, given)
         except ValueError as error:
@@ -100,14 +102,15 @@ def seen(
     raise ValueError(usual.missing(place))
 
 
-def _asked(readers: Mapping[str, Any]) -> "Iterator[type[Reader]]":
-    """The readers in the order in which they are asked: those of plug-ins first."""
+def _asked(readers: "SharedRegistry") -> list[str]:
+    """The names of the readers in the order in which they are asked: those of plug-ins
+    first.
+    """
     from torchcaps_lab.kinds import KINDS
 
-    names = [name for name in readers if name not in KINDS]
-    for name in (*names, *KINDS):
-        if name in readers:
-            yield readers[name]
+    # Those of plug-ins are imported. The others are when they are asked.
+    plugged_in = [name for name in readers.loaded() if name not in KINDS]
+    return [*plugged_in, *KINDS]
 
 
 def guess(named: str | Path, given: Mapping[str, Any] | None = None) -> Guess:

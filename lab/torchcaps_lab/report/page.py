@@ -6,7 +6,8 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
-from itertools import zip_longest
+from itertools import starmap, zip_longest
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from torchcaps.whole import owned, write_whole, written_whole
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.evaluate.findings import Findings, Metrics, examine
 from torchcaps_lab.report.canvas import make_legible
-from torchcaps_lab.report.exhibit import Exhibit, Table, list_exhibits
+from torchcaps_lab.report.exhibit import EXHIBITS, Exhibit, Table
 from torchcaps_lab.report.observe import Observation, Tested
 
 _STYLE = """
@@ -136,8 +137,14 @@ def exhibits_of_classifier(
         yield from (exhibit for exhibit in exhibits if exhibit is not None)
 
 
-def _placed() -> Iterator[type[Exhibit]]:
-    return (kind for kind in list_exhibits().values() if kind.place is not None)
+def _placed() -> list[type[Exhibit]]:
+    """The exhibits with a place, in their order.
+
+    Those of the kinds of input that no reader, data set or task needed are not loaded:
+    they have nothing to show of other inputs.
+    """
+    kinds = [kind for kind in EXHIBITS.loaded().values() if kind.place is not None]
+    return sorted(kinds, key=attrgetter("place"))
 
 
 def write_page(folder: str | Path, exhibits: Iterable[Exhibit]) -> Path:
@@ -164,7 +171,7 @@ def write_page(folder: str | Path, exhibits: Iterable[Exhibit]) -> Path:
     named = Path(folder) / "report"
     report = owned(Path(folder), "report")
     report.mkdir(parents=True, exist_ok=True)
-    for kind in list_exhibits().values():
+    for kind in EXHIBITS.loaded().values():
         for old in report.glob(kind.drawings) if kind.drawings else ():
             old.unlink()
     body: list[str] = []
@@ -234,7 +241,7 @@ def _section(exhibit: Exhibit, pictures: Sequence[_Drawn], heading: str) -> str:
         "" if table is None else _table(table),
         "</details>" if folded else "",
     )
-    return "\n".join(part for part in parts if part)
+    return "\n".join(filter(None, parts))
 
 
 def _explained(marks: dict[str, str]) -> str:
@@ -290,9 +297,7 @@ def _table(table: Table) -> str:
 
 
 def _cells(row: Sequence[str], names: Sequence[str]) -> str:
-    return "".join(
-        _cell(text, name) for text, name in zip_longest(row, names, fillvalue="")
-    )
+    return "".join(starmap(_cell, zip_longest(row, names, fillvalue="")))
 
 
 def _cell(text: str, name: str) -> str:

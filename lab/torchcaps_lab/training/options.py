@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, SequentialLR
 # declared options their meaning: dataclass looks them up in this module.
 from torchcaps.losses import ActivationLoss  # noqa: F401
 from torchcaps.models import ClassifierNetwork, create_model, list_models
-from torchcaps.models.registry import MODELS
+from torchcaps.models.registry import MODELS, taken_by
 from torchcaps.numerics import check_finite
 from torchcaps.routing import Routing  # noqa: F401
 from torchcaps.spec import Registry, Within
@@ -187,12 +187,11 @@ class Subject(declarations.Subject):
                 "routing must have gradients to train with, got "
                 f"{type(self.routing).__name__}"
             )
-        fitting = list_models(takes=self.data.gives)
         gives = self.data.gives
-        if self.architecture in list_models() and self.architecture not in fitting:
+        if taken_by(self.architecture) != gives:
             raise ValueError(
                 f"{self.architecture} takes no {gives}; model must be one of "
-                f"{', '.join(fitting)}"
+                f"{', '.join(list_models(takes=gives))}"
             )
         classes = len(self.data.classes)
         chosen = {**(self.model_args or {})}
