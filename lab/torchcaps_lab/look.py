@@ -184,16 +184,13 @@ class Place:
     @cached_property
     def suffixes(self) -> frozenset[str]:
         """The suffixes of the files, in lower case."""
-        return frozenset(path.suffix.lower() for path in self.files)
+        return frozenset([path.suffix.lower() for path in self.files])
 
     @cached_property
     def top(self) -> tuple[Path, ...]:
         """The files directly in the folder, or the file."""
-        return tuple(path for path in self.files if path in (self.path, *self._direct))
-
-    @cached_property
-    def _direct(self) -> frozenset[Path]:
-        return frozenset(path for path in self.files if path.parent == self.path)
+        folder = self.folder
+        return tuple([path for path in self.files if path.parent == folder])
 
     @property
     def folder(self) -> Path:

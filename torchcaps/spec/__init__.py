@@ -29,7 +29,7 @@ from torchcaps.spec.registry import (
     declared,
     meant,
     package_of,
-    parameter_names,
+    parameters,
     refused,
     registry_of,
     same_class,

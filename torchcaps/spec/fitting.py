@@ -352,6 +352,8 @@ def complete(
             raise ValueError(
                 f"{within}{name} is missing: {getattr(cls, '__name__', place)} needs it"
             )
+        elif isinstance(argument.default, bool | int | float | None):
+            completed[name] = argument.default
         elif _is_plain(argument.default):
             completed[name] = fit_default(argument, within + name)
     return {

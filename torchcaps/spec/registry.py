@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
-from operator import attrgetter
 from typing import Any, NamedTuple, Self, TypeVar, get_args, get_origin, get_type_hints
 
 Decorated = TypeVar("Decorated", bound=type)
@@ -136,7 +135,7 @@ class Registry(dict[str, Any]):
         Raises:
             ValueError: if there is one: names it.
         """
-        if "name" in parameter_names(cls, int(self.factory)):
+        if "name" in parameters(cls, int(self.factory)):
             raise ValueError(
                 f"{self.kind} {cls.__name__}: no argument may be called 'name', which "
                 "options and saved files write beside the arguments: give it another "
@@ -162,10 +161,9 @@ class Registry(dict[str, Any]):
             ValueError: if it takes an argument called ``name``.
         """
         self.check_arguments(cls)
-        for name in (
-            *(name for name, registered in self.items() if registered is cls),
-            cls.__name__,
-        ):
+        # Its module is imported, so nothing needs to be loaded to find its name.
+        registered = [name for name, known in dict.items(self) if known is cls]
+        for name in (*registered, cls.__name__):
             with suppress(ValueError):
                 if self.find(name) is cls:
                     return name
@@ -244,8 +242,9 @@ def declared(cls: Callable[..., Any], skip: int = 0) -> Declared:
         cls: the class or function.
         skip: how many of the first arguments to leave out.
     """
+    maker: Any = cls.__init__ if inspect.isclass(cls) else cls
     try:
-        hints = get_type_hints(_maker(cls), include_extras=True)
+        hints = get_type_hints(maker, include_extras=True)
     # Hints of a module that is not imported.
     except (
         NameError,
@@ -253,10 +252,10 @@ def declared(cls: Callable[..., Any], skip: int = 0) -> Declared:
         AttributeError,
     ):
         hints = {}
-    taken = _parameters(cls, skip)
+    taken = parameters(cls, skip)
     named = {
-        parameter.name: parameter
-        for parameter in taken
+        name: parameter
+        for name, parameter in taken.items()
         if parameter.kind not in _GATHERED
     }
     if is_dataclass(cls):
@@ -276,31 +275,18 @@ def declared(cls: Callable[..., Any], skip: int = 0) -> Declared:
     }
     return Declared(
         arguments,
-        inspect.Parameter.VAR_KEYWORD in [parameter.kind for parameter in taken],
+        inspect.Parameter.VAR_KEYWORD in [part.kind for part in taken.values()],
     )
 
 
-def _maker(cls: Callable[..., Any]) -> Any:
-    """The function whose signature declares the arguments."""
-    return cls.__init__ if inspect.isclass(cls) else cls
-
-
 @cache
-def _parameters(cls: Callable[..., Any], skip: int) -> list[inspect.Parameter]:
-    """What a class or a function takes, without ``self`` and the first arguments that
-    are left out.
+def parameters(cls: Callable[..., Any], skip: int = 0) -> dict[str, inspect.Parameter]:
+    """What a class or a function takes, by name, without ``self`` and the first
+    arguments that are left out; the type hints need not be known yet.
     """
-    return list(inspect.signature(_maker(cls)).parameters.values())[
-        inspect.isclass(cls) + skip :
-    ]
-
-
-@cache
-def parameter_names(cls: Callable[..., Any], skip: int = 0) -> tuple[str, ...]:
-    """The names of what a class or a function takes; its type hints need not be known
-    yet.
-    """
-    return tuple(map(attrgetter("name"), _parameters(cls, skip)))
+    maker: Any = cls.__init__ if inspect.isclass(cls) else cls
+    taken = list(inspect.signature(maker).parameters.items())
+    return dict(taken[inspect.isclass(cls) + skip :])
 
 
 @cache
@@ -313,6 +299,12 @@ def argument_names(cls: type) -> dict[str, str]:
         for attribute in fields(cls)
         if attribute.init
     }
+
+
+@cache
+def attribute_names(cls: type) -> dict[str, str]:
+    """The names of the attributes of a dataclass by those of its arguments."""
+    return {argument: name for name, argument in argument_names(cls).items()}
 
 
 def refused(name: str, cls: type, arguments: Sequence[str]) -> str:
@@ -346,7 +338,7 @@ def _taken_by(argument: str, declaration: Declared) -> str:
         registry = next(filter(None, map(registry_of, get_args(taken.hint))), None)
         if registry is None or registry.factory:
             continue
-        if any(argument in parameter_names(cls) for cls in registry.values()):
+        if any(argument in parameters(cls) for cls in registry.values()):
             made = f"{name}=create_{registry.kind}(NAME, {argument}=...)"
             return f": it is an argument of the {registry.kind}, {made}"
     return ""

@@ -3,7 +3,6 @@ and kept.
 """
 
 import inspect
-from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field, fields, is_dataclass
 from functools import cache, wraps
 from typing import Any, dataclass_transform, get_type_hints
@@ -72,7 +71,15 @@ def settings(cls: Decorated) -> Decorated:
     decorated: Any = dataclass(eq=False, repr=False)(cls)
     keep = decorated.__init__
     names = argument_names(decorated)
-    signature = _signature(keep, names)
+    # A keyword-only field comes after the fields of derived classes, and may still be
+    # given by place.
+    by_place = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    signature = inspect.Signature(
+        [
+            parameter.replace(name=names.get(name, name), kind=by_place)
+            for name, parameter in inspect.signature(keep).parameters.items()
+        ]
+    )
     handed_on = {
         name
         for name, item in decorated.__dataclass_fields__.items()
@@ -123,23 +130,6 @@ def _written_constructor(cls: type) -> Any:
         if "__init__" in vars(base) and "__dataclass_fields__" not in vars(base):
             return base
     raise AssertionError("object has a constructor")
-
-
-def _signature(keep: Callable[..., None], names: dict[str, str]) -> inspect.Signature:
-    """The signature of a dataclass's constructor, with the names of the arguments.
-
-    A keyword-only field comes after the fields of derived classes, and may still be
-    given by place.
-    """
-    by_place = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return inspect.Signature(
-        [
-            parameter.replace(
-                name=names.get(parameter.name, parameter.name), kind=by_place
-            )
-            for parameter in inspect.signature(keep).parameters.values()
-        ]
-    )
 
 
 def check_fields(thing: Any) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torchcaps.spec.registry import Registry, argument_names, declared, registry_of
+from torchcaps.spec.registry import Registry, attribute_names, declared, registry_of
 
 
 @dataclass(frozen=True)
@@ -155,10 +155,9 @@ def kept(owner: Any, argument: str) -> Any:
         ValueError: if there is none of that name.
     """
     owner_type: Any = type(owner)
-    names = argument_names(owner_type) if is_dataclass(owner) else {}
-    attributes = [attribute for attribute, name in names.items() if name == argument]
+    attributes = attribute_names(owner_type) if is_dataclass(owner) else {}
     try:
-        return getattr(owner, (attributes or [argument])[0])
+        return getattr(owner, attributes.get(argument, argument))
     except AttributeError as error:
         kind = type(owner).__name__
         raise ValueError(

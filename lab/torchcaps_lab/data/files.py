@@ -215,19 +215,17 @@ class Listing(Listed):
             return
         seen.add(real)
         for path in self._entries(folder):
-            if is_there(path.is_dir):
+            if is_there(path.is_file):
+                if path.suffix.lower() in self.endings:
+                    yield path
+                else:
+                    self._leave_out(path, self.not_read(path.suffix))
+            elif is_there(path.is_dir):
                 yield from self.below(path, seen)
-            elif not is_there(path.is_file):
-                self._leave_out(
-                    path,
-                    "it links to nothing"
-                    if path.is_symlink()
-                    else "it is not a readable file",
-                )
-            elif path.suffix.lower() not in self.endings:
-                self._leave_out(path, self.not_read(path.suffix))
+            elif path.is_symlink():
+                self._leave_out(path, "it links to nothing")
             else:
-                yield path
+                self._leave_out(path, "it is not a readable file")
 
     def not_read(self, suffix: str) -> str:
         """Why files with an ending are not read."""

@@ -104,7 +104,7 @@ class Findings:
     activation: Tensor
     entropy: float | None
 
-    @property
+    @cached_property
     def prediction(self) -> Tensor:
         """The most active class of each image, int64 (N,)."""
         return self.activation.argmax(1)

@@ -14,6 +14,7 @@ from typing import (
     dataclass_transform,
 )
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -226,15 +227,15 @@ def plain(value: Any) -> Any:
     unknown objects as their text.
     """
     if isinstance(value, Tensor):
-        return _rounded(value.tolist()) if value.is_floating_point() else value.tolist()
+        return _rounded(value) if value.is_floating_point() else value.tolist()
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, bool | int):
         return value
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = value._asdict()
     if isinstance(value, Mapping):
         return {_text(key): plain(part) for key, part in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return plain(value._asdict())
     if isinstance(value, list | tuple):
         return [plain(part) for part in value]
     return _text(value)
@@ -246,12 +247,13 @@ def _text(value: Any) -> str:
     )  # names of files may hold undecoded bytes
 
 
-def _rounded(value: Any) -> Any:
-    if not isinstance(value, list):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
-    if value and isinstance(value[0], list):
-        return [_rounded(part) for part in value]
-    return [float(f"{part:.6g}") if math.isfinite(part) else None for part in value]
+def _rounded(numbers: Tensor) -> Any:
+    """The numbers with 6 digits, in nested lists."""
+    flat = [
+        float(f"{number:.6g}") if math.isfinite(number) else None
+        for number in numbers.flatten().tolist()
+    ]
+    return np.array(flat, dtype=object).reshape(numbers.shape).tolist()
 
 
 def pngs(images: Tensor) -> Any:

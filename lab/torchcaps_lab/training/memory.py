@@ -374,10 +374,8 @@ def _of_group() -> int | None:
     for folder, limit, used, cached in _GROUPS:
         with suppress(OSError, ValueError, KeyError):
             most = int((Path(folder) / limit).read_text())
-            stated = dict(
-                line.split()
-                for line in (Path(folder) / "memory.stat").read_text().splitlines()
-            )
+            lines = (Path(folder) / "memory.stat").read_text().splitlines()
+            stated = dict(map(str.split, lines))
             return most - int((Path(folder) / used).read_text()) + int(stated[cached])
     return None
 

@@ -88,9 +88,7 @@ def guess_of_files(
     """
     looks = looked_at(files)
     shape, why = shape_of(looks)
-    side = shape.get("size") or min(
-        (min(size) for size in looks.sizes), default=LARGEST_SIDE
-    )
+    side = shape.get("size") or min(map(min, looks.sizes), default=LARGEST_SIDE)
     photos = looks.colours > 0 and side >= _SMALLEST_SIDE
     options = _of_photos(train, given) if photos else _of_drawings(side, train)
     size = options.get("data", {}).get("size", shape.get("size"))

@@ -92,7 +92,7 @@ def _of_masks(root: Path, images: str, arguments: Mapping[str, Any]) -> Guess:
     """
     files = image_files(root / images)
     looks = looked_at(files)
-    smallest = min((min(size) for size in looks.sizes), default=0)
+    smallest = min(map(min, looks.sizes), default=0)
     cut = min(smallest * 3 // 4 // 8 * 8, _LARGEST_CUT) or None
     steps = trained_of(len(files)) // MASKS["batch_size"]
     data: dict[str, Any] = {

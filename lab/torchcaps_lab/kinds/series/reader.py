@@ -235,7 +235,7 @@ def _check_folders(place: Place) -> None:
     """Raise a `ValueError` if folders of classes hold a table of numbers for each
     series.
     """
-    inner = [path for path in place.files if path not in place.top]
+    inner = sorted({*place.files} - {*place.top})
     if not inner or not place.suffixes <= {".csv", ".tsv"}:
         return
     last = [row[-1].replace(",", ".") for row in Table(inner[0]).cells().rows]

@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
@@ -202,18 +203,21 @@ def image_suffixes() -> set[str]:
     from PIL import Image
 
     kinds = _opens(FORMATS)
-    return {
-        ARRAY_SUFFIX,
-        *(
-            suffix
-            for suffix, kind in Image.registered_extensions().items()
-            if kind in kinds
-        ),
-    }
+    endings = Image.registered_extensions().items()
+    return {ARRAY_SUFFIX} | {suffix for suffix, kind in endings if kind in kinds}
 
 
 def _opens(formats: Sequence[str]) -> list[str]:
     """Find which of the formats Pillow and its plug-ins open here."""
+    from PIL import Image
+
+    _load_plugins()
+    return [kind for kind in formats if kind in Image.OPEN]
+
+
+@cache
+def _load_plugins() -> None:
+    """Make Pillow and its plug-ins register what they open."""
     from PIL import Image
 
     with suppress(ImportError):
@@ -221,7 +225,6 @@ def _opens(formats: Sequence[str]) -> list[str]:
 
         register_heif_opener()
     Image.init()
-    return [kind for kind in formats if kind in Image.OPEN]
 
 
 def worded(error: OSError, words: str) -> OSError:
