@@ -23,6 +23,7 @@ SIZES = {  # batch, places, types, rows, child dim, parents, parent dim
     "long and short": (2, 6, 2, 1, 5, 40, 3),
     "more examples than a chunk": (9, 8, 2, 1, 8, 6, 8),
 }
+WORTH_THREE_THREADS = (5, 64, 16, 1, 8, 10, 8)
 
 
 class Problem:
@@ -175,6 +176,24 @@ def test_all_steps_are_those_of_stored_votes(
     with torch.no_grad():
         alone = seen(routing(problem.votes("native")))
     assert_alike(alone, results["naive"][: len(alone)], 1e-8)
+
+
+@pytest.mark.parametrize("name", ["dynamic", "euclidean"])
+def test_threads_share_the_work(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    skip_without("native")
+    monkeypatch.setitem(SIZES, "large", WORTH_THREE_THREADS)
+    problem = Problem("large")
+    routing = routing_of(name, problem)
+    results = {}
+    before = torch.get_num_threads()
+    try:
+        for backend, threads in (("naive", before), ("native", 3)):
+            torch.set_num_threads(threads)
+            results[backend] = seen(routing(problem.votes(backend)))
+            results[backend] += problem.gradients(results[backend], torch.float64)
+    finally:
+        torch.set_num_threads(before)
+    assert_alike(results["native"], results["naive"], 1e-8)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -38,6 +38,8 @@ PASS = Record(
 )
 _POOLED = (*_INPUTS, "queries", "place_queries")
 _RULES = ("agreement", "directions", "normalised")
+_WORTH_A_THREAD = 1 << 20
+"""Multiply-adds that take longer, a tenth of a millisecond, than to wake a thread."""
 _NO_MEMORY = 3
 
 
@@ -78,13 +80,18 @@ def _sizes(tensors: Sequence[Any], settings: FoldedSteps) -> tuple[float, ...]:
     B, N, T, M, P = children.shape
     J, D = tensors[3].shape[1::2]
     E = 0 if places is None else len(places)
-    threads = torch.get_num_threads()
+    threads = _threads(2 * settings.steps * children.numel() * J)
     constant = -1.0 if settings.constant is None else settings.constant
     return (
         *(B, N, T, M, P, J, D, E, settings.steps, settings.leaky, threads),
         *(_RULES.index(settings.rule), settings.accumulate),
         *(constant, settings.scale, settings.epsilon),
     )
+
+
+def _threads(products: int) -> int:
+    """How many threads so many multiply-adds are worth."""
+    return min(torch.get_num_threads(), 1 + products // _WORTH_A_THREAD)
 
 
 def _addresses(tensors: Sequence[Tensor | None]) -> list[int]:
@@ -274,8 +281,8 @@ def _pass(
     poses, places, _, query, _ = tensors
     sizes = (
         *(*poses.shape[:3], query.shape[2], poses.shape[3]),
-        *(0 if places is None else len(places), leaky, torch.get_num_threads()),
-        adds,
+        *(0 if places is None else len(places), leaky),
+        *(_threads(2 * poses.numel() * query.shape[2]), adds),
         -1.0 if epsilon is None else epsilon,
     )
     record = PASS.pack(sizes, zip(_POOLED, tensors, strict=True), *named)
