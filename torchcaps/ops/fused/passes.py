@@ -571,7 +571,11 @@ def _coefficients(call: Call, parts: int, parents: int) -> Tensor:
     lanes = library().vector_bytes // dtype.itemsize
     width = B if B <= lanes // _FEW else lanes
     shape = -(-B // lanes) + parts, -(-I // _TOGETHER), parents, _TOGETHER, width
-    return torch.empty(shape, dtype=dtype)
+    memory = torch.empty(shape, dtype=dtype)
+    # New in each training step: page by page the system takes longer to give it than the
+    # kernels to fill it.
+    library().torchcaps_huge_pages(memory.data_ptr(), memory.nbytes)
+    return memory
 
 
 def _empty_gradients(
