@@ -45,6 +45,7 @@ EXPERIMENTS = (
     "segmentation",
     "object_discovery",
     "published_objects",
+    "nuclei",
     "read_outs",
     "scenes",
     "several",
