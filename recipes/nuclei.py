@@ -386,5 +386,5 @@ def _painted(slots: Tensor) -> Tensor:
     """A colour for each slot, and black for the first, which is the ground, (H, W, 3)."""
     from matplotlib import colormaps
 
-    colours = [(0.0, 0.0, 0.0), *colormaps["tab10"].colors]
+    colours = [(0.0, 0.0, 0.0), *(colormaps["tab10"](slot)[:3] for slot in range(10))]
     return torch.tensor(colours)[slots.long()]

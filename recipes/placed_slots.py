@@ -49,25 +49,25 @@ def place_code(places: Tensor, centre: Tensor, spread: Tensor) -> Tensor:
 
 
 def bright_places(
-    places: Tensor, weight: Tensor, slots: int, apart: float, seed: int | None
+    places: Tensor, weight: Tensor, draws: Tensor, apart: float
 ) -> Tensor:
     """Bright places far from each other, drawn one after the other, (B, J, 2).
 
     Args:
         places: (I, 2).
         weight: of each place, (B, I).
-        slots: how many.
+        draws: a number in [0, 1) for each of them, (B, J).
         apart: the distance at which a place is hardly less likely than without the
             others.
-        seed: of the draws; None draws anew each time.
 
     Source: Arthur & Vassilvitskii 2007, "k-means++", with a bounded distance.
     """
-    generator = None if seed is None else torch.Generator().manual_seed(seed)
     likely = weight.square()
     centres: list[Tensor] = []
-    for _ in range(slots):
-        drawn = places[likely.multinomial(1, generator=generator)]  # [B, 1, 2]
+    for draw in draws.unbind(1):
+        cumulated = likely.cumsum(1)  # [B, I]
+        below = cumulated <= draw[:, None] * cumulated[:, -1:]
+        drawn = places[below.sum(1).clamp_max(len(places) - 1)][:, None]  # [B, 1, 2]
         centres.append(drawn)
         distance = (places - drawn).square().sum(-1)  # [B, I]
         far = 1 - (-distance / (2 * apart**2)).exp()
@@ -172,10 +172,9 @@ class PlacedSlots(ImageClassifier):
         features = self.features(standard).flatten(2).mT + code
         key, value = self.key_value(features).chunk(2, -1)  # [B, I, D]
 
-        seed = None if self.training else 0
-        centre = bright_places(places, weight, slots, _APART[self.training], seed)
-        noise = _noise((B, slots, self.dim), seed, images)
-        pose = self.mean + self.log_deviation.exp() * noise
+        draws, noise = self._starts(images)
+        centre = bright_places(places, weight, draws, _APART[self.training])
+        pose = self.mean + self.log_deviation.exp() * noise  # [B, J, D]
         scale = _INVERSE_TEMPERATURE / math.sqrt(self.dim)
         for _ in range(_STEPS):
             distance = (places[:, None] - centre[:, None]).square().sum(-1)
@@ -205,6 +204,20 @@ class PlacedSlots(ImageClassifier):
             masks=masks,
         )
 
+    def _starts(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Random numbers that slots start from: uniform ones, (B, J), and normal ones,
+        (B, J, D). In evaluation they are the same for every image.
+        """
+        shape = (self.classes - 1, self.dim)
+        if self.training:
+            draws = torch.rand(len(images), shape[0])
+            noise = torch.randn(len(images), *shape)
+        else:
+            generator = torch.Generator().manual_seed(0)
+            draws = torch.rand(shape[:1], generator=generator).expand(len(images), -1)
+            noise = torch.randn(shape, generator=generator).expand(len(images), -1, -1)
+        return draws.to(images), noise.to(images)
+
     def _masks(self, pose: Tensor, centre: Tensor, spread: Tensor) -> Tensor:
         """How much of each pixel the ground and each slot claim, (B, J + 1, H, W)."""
         _, height, width = self.image_shape
@@ -227,11 +240,3 @@ def _grid(rows: int, columns: int, like: Tensor) -> Tensor:
     return (
         torch.stack(torch.meshgrid(*middles, indexing="ij"), -1).flatten(0, 1).to(like)
     )
-
-
-def _noise(shape: tuple[int, ...], seed: int | None, like: Tensor) -> Tensor:
-    """Numbers of a normal distribution: in evaluation the same for every image."""
-    if seed is None:
-        return torch.randn(shape).to(like)
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape[1:], generator=generator).to(like).expand(shape)
