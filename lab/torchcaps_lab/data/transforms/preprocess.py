@@ -86,11 +86,10 @@ class View(NamedTuple):
     placed: Tensor | None = None
 
 
-RANDOM = (
-    *("shift", "flip", "brightness", "contrast", "rotate", "zoom"),
-    *("randaugment", "erase"),
-)
-"""Settings of :class:`Preprocess` that change images in training alone."""
+RANDOM = {*MOVES, *SHADES} - {"crop"}
+"""Settings of :class:`Preprocess` that change images in training alone. Outside of it, a
+crop takes the centre.
+"""
 
 
 @dataclass(frozen=True)
