@@ -639,6 +639,22 @@ class TestServer:
         # Eight are read to their end, and are no pictures.
         assert asyncio.run(try_all()) == [[400] * 8 + [503] * 4] * 2
 
+    def test_a_sender_that_stops_half_way_leaves_its_room_to_others(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("torchcaps_lab.explore.server.MOST_SECONDS", 0.05)
+
+        async def try_all() -> list[list[int]]:
+            app = application(Explorer({"a": small()}))
+            rounds = []
+            for _ in range(2):
+                senders = [_Slow(MOST_BYTES, asyncio.Event()) for _ in range(8)]
+                statuses = asyncio.gather(*(_status(app, one) for one in senders))
+                rounds.append(await asyncio.wait_for(statuses, 30))
+            return rounds
+
+        assert asyncio.run(try_all()) == [[408] * 8] * 2
+
     def test_the_page_is_served_while_pictures_are_looked_at(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

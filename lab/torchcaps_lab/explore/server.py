@@ -22,6 +22,9 @@ MOST_BYTES = 8 << 20
 MOST_AT_ONCE = 8 * MOST_BYTES
 """Of all requests that are answered at one time."""
 
+MOST_SECONDS = 60
+"""In which a request must have been sent: until then it counts among those."""
+
 THREADS = 2
 """How many requests are computed at one time; others wait, without a thread. Networks
 are asked one at a time in any case, and the page is read in threads of its own.
@@ -60,7 +63,8 @@ def application(
 
     Its answers are JSON. What a request has wrong is told as ``{"error": ...}`` with
     status 400; a body of more than :data:`MOST_BYTES` is not read to its end, status
-    413, and none while all together have more than :data:`MOST_AT_ONCE`, status 503.
+    413, and none while all together have more than :data:`MOST_AT_ONCE`, status 503. A
+    sender who takes more than :data:`MOST_SECONDS` is waited for no longer, status 408.
     What the page of another site or port asks, as browsers say (``Sec-Fetch-Site``,
     ``Origin``), is refused, status 403. Nothing is written, and no code is executed.
 
@@ -208,27 +212,37 @@ class _Uploads:
         """What was sent, which counts until the end of the block.
 
         Raises:
-            _Refused: it is too much, and its rest is left unread, or the sender hung
-                up.
+            _Refused: it is too much or comes too slowly, and its rest is left unread,
+                or the sender hung up.
         """
-        from starlette.requests import ClientDisconnect
-
         body = bytearray()
         try:
-            async for part in request.stream():
-                body += part
-                self.held += len(part)
-                if len(body) > MOST_BYTES:
-                    raise _Refused(
-                        413, f"more than {MOST_BYTES >> 20} MB are not taken"
-                    )
-                if self.held > MOST_AT_ONCE:
-                    raise _Refused(503, "others upload, too: try again")
+            await self._read(request, body)
             yield bytes(body)
-        except ClientDisconnect:
-            raise _Refused(400, "the upload was broken off") from None
         finally:
             self.held -= len(body)
+
+    async def _read(self, request: "Request", body: bytearray) -> None:
+        from anyio import fail_after
+        from starlette.requests import ClientDisconnect
+
+        try:
+            with fail_after(MOST_SECONDS):
+                async for part in request.stream():
+                    body += part
+                    self.held += len(part)
+                    if len(body) > MOST_BYTES:
+                        raise _Refused(
+                            413, f"more than {MOST_BYTES >> 20} MB are not taken"
+                        )
+                    if self.held > MOST_AT_ONCE:
+                        raise _Refused(503, "others upload, too: try again")
+        except ClientDisconnect:
+            raise _Refused(400, "the upload was broken off") from None
+        except TimeoutError:
+            raise _Refused(
+                408, f"the upload was not there after {MOST_SECONDS} seconds"
+            ) from None
 
 
 class _Refused(Exception):
