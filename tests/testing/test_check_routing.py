@@ -178,6 +178,21 @@ class Detaching(Plain):
         return Routed(pose, length(pose), votes, similarity)
 
 
+class MixingTogether(Plain):
+    """Two options together take from each pose the mean over the batch."""
+
+    def __init__(self, quick: bool = False, last: bool = False) -> None:
+        super().__init__()
+        self.quick = quick
+        self.last = last
+
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        routed = super().route(votes, activation)
+        if not (self.quick and self.last):
+            return routed
+        return routed._replace(pose=routed.pose - routed.pose.mean(0))
+
+
 class Unclear(Plain):
     """It refuses two options together, and does not say which."""
 
@@ -326,6 +341,11 @@ class Obliging(Plain):
         (Obliging, "earlier parents", "is off by"),
         (Keeping, "options together", "with last=True, twice=True, "),
         (Detaching, "options together", "with quick=True, last=True, .*Jacobian"),
+        (
+            MixingTogether,
+            "options together",
+            "with quick=True, last=True, .*pose is off",
+        ),
         (Unclear, "options together", "is refused without the name of an option"),
     ],
 )

@@ -186,6 +186,11 @@ class Routing(SuggestsNames, nn.Module, ABC):
     straight-through estimator are not.
     """
 
+    separate_examples: bool = True
+    """Whether the parents of an example do not depend on the other examples of its
+    batch, but for statistics of batch normalisation in training.
+    """
+
     resumable: bool = False
     """Whether :meth:`route` takes the parents of an earlier call, ``initial``, and goes
     on from them.

@@ -108,6 +108,9 @@ class KernelDensityRouting(Routing):
     settled: Positive | None = None
     squash: SquashKind = "half"
 
+    def __post_init__(self) -> None:
+        self.separate_examples = self.settled is None
+
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Route the votes; the child activations are the lengths of their poses
         already, and are not used again.

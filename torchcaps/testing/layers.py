@@ -42,22 +42,26 @@ class Subject:
     children: Capsules
 
     @property
+    def routings(self) -> list[Routing]:
+        """All its routings."""
+        return [
+            module for module in self.layer.modules() if isinstance(module, Routing)
+        ]
+
+    @property
     def learns(self) -> bool:
         """Whether all its routings are trainable."""
-        return all(
-            module.trainable
-            for module in self.layer.modules()
-            if isinstance(module, Routing)
-        )
+        return all(routing.trainable for routing in self.routings)
 
     @property
     def differentiates(self) -> bool:
         """Whether gradients of all its routings are the derivatives."""
-        return all(
-            module.exact_gradients
-            for module in self.layer.modules()
-            if isinstance(module, Routing)
-        )
+        return all(routing.exact_gradients for routing in self.routings)
+
+    @property
+    def separates(self) -> bool:
+        """Whether all its routings keep the examples of a batch apart."""
+        return all(routing.separate_examples for routing in self.routings)
 
     @property
     def masked(self) -> bool:
@@ -164,6 +168,12 @@ def _seen(parents: Capsules) -> dict[str, Tensor]:
     }
 
 
+def _called(layer: nn.Module, children: Capsules, mask: Tensor | None) -> Capsules:
+    """The parents; a layer of one's own may take no mask."""
+    parents: Capsules = layer(children) if mask is None else layer(children, mask)
+    return parents
+
+
 def _results(
     layer: nn.Module,
     children: Capsules,
@@ -175,7 +185,7 @@ def _results(
         field.detach().clone().requires_grad_(gradients) for field in children
     )
     capsules = Capsules(pose, activation)
-    seen = _seen(layer(capsules) if mask is None else layer(capsules, mask))
+    seen = _seen(_called(layer, capsules, mask))
     if not gradients:
         return seen
     inputs = {
@@ -222,6 +232,8 @@ def _shapes(subject: Subject) -> None:
 
 
 def _examples_of_a_batch(subject: Subject) -> None:
+    if not subject.separates:
+        return
     layer = subject.apart()
     together = _seen(layer(subject.children))
     for row in range(len(subject.children.pose)):
@@ -433,7 +445,8 @@ def _same_whatever_is_kept(
     row: Row,
 ) -> None:
     """Asserts that results are those of stored votes of which nothing is kept, on every
-    backend, and those of a layer that was made alike and loaded.
+    backend, and those of a layer that was made alike and loaded, and that no example
+    changes another.
     """
     subject = Subject(_with_noise(_with_options(make, routing, row)), children)
     mask = None
@@ -453,6 +466,29 @@ def _same_whatever_is_kept(
     loaded = _with_options(make, routing, row).double().train(subject.learns)
     loaded.load_state_dict(subject.layer.state_dict())
     assert_same(results(loaded, "naive"), actual, 0.0)
+    _examples_among_others(subject, mask)
+
+
+def _examples_among_others(subject: Subject, mask: Tensor | None) -> None:
+    """Asserts that an example has the same parents among copies of itself."""
+    if not subject.separates:
+        return
+    layer = subject.apart()
+
+    def seen(children: Capsules) -> Tensors:
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(0)
+            return _seen(_called(layer, children, mask))
+
+    together = seen(subject.children)
+    size = len(subject.children.pose)
+    for place in range(size):
+        copies = seen(Capsules(*(field[[place] * size] for field in subject.children)))
+        assert_same(
+            {name: tensor[place] for name, tensor in copies.items()},
+            {name: tensor[place] for name, tensor in together.items()},
+            TOLERANCE[torch.float64],
+        )
 
 
 def _gradients(subject: Subject) -> None:

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -90,6 +90,13 @@ class Problem:
             self.coordinates[index],
         )
 
+    def of_examples(self, *places: int) -> "Problem":
+        """The problem with these examples."""
+        index = list(places)
+        return replace(
+            self, children=self.children[index], activation=self.activation[index]
+        )
+
     def votes(self, **settings: Any) -> Votes:
         """The votes."""
         return Votes(self.children, self.transforms, self.coordinates, **settings)
@@ -117,13 +124,15 @@ def check_routing(
     to; and options with each other, as declared in the constructor: in settings in which
     any values of two of them meet, outputs and gradients are those of stored votes of
     which nothing is kept from step to step, on every backend, those of the routing that
-    is made from its configuration and loaded, and those of finite differences. Options that do not go together are
-    refused by the constructor, with the name of one of them.
+    is made from its configuration and loaded, and those of finite differences; and the
+    examples of a batch are independent. Options that do not go together are refused by
+    the constructor, with the name of one of them.
 
     A routing that is not ``trainable`` is checked in evaluation mode, without
-    gradients, and one without ``exact_gradients`` not against finite differences. With
-    batch normalisation, examples share statistics in training: their independence is
-    checked in evaluation mode.
+    gradients, one without ``exact_gradients`` not against finite differences, and one
+    without ``separate_examples`` not for their independence. With batch normalisation,
+    examples share statistics in training: their independence is checked in evaluation
+    mode.
 
     Args:
         routing: as passed to a layer, or a registered name.
@@ -281,17 +290,16 @@ def _order_of_the_children(template: Routing) -> None:
 
 
 def _examples_of_a_batch(template: Routing) -> None:
+    if not template.separate_examples:
+        return
     problem = Problem.make()
     routing = _apart(_bound(template, problem))
     together = _seen(routing(problem.votes(), problem.activation))
-    for row in range(B):
-        alone = Problem(
-            problem.children[row : row + 1],
-            problem.activation[row : row + 1],
-            problem.transforms,
-            problem.coordinates,
-        )
-        expected = {name: tensor[row : row + 1] for name, tensor in together.items()}
+    for place in range(B):
+        alone = problem.of_examples(place)
+        expected = {
+            name: tensor[place : place + 1] for name, tensor in together.items()
+        }
         assert_same(
             _seen(routing(alone.votes(), alone.activation)),
             expected,
@@ -424,10 +432,12 @@ def _with_options(template: Routing, row: Row) -> Routing:
 
 def _same_whatever_is_kept(template: Routing, row: Row) -> None:
     """Asserts that results are those of stored votes of which nothing is kept, on every
-    backend, and those of a routing that was made from the configuration and loaded.
+    backend, and those of a routing that was made from the configuration and loaded, and
+    that no example changes another.
     """
     problem = Problem.make(shared=row.get("shared", False))
-    routing = _bound(_with_options(template, row), problem)
+    template = _with_options(template, row)
+    routing = _bound(template, problem)
     results = cache(partial(_results_with, row, problem, routing))
     assert_same(results("naive"), results("naive", fresh=True), 1e-11)
     assert_same_on_backends(results)
@@ -435,30 +445,50 @@ def _same_whatever_is_kept(template: Routing, row: Row) -> None:
     loaded.to(problem.transforms.dtype).train(routing.training)
     loaded.load_state_dict(routing.state_dict())
     assert_same(_results_with(row, problem, loaded, "naive"), results("naive"), 0.0)
-    _gradients(_with_options(template, row), undefined=False)
+    _gradients(template, undefined=False)
+    _examples_among_others(template, problem, row)
+
+
+def _examples_among_others(template: Routing, problem: Problem, row: Row) -> None:
+    """Asserts that an example has the same parents among copies of itself: these have
+    the random numbers of the others, which it would not have alone.
+    """
+    if not template.separate_examples:
+        return
+    routing = _apart(_bound(template, problem))
+    together = _seen(_routed_with(row, problem, routing, "naive"))
+    for place in range(B):
+        copies = _routed_with(row, problem.of_examples(*[place] * B), routing, "naive")
+        assert_same(
+            {name: tensor[place] for name, tensor in _seen(copies).items()},
+            {name: tensor[place] for name, tensor in together.items()},
+            TOLERANCE[torch.float64],
+        )
 
 
 def _results_with(
     row: Row, problem: Problem, routing: Routing, backend: str, fresh: bool = False
 ) -> dict[str, Tensor]:
-    """Results of a call with or without what the row says; chance is the same each
-    time.
-    """
+    """Parents and gradients of a call with or without what the row says."""
     routing = copy.deepcopy(routing)
     if fresh:
         forgetful(routing)
     leaves = problem.leaves()
+    return _of_parents(routing, leaves, _routed_with(row, leaves, routing, backend))
+
+
+def _routed_with(row: Row, problem: Problem, routing: Routing, backend: str) -> Routed:
+    """A call with or without what the row says; chance is the same each time."""
     votes = Votes(
-        leaves.children,
-        leaves.transforms,
-        leaves.coordinates if row.get("coordinates") else None,
+        problem.children,
+        problem.transforms,
+        problem.coordinates if row.get("coordinates") else None,
         backend=backend,
         mask=MASK if row.get("masked") else None,
     )
-    activation = leaves.activation if row.get("activation") else None
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
-        return _of_parents(routing, leaves, routing(votes, activation))
+        return routing(votes, problem.activation if row.get("activation") else None)
 
 
 def _gradients(template: Routing, undefined: bool = True) -> None:
