@@ -53,33 +53,18 @@ def gathered(windows: Windows, children: Capsules) -> tuple[Tensor, Tensor]:
 
 
 def by_windows(layer: CapsConvNd, children: Capsules) -> Capsules:
-    """Dense capsules at each position, with the transforms of the layer; each group for
-    itself.
-    """
+    """Dense capsules at each position, with the transforms of the layer."""
     windows = layer.windows(children)
-    share = layer.in_types // layer.groups
-    parts = []
-    for group, routing in enumerate(layer.routings):
-        types = slice(group * share, (group + 1) * share)
-        own_capsules = Capsules(
-            *(field.narrow(layer.axes + 1, types.start, share) for field in children)
-        )
-        pose, activation = gathered(windows, own_capsules)
-        present, _ = gathered(
-            windows,
-            Capsules(torch.ones_like(own_capsules.activation), own_capsules.activation),
-        )
-        transforms = layer.weight[:, types].flatten(0, 1)
-        parts.append(
-            routing(
-                Votes(pose, transforms, backend="naive", mask=present.bool()),
-                activation,
-            )
-        )
-    pose = torch.cat([part.pose for part in parts], 1).unflatten(-1, layer.out_pose)
-    activation = torch.cat([part.activation for part in parts], 1)
+    pose, activation = gathered(windows, children)
+    present, _ = gathered(
+        windows, Capsules(torch.ones_like(children.activation), children.activation)
+    )
+    transforms = layer.weight.flatten(0, 1)
+    votes = Votes(pose, transforms, backend="naive", mask=present.bool())
+    routed = layer.routing(votes, activation)
+    pose = routed.pose.unflatten(-1, layer.out_pose)
     return Capsules(
-        *(field.unflatten(0, (-1, *windows.out)) for field in (pose, activation))
+        *(field.unflatten(0, (-1, *windows.out)) for field in (pose, routed.activation))
     )
 
 

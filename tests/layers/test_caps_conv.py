@@ -61,7 +61,7 @@ def make_layer(
     layer = CapsConv2d(
         in_types, out_types, in_pose, out_pose, kernel, **options
     ).double()
-    for seed, parameter in enumerate(layer.routings.parameters()):  # betas that differ
+    for seed, parameter in enumerate(layer.routing.parameters()):  # betas that differ
         parameter.data = random(*parameter.shape, seed=seed)
     return layer
 
@@ -99,29 +99,25 @@ def geometries() -> list[Any]:
             cases.append(((kernel, stride, padding), (6, 5)))
     cases += [(((2, 3), (1, 2), (1, 0)), (5, 8))] * 4
     return [
-        pytest.param(
-            *case, 1 + (number // 4 + number) % 2, number % 3 > 0, ROUTINGS[number % 4]
-        )
+        pytest.param(*case, number % 3 > 0, ROUTINGS[number % 4])
         for number, case in enumerate(cases)
     ]
 
 
 class TestOneWindow:
     @pytest.mark.parametrize(
-        ("windows", "size", "groups", "matrix", "routing"), geometries(), ids=str
+        ("windows", "size", "matrix", "routing"), geometries(), ids=str
     )
     def test_is_dense_capsules_at_each_position(
         self,
         windows: tuple[Any, ...],
         size: tuple[int, int],
-        groups: int,
         matrix: bool,
         routing: str,
     ) -> None:
         in_pose, out_pose = ((2, 3), (2, 2)) if matrix else (3, 4)
         options = dict(zip(("kernel", "stride", "padding"), windows, strict=True))
         options |= {
-            "groups": groups,
             "routing": make_routing(routing),
             "competition": "window",
         }
@@ -325,7 +321,7 @@ class TestWholeImage:
             "bimp,ijpd->bijmd", pose, layer.weight.flatten(0, 1)
         ).flatten(-2)
         logits = torch.zeros_like(votes[..., 0])
-        (routing,) = layer.routings
+        routing = layer.routing
         for step in range(3):
             share = looped_assignment(logits, windows, TYPES) * weights[..., None]
             mass = share.sum(1)
@@ -366,7 +362,7 @@ class TestWholeImage:
             routing=create_routing("dynamic", leaky=True, steps=2),
             backend=backend,
         )
-        (routed,) = layer.route(children)
+        routed = layer.route(children)
         windows = Windows(
             (5, 4),
             (3, 3),
@@ -383,27 +379,6 @@ class TestWholeImage:
         torch.testing.assert_close(routed.assignment, second, rtol=1e-9, atol=1e-12)
         expected = squash(torch.einsum("bij,bijh->bjh", second, dense))
         torch.testing.assert_close(routed.pose, expected, rtol=1e-9, atol=1e-12)
-
-    def test_groups_compete_apart(self) -> None:
-        children = make_children(1, 5, 4, 4, (2, 2), grad=False)
-        layer = make_layer(4, 2, (2, 2), (2, 2), 3, groups=2)
-        both = layer(children)
-        for group in (0, 1):
-            types = slice(2 * group, 2 * group + 2)
-            alone = make_layer(2, 1, (2, 2), (2, 2), 3)
-            alone.weight.data = layer.weight.data[:, types]
-            alone.routings[0].load_state_dict(layer.routings[group].state_dict())
-            parents = alone(
-                Capsules(
-                    children.pose[..., types, :, :], children.activation[..., types]
-                )
-            )
-            torch.testing.assert_close(
-                parents.pose[..., 0, :, :], both.pose[..., group, :, :]
-            )
-            torch.testing.assert_close(
-                parents.activation[..., 0], both.activation[..., group]
-            )
 
     def test_competition_matters(self) -> None:
         children = make_children(1, 5, 5, 2, (2, 2), grad=False)
@@ -477,18 +452,6 @@ class TestArguments:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (
-                {"in_types": 3, "groups": 2},
-                "groups must divide in_types and out_types, got 2 for 3 and 4",
-            ),
-            (
-                {"out_types": 3, "groups": 2},
-                "groups must divide in_types and out_types, got 2 for 4 and 3",
-            ),
-            (
-                {"groups": 3},
-                "groups must divide in_types and out_types, got 3 for 4 and 4",
-            ),
             ({"stride": (1, 0)}, "stride must be at least 1"),
             ({"padding": -1}, "padding must be at least 0"),
             (

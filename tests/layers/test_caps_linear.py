@@ -312,7 +312,7 @@ EVERY_LAYER = pytest.mark.parametrize(
 @EVERY_LAYER
 def test_routings_by_name(make: Callable[..., Any]) -> None:
     layer = make("em")
-    routing = getattr(layer, "routing", None) or layer.routings[0]
+    routing = layer.routing
     assert type(routing) is tc.routing.EMRouting
     with pytest.raises(
         ValueError, match=r"routing must be the name of a routing, got 'emm'"

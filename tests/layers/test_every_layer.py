@@ -190,9 +190,9 @@ OPTIONS: dict[str, tuple[str, Make, tuple[int, ...], tuple[int, ...]]] = {
         (3, 2, 2),
         POSE,
     ),
-    "groups": (
+    "padded": (
         "attention",
-        partial(CapsConv1d, 2, 2, 3, 3, 2, groups=2, padding=1),
+        partial(CapsConv1d, 2, 2, 3, 3, 2, padding=1),
         (4, 2),
         (3,),
     ),
@@ -211,7 +211,7 @@ ROUTINGS_OF = {
     "slots": SLOTS,
     "head": ("variational_bayes", "dynamic"),
     "convolution": OVER_IMAGES,
-    "groups": OVER_IMAGES,
+    "padded": OVER_IMAGES,
 }
 """Of layers that do not take every routing, or that others with the same class layer
 stand for.
@@ -364,8 +364,8 @@ def test_a_routing_passed_to_several_layers_is_not_shared(
             "in_capsules=7, out_capsules=5, in_pose=(4,), out",
         ),
         (
-            CapsConv2d(4, 6, (4, 4), (4, 4), 3, 2, groups=2),
-            9 * 4 * 3 * 16 + 2 * 6,
+            CapsConv2d(4, 6, (4, 4), (4, 4), 3, 2),
+            9 * 4 * 6 * 16 + 2 * 6,
             EMRouting(),
             "4, 6, in_pose=(4, 4), out_pose=(4, 4), kernel_size=(3, 3), stride=(2, 2)",
         ),

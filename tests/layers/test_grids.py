@@ -170,7 +170,7 @@ def make_convolution(axes: int, *arguments: Any, **options: Any) -> CapsConvNd:
     layer = CONVOLUTIONS[axes](
         *arguments, routing=EMRouting(3, "linear", 0.1), **options
     ).double()
-    for seed, parameter in enumerate(layer.routings.parameters()):
+    for seed, parameter in enumerate(layer.routing.parameters()):
         parameter.data = random(*parameter.shape, seed=seed)
     return layer
 
@@ -217,7 +217,7 @@ class TestConvolution:
         stride = (2, 1)[:axes]
         padding = (1, 0)[:axes]
         children = make_children(2, *grid, 4)
-        options = {"groups": 2, "competition": competition, "backend": backend}
+        options = {"competition": competition, "backend": backend}
         flat = make_convolution(
             axes, 4, 2, (2, 3), (2, 2), kernel, stride, padding, **options
         )
@@ -255,7 +255,7 @@ class TestConvolution:
         layer = make_convolution(
             axes, 2, 3, (2, 3), (2, 2), 2, competition="grid", backend=backend
         )
-        (routed,) = layer.route(children)
+        routed = layer.route(children)
         total = looped_totals(routed.assignment, layer.windows(children), 2)
         torch.testing.assert_close(total, torch.ones_like(total), rtol=1e-10, atol=0)
 
@@ -275,7 +275,7 @@ class TestConvolution:
             backend=backend,
         )
         children = Capsules(1e4 * random(4, 9, 2, 2, 2).float(), torch.ones(4, 9, 2))
-        (routed,) = layer.route(children)
+        routed = layer.route(children)
         mass = routed.votes.moments(routed.similarity).mass.sum().item()
         assert mass == pytest.approx(4 * 9 * 2)
 

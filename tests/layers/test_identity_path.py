@@ -71,26 +71,22 @@ def looped(layer: CapsConv2d, children: Capsules, mask: Tensor | None = None) ->
     assert layer.identity_path is not None
     if layer.identity_path.mix is None:
         return mean
-    return torch.einsum(
-        "byxgtmd,gts->byxgsmd",
-        mean.unflatten(3, (layer.groups, -1)),
-        layer.identity_path.mix,
-    ).flatten(3, 4)
+    return torch.einsum("byxtmd,ts->byxsmd", mean, layer.identity_path.mix)
 
 
 @pytest.mark.parametrize(
-    ("in_types", "out_types", "kernel", "stride", "padding", "options"),
+    ("in_types", "out_types", "kernel", "stride", "padding"),
     [
-        (2, 2, 3, 1, 1, {}),  # the child at the parent's place
-        (2, 2, 1, 1, 0, {}),
-        (2, 2, (5, 1), 1, (2, 0), {}),
-        (2, 2, 5, 1, 2, {}),
-        (2, 2, 3, 1, 0, {}),  # means of windows
-        (2, 2, 3, 2, 1, {}),
-        (2, 2, (2, 3), (2, 1), 0, {}),
-        (2, 3, 3, 1, 1, {}),  # types are mixed
-        (4, 2, 3, 2, 1, {"groups": 2}),
-        (4, 4, 3, 2, 0, {"groups": 2}),
+        (2, 2, 3, 1, 1),  # the child at the parent's place
+        (2, 2, 1, 1, 0),
+        (2, 2, (5, 1), 1, (2, 0)),
+        (2, 2, 5, 1, 2),
+        (2, 2, 3, 1, 0),  # means of windows
+        (2, 2, 3, 2, 1),
+        (2, 2, (2, 3), (2, 1), 0),
+        (2, 3, 3, 1, 1),  # types are mixed
+        (4, 2, 3, 2, 1),
+        (4, 4, 3, 2, 0),
     ],
 )
 @pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
@@ -100,7 +96,6 @@ def test_adds_the_children_to_the_routed_poses(
     kernel: Any,
     stride: Any,
     padding: Any,
-    options: Any,
     masked: bool,
 ) -> None:
     children = capsules(5, 6, in_types)
@@ -112,10 +107,8 @@ def test_adds_the_children_to_the_routed_poses(
         if masked
         else None
     )
-    layer = make_layer(in_types, out_types, kernel, stride, padding, **options)
-    plain = make_layer(
-        in_types, out_types, kernel, stride, padding, **options, residual=False
-    )
+    layer = make_layer(in_types, out_types, kernel, stride, padding)
+    plain = make_layer(in_types, out_types, kernel, stride, padding, residual=False)
     plain.load_state_dict(layer.state_dict(), strict=False)
     parents = layer(children, mask)
     routed = plain(children, mask)
@@ -209,8 +202,6 @@ def test_wrong() -> None:
     [
         ((0, 4), "in_types must be at least 1, got 0"),
         ((2, None), "out_types must be a whole number, got None"),
-        ((2, 4, 0), "groups must be at least 1, got 0"),
-        ((2, 3, 2), "groups must divide in_types and out_types, got 2 for 2 and 3"),
     ],
 )
 def test_wrong_types(arguments: tuple[Any, ...], message: str) -> None:

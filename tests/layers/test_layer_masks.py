@@ -214,7 +214,7 @@ class TestConvolution:
         assert out.shape == (2, 5, 3)
         assert out[..., 0].tolist() == [[True] * 3 + [False] * 2] * 2
 
-    def test_out_mask_goes_by_group(self) -> None:
+    def test_out_mask_goes_by_window(self) -> None:
         layer = CapsConv2d(
             4,
             6,
@@ -222,14 +222,12 @@ class TestConvolution:
             (2, 2),
             (1, 2),
             padding=(0, 1),
-            groups=2,
         )
         mask = torch.zeros(1, 1, 4, 4, dtype=torch.bool)
-        mask[0, 0, 0, 1] = mask[0, 0, 3, 2] = (
-            True  # a type of the first group at one end, of the second at the other
-        )
+        # A type at one end, another one at the other.
+        mask[0, 0, 0, 1] = mask[0, 0, 3, 2] = True
         expected = torch.zeros(1, 1, 5, 6, dtype=torch.bool)
-        expected[0, 0, :2, :3] = expected[0, 0, 3:, 3:] = True
+        expected[0, 0, :2] = expected[0, 0, 3:] = True
         assert torch.equal(layer.out_mask(mask), expected)
         assert layer.out_mask(torch.ones_like(mask)).all()
 

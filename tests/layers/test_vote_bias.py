@@ -71,9 +71,7 @@ MAKERS: dict[str, tuple[Make, tuple[int, ...]]] = {
         (I, P),
     ),
     "windows": (
-        lambda **options: CapsConv2d(
-            2, 4, (2, P), (2, 3), 2, padding=1, groups=2, **options
-        ),
+        lambda **options: CapsConv2d(2, 4, (2, P), (2, 3), 2, padding=1, **options),
         (3, 3, 2, 2, P),
     ),
     "sequence": (

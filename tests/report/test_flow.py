@@ -148,39 +148,6 @@ def test_shares_equal_a_loop_over_windows() -> None:
 
 
 @torch.no_grad()
-def test_groups_keep_to_themselves() -> None:
-    class Grouped(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = CapsConv2d(
-                2, 4, 3, 3, 2, groups=2, padding=1, routing=create_routing("dynamic")
-            )
-            self.classes = far_from_uniform(types=(2, 3, 4)).class_caps
-
-        def forward(self, children: Capsules) -> Capsules:
-            middle = self.conv(children)
-            pose = (
-                middle.pose[..., :1]
-                .expand(*middle.pose.shape[:-1], 4)
-                .unflatten(-1, (2, 2))
-            )
-            return self.classes(Capsules(pose, middle.activation))
-
-    children = Capsules(torch.randn(1, 3, 3, 2, 3), torch.rand(1, 3, 3, 2))
-    layers = observe_layers(Grouped(), children)
-    shares = class_shares(layers)
-    assert shares["conv"].shape == (1, 3, 3, 2, 3)
-    torch.testing.assert_close(shares["conv"].sum(-1), torch.ones(1, 3, 3, 2))
-    lowest = shares["classes"][..., :2, :].flatten(0, 3).amin(0)
-    highest = shares["classes"][..., :2, :].flatten(0, 3).amax(0)
-    first = shares["conv"][..., 0, :].flatten(
-        0, 2
-    )  # a mean of the shares of parents of its own group
-    assert bool((first >= lowest - 1e-6).all())
-    assert bool((first <= highest + 1e-6).all())
-
-
-@torch.no_grad()
 def test_what_nobody_sees_is_not_a_number() -> None:
     layers = observe_layers(far_from_uniform(), IMAGES)
     maps = class_maps(

@@ -555,7 +555,7 @@ class TestLayerShape:
             ),
             (
                 lambda routing: CapsConv2d(
-                    4, 6, (2, 4), (2, 5), (3, 2), groups=2, routing=routing
+                    2, 3, (2, 4), (2, 5), (3, 2), routing=routing
                 ),
                 LayerShape(12, 3, (2, 4), (2, 5)),
             ),

@@ -336,7 +336,7 @@ def test_assignments_are_read_whichever_backend_was_asked_for(competition: str) 
     children = Capsules(normal(B, 3, 3, 2, d).float(), torch.ones(B, 3, 3, 2))
     results = []
     for layer.backend in ("naive", "native"):
-        (routed,) = layer.route(children)
+        routed = layer.route(children)
         results.append(routed.assignment)
         assert torch.equal(
             routed.votes.logits(routed.similarity), routed.similarity.values

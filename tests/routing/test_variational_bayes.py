@@ -99,7 +99,7 @@ def test_image_wide_in_a_convolution() -> None:
         2, J, (M, P), (M, D), 2, routing=VariationalBayesRouting(steps=2)
     ).double()
     children = Capsules(normal(B, 3, 3, 2, M, P), normal(B, 3, 3, 2, seed=1).sigmoid())
-    (routed,) = conv.route(children)
+    routed = conv.route(children)
     sites = routed.votes.sites.long().flatten()
     total = (
         torch.zeros(B, 18)
@@ -107,7 +107,7 @@ def test_image_wide_in_a_convolution() -> None:
         .index_add(1, sites, routed.assignment.sum(2).reshape(B, -1))
     )
     torch.testing.assert_close(total, torch.ones(B, 18).double())
-    (first,) = (
+    first = (
         CapsConv2d(
             2,
             J,

@@ -46,9 +46,7 @@ LAYERS: dict[str, Callable[[Routing], nn.Module]] = {
     "shared": lambda routing: CapsLinear(
         None, 3, (M, P), (M, D), transforms="shared", routing=routing
     ),
-    "conv": lambda routing: CapsConv2d(
-        2, 4, (M, P), (M, D), 3, groups=2, routing=routing
-    ),
+    "conv": lambda routing: CapsConv2d(2, 4, (M, P), (M, D), 3, routing=routing),
     "conv-window": lambda routing: CapsConv2d(
         2, 3, (M, P), (M, D), 2, 2, routing=routing, competition="window"
     ),

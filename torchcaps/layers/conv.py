@@ -3,7 +3,7 @@ position.
 """
 
 import math
-from typing import ClassVar, Literal, cast, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,6 @@ from torchcaps.layers.identity_path import IdentityPath
 from torchcaps.layers.pose import (
     PerAxis,
     Pose,
-    check_groups,
     check_map,
     per_axis,
     pose_shapes,
@@ -23,7 +22,7 @@ from torchcaps.layers.pose import (
     without_own_transforms,
 )
 from torchcaps.layers.pose_norm import PoseScale, norm_of
-from torchcaps.numerics import check_choice, check_finite
+from torchcaps.numerics import check_choice, check_finite, check_size
 from torchcaps.ops import PARENTS, GridWide, Votes, Windows
 from torchcaps.ops.plan import known_backend
 from torchcaps.routing import EMRouting, LayerShape, Routed, Routing, as_capsules
@@ -50,10 +49,7 @@ class CapsConvNd(CapsuleLayer):
         stride: between windows.
         padding: positions added on each side; the children there are absent, as under a
             mask.
-        groups: the types of children and of parents are split into this many groups;
-            children vote for parents of their own group only.
-        routing: any routing, or the name of one; the layer keeps a copy for each group. Default: EM
-            routing.
+        routing: any routing, or the name of one. Default: EM routing.
         competition: which of the parents that a child votes for compete for it.
             ``"image"``: all of them (the paper's meaning; ``"grid"`` is the same and
             reads better for a sequence or a volume). ``"window"``: those of one window
@@ -64,10 +60,10 @@ class CapsConvNd(CapsuleLayer):
             are normalised, see :class:`~torchcaps.layers.IdentityPath`; ``in_pose`` and
             ``out_pose`` must then be the same.
         init_std: standard deviation of the transforms' normal initialisation; None for
-            sqrt(I / P), with the I children of one window and group: away from the
-            padding, the mean vote of equally active children that agree on nothing then
-            has the standard deviation of their poses. For other children, and other
-            routings, there is :func:`~torchcaps.layers.preserve_deviation`.
+            sqrt(I / P), with the I children of one window: away from the padding, the
+            mean vote of equally active children that agree on nothing then has the
+            standard deviation of their poses. For other children, and other routings,
+            there is :func:`~torchcaps.layers.preserve_deviation`.
         vote_bias: whether to add a learned bias to the votes, :math:`V_{ij} = u_i
             W_{ij} + b_{ij}`. Without it most routings give the children u and -u the
             same activations.
@@ -106,7 +102,6 @@ class CapsConvNd(CapsuleLayer):
         kernel_size: PerAxis,
         stride: PerAxis = 1,
         padding: PerAxis = 0,
-        groups: int = 1,
         *,
         routing: Routing | str | None = None,
         competition: Competition = "image",
@@ -120,13 +115,12 @@ class CapsConvNd(CapsuleLayer):
         self.kernel_size = per_axis("kernel_size", kernel_size, self.axes, 1)
         self.stride = per_axis("stride", stride, self.axes, 1)
         self.padding = per_axis("padding", padding, self.axes, 0)
-        check_groups(groups, in_types, out_types)
+        check_size(in_types=in_types, out_types=out_types)
         if init_std is not None:
             check_finite(0, init_std=init_std)
         check_choice("competition", competition, get_args(Competition))
         self.in_types = in_types
         self.out_types = out_types
-        self.groups = groups
         self.in_pose, self.out_pose = pose_shapes(in_pose, out_pose)
         self.competition = competition
         self.backend = known_backend(backend)
@@ -135,20 +129,13 @@ class CapsConvNd(CapsuleLayer):
             torch.empty(
                 places,
                 in_types,
-                out_types // groups,
+                out_types,
                 self.in_pose[-1],
                 self.out_pose[-1],
             )
         )
-        shape = LayerShape(
-            places * in_types // groups,
-            out_types // groups,
-            self.in_pose,
-            self.out_pose,
-        )
-        self.routings = nn.ModuleList(
-            routing_of(shape, routing, EMRouting()) for _ in range(groups)
-        )
+        shape = LayerShape(places * in_types, out_types, self.in_pose, self.out_pose)
+        self.routing = routing_of(shape, routing, EMRouting())
         if self.routing.within_window and competition != "window":
             name = type(self.routing).__name__
             raise ValueError(
@@ -160,12 +147,10 @@ class CapsConvNd(CapsuleLayer):
                 f"residual needs poses of one shape: in_pose is {in_pose}, out_pose "
                 f"is {out_pose}"
             )
-        self.identity_path = (
-            IdentityPath(in_types, out_types, groups) if residual else None
-        )
+        self.identity_path = IdentityPath(in_types, out_types) if residual else None
         self.pose_norm = norm_of(out_types, out_pose, pose_norm)
         if init_std is None:
-            init_std = math.sqrt(places * in_types // groups / self.in_pose[-1])
+            init_std = math.sqrt(places * in_types / self.in_pose[-1])
         self.bias = vote_bias_of(self, self.routing, vote_bias, self.out_pose)
         nn.init.normal_(self.weight, std=init_std)
         start_vote_bias(self.bias, init_std)
@@ -176,10 +161,10 @@ class CapsConvNd(CapsuleLayer):
         children: Capsules,
         mask: Tensor | None = None,
         *,
-        initial: list[Routed] | None = None,
-    ) -> list[Routed]:
+        initial: Routed | None = None,
+    ) -> Routed:
         """Routes as :meth:`forward` does, but returns the votes and the last assignment
-        of each group too.
+        too.
 
         Batch and windows share the first axis of what is returned, B = N * windows.
 
@@ -192,40 +177,23 @@ class CapsConvNd(CapsuleLayer):
         children = from_pair(children)
         windows = self.windows(children)
         children = present(children, mask)
-        share = self.in_types // self.groups
         competes = PARENTS
         if self.competition != "window":
-            competes = GridWide(windows=windows, types=share)
+            competes = GridWide(windows=windows, types=self.in_types)
         if mask is None and any(self.padding):
             mask = torch.ones_like(children.activation, dtype=torch.bool)
-        sites = windows.children(share, children.pose.device)
-        routed = []
-        for group, routing in enumerate(self.routings):
-            first = group * share
-            types = slice(first, first + share)
-            pose = windows.pad(children.pose.narrow(1 + self.axes, first, share))
-            activation = windows.pad(
-                children.activation.narrow(1 + self.axes, first, share)
-            )
-            group_mask = None if mask is None else windows.pad(mask[..., types])
-            transforms = self.weight[:, types].flatten(0, 1)
-            votes = Votes(
-                pose,
-                transforms,
-                competition=competes,
-                backend=self.backend,
-                sites=sites,
-                mask=group_mask,
-            )
-            if self.bias is not None:
-                votes = votes.with_bias(self.bias[:, types].flatten(0, 1))
-            routed.append(
-                routing(
-                    votes,
-                    activation,
-                    initial=None if initial is None else initial[group],
-                )
-            )
+        votes = Votes(
+            windows.pad(children.pose),
+            self.weight.flatten(0, 1),
+            competition=competes,
+            backend=self.backend,
+            sites=windows.children(self.in_types, children.pose.device),
+            mask=None if mask is None else windows.pad(mask),
+        )
+        if self.bias is not None:
+            votes = votes.with_bias(self.bias.flatten(0, 1))
+        activation = windows.pad(children.activation)
+        routed: Routed = self.routing(votes, activation, initial=initial)
         return routed
 
     def forward(
@@ -233,7 +201,7 @@ class CapsConvNd(CapsuleLayer):
         children: Capsules,
         mask: Tensor | None = None,
         *,
-        initial: list[Routed] | None = None,
+        initial: Routed | None = None,
     ) -> Capsules:
         """Routes the children of each window to the parents at its position.
 
@@ -249,7 +217,7 @@ class CapsConvNd(CapsuleLayer):
 
     def parents(
         self,
-        groups: list[Routed],
+        routed: Routed,
         children: Capsules,
         mask: Tensor | None = None,
     ) -> Capsules:
@@ -259,11 +227,7 @@ class CapsConvNd(CapsuleLayer):
         children = from_pair(children)
         windows = self.windows(children)
         dtype = torch.promote_types(children.pose.dtype, self.weight.dtype)
-        parts = [as_capsules(routed, self.out_pose, dtype) for routed in groups]
-        pose, activation = parts[0]
-        if len(parts) > 1:
-            pose = torch.cat([part.pose for part in parts], dim=1)
-            activation = torch.cat([part.activation for part in parts], dim=1)
+        pose, activation = as_capsules(routed, self.out_pose, dtype)
         pose = pose.unflatten(0, (-1, *windows.out))
         activation = activation.unflatten(0, (-1, *windows.out))
         if self.identity_path is not None:
@@ -277,19 +241,10 @@ class CapsConvNd(CapsuleLayer):
         in_types) to (B, *grid', out_types).
         """
         windows = self._windows_on(tuple(mask.shape[1:-1]))
-        of_groups = mask.unflatten(-1, (self.groups, self.in_types // self.groups)).any(
-            -1
-        )
-        children = windows.pad(of_groups).unflatten(1, (windows.padded, -1))
-        seen = (
-            children[:, windows.sites(mask.device)].any(2).unflatten(1, windows.out)
-        )  # [B, *grid', groups]
-        return seen.repeat_interleave(self.out_types // self.groups, dim=-1)
-
-    @property
-    def routing(self) -> Routing:
-        """The routing of the first group; the others have the same settings."""
-        return cast(Routing, self.routings[0])
+        # [B, padded]
+        present = windows.pad(mask.any(-1, keepdim=True))
+        seen = present[:, windows.sites(mask.device)].any(-1).unflatten(1, windows.out)
+        return seen[..., None].expand(*seen.shape, self.out_types)
 
     def windows(self, children: Capsules) -> Windows:
         """The windows over the grid of these children.
@@ -307,7 +262,7 @@ class CapsConvNd(CapsuleLayer):
     def extra_repr(self) -> str:
         """Shapes, window and competition."""
         windows = "kernel_size", "stride", "padding"
-        settings = shown(self, "in_pose", "out_pose", *windows, "groups", "competition")
+        settings = shown(self, "in_pose", "out_pose", *windows, "competition")
         return f"{self.in_types}, {self.out_types}, {settings}"
 
 

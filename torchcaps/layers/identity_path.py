@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, from_pair
-from torchcaps.layers.pose import check_groups
-from torchcaps.numerics import compute_dtype, full_precision
+from torchcaps.numerics import check_size, compute_dtype, full_precision
 from torchcaps.ops import Windows
 from torchcaps.spec import SuggestsNames
 
@@ -25,17 +24,15 @@ class IdentityPath(SuggestsNames, nn.Module):
     the activations. Where each parent lies at the place of a child (stride 1, as many
     windows as places), :math:`\tilde M_{wt}` is that child instead of a mean. With as
     many types of parents as of children c is the identity; otherwise it is learned, one
-    number for each pair of types (of a group). Numbers commute with a change of
+    number for each pair of types. Numbers commute with a change of
     viewpoint, :math:`M \to T M`: the path is equivariant.
 
     Args:
         in_types: types of children.
         out_types: types of parents.
-        groups: as in the convolution.
 
     Raises:
-        ValueError: if an argument is not a size, or ``groups`` does not divide both
-            numbers of types.
+        ValueError: if an argument is not a size.
 
     Source: Liu et al. 2025, "Capsule networks with residual pose routing" (ResCaps), by
     its abstract and its released
@@ -55,23 +52,16 @@ class IdentityPath(SuggestsNames, nn.Module):
         torch.Size([2, 6, 6, 16, 4, 4])
     """
 
-    def __init__(
-        self,
-        in_types: int,
-        out_types: int,
-        groups: int = 1,
-    ) -> None:
+    def __init__(self, in_types: int, out_types: int) -> None:
         super().__init__()
-        check_groups(groups, in_types, out_types)
+        check_size(in_types=in_types, out_types=out_types)
         self.in_types = in_types
         self.out_types = out_types
-        self.groups = groups
-        share = in_types // groups
         self.mix = None
         if in_types != out_types:
-            self.mix = nn.Parameter(torch.empty(groups, share, out_types // groups))
+            self.mix = nn.Parameter(torch.empty(in_types, out_types))
             # Keeps the deviation of a pose on average.
-            nn.init.normal_(self.mix, std=1 / math.sqrt(share))
+            nn.init.normal_(self.mix, std=1 / math.sqrt(in_types))
 
     def forward(self, children: Capsules, windows: Windows) -> Tensor:
         """What is added to the parents' poses, (B, *grid', out_types, *pose), float32
@@ -90,10 +80,7 @@ class IdentityPath(SuggestsNames, nn.Module):
             if windows.out != windows.size or max(windows.stride) > 1:
                 pose = self._means(pose, children.activation.to(dtype), windows)
             if self.mix is not None:
-                pose = pose.unflatten(-2, (self.groups, -1))
-                pose = torch.einsum(
-                    "...gth,gts->...gsh", pose, self.mix.to(dtype)
-                ).flatten(-3, -2)
+                pose = torch.einsum("...th,ts->...sh", pose, self.mix.to(dtype))
         return pose.unflatten(-1, children.pose.shape[children.activation.ndim :])
 
     def _means(
@@ -118,7 +105,4 @@ class IdentityPath(SuggestsNames, nn.Module):
 
     def extra_repr(self) -> str:
         """Types, and whether they are mixed."""
-        return (
-            f"{self.in_types}, {self.out_types}, groups={self.groups}, "
-            f"mixed={self.mix is not None}"
-        )
+        return f"{self.in_types}, {self.out_types}, mixed={self.mix is not None}"

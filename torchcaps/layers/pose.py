@@ -58,18 +58,6 @@ def pose_shapes(
     return children, parents
 
 
-def check_groups(groups: int, in_types: int, out_types: int) -> None:
-    """Raises a ValueError unless ``groups`` divides the numbers of types of children
-    and of parents.
-    """
-    check_size(in_types=in_types, out_types=out_types, groups=groups)
-    if in_types % groups or out_types % groups:
-        raise ValueError(
-            f"groups must divide in_types and out_types, got {groups} for {in_types} "
-            f"and {out_types}"
-        )
-
-
 def check_axes(axes: int) -> int:
     """The number of axes of a grid, checked.
 

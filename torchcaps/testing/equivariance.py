@@ -116,7 +116,5 @@ def _observe(
     seen = {"poses": parents.pose, "activations": parents.activation}
     route = getattr(layer, "route", None)
     if route is not None:
-        routed = route(children)
-        groups = routed if isinstance(routed, list) else [routed]
-        seen["assignments"] = torch.cat([group.assignment for group in groups], dim=-1)
+        seen["assignments"] = route(children).assignment
     return seen

@@ -332,14 +332,8 @@ def _children_that_are_not_there(subject: Subject) -> None:
             )
     assert_finite(_results(layer, gone, torch.zeros_like(mask), subject.learns))
     if hasattr(layer, "route"):
-        routed = layer.route(gone, mask)
-        masks = [
-            group.votes.mask
-            for group in (routed if isinstance(routed, list) else [routed])
-        ]
-        if sum(0 if part is None else int((~part).sum()) for part in masks) < int(
-            (~mask).sum()
-        ):
+        of_votes = layer.route(gone, mask).votes.mask
+        if of_votes is None or int((~of_votes).sum()) < int((~mask).sum()):
             raise AssertionError("its votes were not told which children are not there")
 
 
