@@ -52,6 +52,8 @@ CLASSES = [
 
 UNWRITTEN = {
     "MapStyle": {"data", "test_data", "validation_data"},
+    "SeriesArrays": {"inputs", "labels"},
+    "TextList": {"inputs", "labels"},
     "LambdaLR": {"lr_lambda"},
     "MultiplicativeLR": {"lr_lambda"},
     "ChainedScheduler": {"optimizer"},

@@ -317,7 +317,7 @@ def plain_steps(train: int) -> tuple[dict[str, Any], dict[str, str]]:
         "epochs": epochs,
     }
     why = {
-        "batch_size": f"{batch}, for about {steps} steps an epoch",
+        "batch_size": f"{batch}, for about {counted(steps, 'steps')} an epoch",
         "epochs": f"{epochs}, about {steps * epochs:,} steps",
     }
     return options, why

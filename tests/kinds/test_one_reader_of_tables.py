@@ -382,6 +382,59 @@ def test_the_time_is_a_channel_only_if_it_is_named_so(write: Write) -> None:
     assert shape == (2, 1, 1)
 
 
+def test_a_column_that_counts_the_rows_of_each_series_may_be_the_time(
+    write: Write,
+) -> None:
+    """Times under a name of another language were a channel."""
+    header = ("Versuch", "Zeit [s]", "Kraft [N]", "Klasse")
+    name = write(
+        "kraft.csv",
+        header,
+        lambda k: (k // 12, 0.1 * (k % 12), k * k % 17, "ab"[k // 12 % 2]),
+        count=240,
+    )
+    named = {"series": "Versuch", "label": "Klasse"}
+    with pytest.raises(ValueError, match=r"'Zeit \[s\]'.*--data\.time"):
+        Series(name, **named)
+    assert Series(name, time="Zeit [s]", **named).image_shape[0] == 1
+    both = Series(name, values=("Zeit [s]", "Kraft [N]"), **named)
+    assert both.image_shape[0] == 2
+
+
+def test_moments_of_one_value_are_moments(write: Write) -> None:
+    header = ("Probe", *(f"t={t} min" for t in range(5)), "Ergebnis")
+    name = write(
+        "wide.csv",
+        header,
+        lambda k: (f"P{k}", 0, *(k * t % 7 + 0.5 for t in range(1, 5)), "ab"[k % 2]),
+        count=24,
+    )
+    given = {"data": {"wide": True, "label": "Ergebnis"}}
+    assert len(guess(name, given).options["data"]["values"]) == 5
+
+
+@pytest.mark.parametrize(("yes", "no"), [("ja", "nein"), ("oui", "non")])
+def test_flags_of_other_languages(write: Write, yes: str, no: str) -> None:
+    header = ("Text", "rund", "blau")
+    name = write(
+        "flags.csv",
+        header,
+        lambda k: (f"ein Wort {k} hier", (yes, no)[k % 2], (yes, no)[k % 3 == 0]),
+    )
+    data = fit(DataSet, guess(name).options["data"], "data").make()
+    assert data.classes == ("blau", "rund")
+
+
+def test_columns_of_classes_say_yes_or_no(write: Write) -> None:
+    """A cell that was neither counted as no."""
+    name = write(
+        "counts.csv", ("text", "a", "b"), lambda k: (f"a word {k}", k % 3, k % 2)
+    )
+    given = {"data": {"label": ["a", "b"]}}
+    with pytest.raises(ValueError, match=r"row 3: column 'a'.*got '2'"):
+        fit(DataSet, guess(name, given).options["data"], "data").make()
+
+
 def test_series_of_any_names_are_asked_for_by_the_whole_command(
     write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:

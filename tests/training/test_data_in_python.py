@@ -113,6 +113,52 @@ def test_series_and_texts_are_not_taken_for_images() -> None:
     with pytest.raises(ValueError, match=r"\(30, 2, 60\).*series.*axes"):
         tc.train(series, labels)
     assert MapStyle((series, labels), axes="NHW").image_shape == (1, 2, 60)
-    with pytest.raises(ValueError, match="texts are read from a table") as refusal:
-        tc.train(["a good one", "a bad one"] * 20, ["good", "bad"] * 20)
+    texts = [("a good one", "good"), ("a bad one", "bad")] * 20
+    with pytest.raises(ValueError, match="names no file") as refusal:
+        MapStyle(texts)
     assert "\n" not in str(refusal.value)
+
+
+FEW = {"epochs": 1, "show": None, "trainer": {"accelerator": "cpu"}, "report": False}
+
+
+def test_series_in_arrays(tmp_path: Path) -> None:
+    """Only files of series could be trained on."""
+    series = torch.arange(40.0)[:, None, None] + torch.randn(40, 3, 20)
+    labels = ["low"] * 20 + ["high"] * 20
+    trained = tc.train(series, labels, kind="series", run=tmp_path / "run", **FEW)
+    assert trained.classes == ("high", "low")
+    assert trained(series[0]).classes
+    pairs = [*zip(series.numpy(), labels, strict=True)]
+    resumed = tc.train(
+        pairs, kind="series", run=trained.run, resume=True, epochs=2, show=None
+    )
+    assert resumed.summary["examples"] == trained.summary["examples"]
+    assert main(["evaluate", str(trained.run)]) != 0
+
+
+def test_texts_in_lists(tmp_path: Path) -> None:
+    """Only files of texts could be trained on."""
+    texts = [f"No. {place} was {'fun' if place % 2 else 'dull'}" for place in range(40)]
+    labels = [place % 2 for place in range(40)]
+    trained = tc.train(texts, labels, run=tmp_path / "run", **FEW)
+    assert trained.summary["data"] == "TextList"
+    pairs = list(zip(texts, labels, strict=True))
+    again = tc.train(pairs, kind="texts", run=tmp_path / "pairs", **FEW)
+    assert again.summary["test_per_class"] == trained.summary["test_per_class"]
+
+
+@pytest.mark.parametrize(
+    ("given", "labels", "message"),
+    [
+        (torch.rand(9, 2, 20), None, "labels are missing"),
+        (torch.rand(9, 2, 20), [0, 1], "9 examples and 2 labels"),
+        (torch.full((4, 2, 20), torch.nan), [0, 1, 0, 1], "series 0 .*NaN"),
+        (torch.rand(4, 2, 20), [0.5, 1.5, 0.5, 1.5], "label of example 0"),
+    ],
+)
+def test_what_is_wrong_with_series_is_named(
+    given: torch.Tensor, labels: object, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        tc.train(given, labels, kind="series", show=None)

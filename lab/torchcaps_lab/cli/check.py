@@ -108,4 +108,6 @@ def _advice(
 
 def _typed(value: Any) -> str:
     """The value of an option as it is typed."""
-    return value if isinstance(value, str) and value.strip() else dumps(value)
+    if isinstance(value, str) and value.strip():
+        return value
+    return dumps(value, ensure_ascii=False)

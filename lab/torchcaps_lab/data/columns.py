@@ -71,16 +71,31 @@ _IDENTIFIERS = frozenset(
 _SURE = ("label", "labels", "class", "classes")
 """Names of a column of labels whatever others there are."""
 
-YES = frozenset(("1", "1.0", "true", "yes", "t", "y", "x"))
+_YES = "1 1.0 true yes t y x ja j wahr oui vrai si sí"
+YES = frozenset(_YES.split())
 """How a flag says that a row has a label, in lower case."""
 
-_NO = frozenset(("0", "0.0", "false", "no", "f", "n", ""))
+_NO = "0 0.0 false no f n nein falsch non faux"
+NO = frozenset(("", *_NO.split()))
 """How it says that a row has not."""
 
 _IN_SPLIT = re.compile(r"(?:is|in)[ _]?(\w+)")
 """The name of a flag that says whether a row is of a split."""
 
-_FLAGS = ("1 1.0 0 0.0", "true false", "yes no", "t f", "y n", "x")
+_FLAGS = (
+    "1 1.0 0 0.0",
+    "true false",
+    "yes no",
+    "t f",
+    "y n",
+    "x",
+    "ja nein",
+    "j n",
+    "wahr falsch",
+    "oui non",
+    "vrai faux",
+    "si sí no",
+)
 """The cells of flags in lower case, besides empty ones, which are a no."""
 
 _LISTED = re.compile(r"""'([^']*)'|"([^"]*)"|([^][,'"]+)""")
@@ -311,7 +326,7 @@ def part_in(column: str, cell: str) -> str | None:
     part = _part_of_flag(column)
     if part is not None and cell.lower() in YES:
         return part
-    if part is not None and cell.lower() in _NO:
+    if part is not None and cell.lower() in NO:
         return "test" if part == "train" else "train"
     return part_called(cell)
 

@@ -1,10 +1,11 @@
 """Items that are listed before they are read: files in a folder, rows of a table."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
+from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -554,6 +555,41 @@ class ListedData(DataSet):
     @cached_property
     def _items(self) -> dict[str, Any]:
         return {item.name: item for item in self.listed.items}
+
+
+def labelled(
+    inputs: Sequence[Any] | None, labels: Sequence[Any] | None, kind: str
+) -> Iterator[tuple[str, str, Any]]:
+    """The examples that a program has, each with a name and its label as text.
+
+    Args:
+        inputs: the examples; None is refused.
+        labels: a whole number or a name for each.
+        kind: the data set, for messages.
+
+    Raises:
+        ValueError: there are no examples, or not one label for each.
+    """
+    if inputs is None or labels is None:
+        raise ValueError(
+            f"{kind} has the examples and the labels of a program, which no file and no "
+            "option can hold: call it in Python, as in torchcaps.train(inputs, labels, "
+            "run=..., resume=True)"
+        )
+    if len(inputs) != len(labels):
+        raise ValueError(
+            f"there must be a label for each example, got {len(inputs):,} examples and "
+            f"{len(labels):,} labels"
+        )
+    for place, (example, label) in enumerate(zip(inputs, labels, strict=True)):
+        # Numbers of arrays and tensors.
+        label = label.item() if hasattr(label, "item") else label
+        if not isinstance(label, str | Integral):
+            raise ValueError(
+                f"the label of example {place} must be a whole number or a name, got "
+                f"{label!r:.60}; examples of several labels are read from a table"
+            )
+        yield str(place), str(label), example
 
 
 def all_broken(problems: Sequence[BrokenItem], advice: str) -> ValueError:

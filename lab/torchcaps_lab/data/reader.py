@@ -39,6 +39,8 @@ _AS_THEY_ARE = Preprocess()
 
 _SPREADSHEETS = (".xlsx", ".xls", ".ods", ".numbers")
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
+_ARRAYS = (".npy", ".npz", ".mat", ".h5", ".hdf5")
+_PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".joblib")
 
 
 class Reader(ABC):
@@ -100,6 +102,17 @@ class Reader(ABC):
             advice = "; unpack this archive, and name the folder"
         elif ending in _SPREADSHEETS:
             advice = "; save this spreadsheet as .csv, and name that file"
+        elif ending in _ARRAYS:
+            advice = (
+                "; load these arrays in Python, and train with "
+                "torchcaps.train(inputs, labels)"
+            )
+        elif ending in _PICKLES:
+            advice = (
+                "; loading this file may execute code in it, so it is not read. If you "
+                "trust it, load it in Python, and train with torchcaps.train(inputs, "
+                "labels)"
+            )
         return (
             f"{place.path} must be a folder, a table of texts or of images (.csv, "
             f".tsv or .jsonl), a file of series (.ts or .arff), or YOLO's data.yaml{advice}"

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torchcaps_lab.data.classes import composed
 from torchcaps_lab.data.columns import (
     LIST,
+    NO,
     YES,
     Columns,
     UnclearColumns,
@@ -47,12 +48,32 @@ def tables_of(place: Place) -> list[Path]:
     Args:
         place: the file or the folder.
     """
-    tables = [path for path in place.top if path.suffix.lower() in TABLES]
+    tables = tables_beside(place)
     if len(tables) == 1:
         return tables
     parts = {part_of_table(path): path for path in tables[::-1]}
     named = [parts[part] for part in ("train", "validation", "test") if part in parts]
     return named if {"train", "test"} <= {*parts} else []
+
+
+def tables_beside(place: Place) -> list[Path]:
+    """Return the tables directly at a path, without the examples of answers that
+    competitions put beside their data.
+    """
+    return [
+        path
+        for path in place.top
+        if path.suffix.lower() in TABLES
+        and (place.is_file or "submission" not in path.stem.lower())
+    ]
+
+
+def labelled_tables(tables: Sequence[Path], labels: Collection[str]) -> list[Path]:
+    """Return the tables that have the columns of the labels, the first of which has
+    them: those to test on may have none, as in competitions.
+    """
+    first, *others = tables
+    return [first, *(path for path in others if {*labels} <= {*Table(path).columns})]
 
 
 def part_of_table(path: Path) -> str | None:
@@ -170,7 +191,14 @@ class TableForm(NamedTuple):
             ValueError: a label holds the sign that stands between labels.
         """
         if len(self.labels) > 1:
-            labels = [name for name in self.labels if values[name].lower() in YES]
+            cells = {name: values[name].lower() for name in self.labels}
+            for name, cell in cells.items():
+                if cell not in YES | NO:
+                    raise ValueError(
+                        f"column {name!r}, one of several with a class each, must hold "
+                        f"yes and no (1 and 0, true and false), got {cell!r}"
+                    )
+            labels = [name for name, cell in cells.items() if cell in YES]
         elif self.delimiter:
             labels = parts_of(values[self.labels[0]], self.delimiter)
         else:
@@ -216,7 +244,7 @@ class TableForm(NamedTuple):
             more: other columns that are read, whose cells may be missing.
 
         Raises:
-            ValueError: a label is no text that can be written.
+            ValueError: as :meth:`labelled`.
         """
         listed.notes += table.notes
         width = table.width(self.needed)
@@ -242,9 +270,13 @@ class TableForm(NamedTuple):
             place: what it is called.
 
         Raises:
-            ValueError: a label is no text that can be written.
+            ValueError: a label is no text that can be written, or a column of a class
+                does not say yes or no; names the row.
         """
-        category = self.category(values) if self.labels else ""
+        try:
+            category = self.category(values) if self.labels else ""
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from None
         if self.labels and not category and not self.separator:
             return "it has no label"
         part = "" if self.split is None else part_in(self.split, values[self.split])

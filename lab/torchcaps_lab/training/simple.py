@@ -1,16 +1,18 @@
 """A training in one line of Python, with the defaults of the command line."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from torchcaps.numerics import check_choice
 from torchcaps.spec import Given, declared, kept, plain, refused
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data.base import DATASETS, DataSet
 from torchcaps_lab.data.pairs import is_two_arrays
+from torchcaps_lab.data.reader import READERS
 from torchcaps_lab.look import Guess, counted
 from torchcaps_lab.options.guess import guess, of_task, over
 from torchcaps_lab.options.reading import meant_option, merged, read_options
@@ -20,14 +22,17 @@ from torchcaps_lab.training.fitting import quiet_lightning
 from torchcaps_lab.training.progress import can_rewrite
 from torchcaps_lab.training.run import train_with
 
-_PAIRS = "MapStyle"
-"""The data set that reads what a program has: pairs, or two arrays."""
+_PAIRS = {"images": "MapStyle", "series": "SeriesArrays", "texts": "TextList"}
+"""The data sets that read what a program has: pairs, or examples and labels."""
+
+Kind = Literal["images", "series", "texts"]
 
 
 def train(
     data: Any,
     labels: Any = None,
     *,
+    kind: Kind | None = None,
     run: str | Path | None = None,
     resume: bool = False,
     show: Callable[[str], None] | None = print,
@@ -51,6 +56,9 @@ def train(
               :class:`~torchcaps_lab.data.MapStyle` reads it;
             - two arrays or tensors, ``(images, labels)``, images (N, H, W), (N, H, W,
               C) or (N, C, H, W) in bytes or floating point in [0, 1];
+            - arrays (N, C, L) or a list of arrays (C, L), and labels beside them, with
+              ``kind="series"``;
+            - a list of texts, and labels beside them;
             - with ``task="objects"``, pictures alone, in an array or a list.
 
             No file of options can hold pairs, arrays and pictures: everything else is
@@ -58,6 +66,8 @@ def train(
         labels: the labels, where ``data`` are the images in one array or tensor, or a
             list: N whole numbers or names; N lists of them; or (N, E) of 0 and 1, a
             column for each class.
+        kind: what examples in Python are; default: texts if they are texts that name no
+            files, else images.
         run: folder to write, new or empty; default: ``runs`` and the name of the data,
             with a number if it is taken.
         resume: go on with the run in that folder, with its options and those given
@@ -88,8 +98,14 @@ def train(
         options = {**_arguments_of(data), **options}
         data = type(data)
     _check_data(data, labels)
-    if labels is not None:
+    if kind is not None:
+        check_choice("kind", kind, tuple(_PAIRS))
+    if kind is None and _are_texts(data, labels):
+        kind = "texts"
+    if labels is not None and kind in (None, "images"):
         data = _with_labels(data, labels)
+    elif kind not in (None, "images"):
+        data = _examples(data, labels, kind)
     named = str(data) if isinstance(data, str | Path) else _kind_of(data)
     option_names = option_arguments().keys() - {"data"}
     values = {
@@ -107,18 +123,20 @@ def train(
     before: dict[str, Any] = {}
     if resume:
         before = read_options(RunFolder(Path(values["run"]), "run").existing().config)
-    chosen, guessed = _over_guesses(data, {**values, "data": data_options}, before)
-    kind = DATASETS.find(chosen["data"]["name"])
+    chosen, guessed = _over_guesses(
+        data, {**values, "data": data_options}, before, kind
+    )
+    data_set = DATASETS.find(chosen["data"]["name"])
     for wrong in data_options:
-        if not refused(kind.__name__, kind, [wrong]):
+        if not refused(data_set.__name__, data_set, [wrong]):
             continue
-        names = ["run", *option_arguments(), "trainer", *declared(kind).arguments]
+        names = ["run", *option_arguments(), "trainer", *declared(data_set).arguments]
         near = meant_option(wrong, names)
-        taken = ", ".join(declared(kind).arguments)
+        taken = ", ".join(declared(data_set).arguments)
         raise ValueError(
             f"there is no option {wrong}{near.replace('mean data.', 'mean ')}\n"
             f"  A training takes {', '.join(option_arguments())}\n"
-            f"  {kind.__name__} takes {taken}"
+            f"  {data_set.__name__} takes {taken}"
         )
     folder = RunFolder(Path(chosen["run"]), "run")
     folder = folder.existing() if resume else folder.unused()
@@ -133,7 +151,10 @@ def train(
 
 
 def _over_guesses(
-    data: Any, options: dict[str, Any], before: Mapping[str, Any]
+    data: Any,
+    options: dict[str, Any],
+    before: Mapping[str, Any],
+    kind: Kind | None,
 ) -> tuple[dict[str, Any], list[str]]:
     """The options over those that the data suggest, and what was guessed; a run that
     goes on has its own.
@@ -142,11 +163,13 @@ def _over_guesses(
         data: what was given.
         options: the options that were given beside it.
         before: the options of the run that goes on; none for a new one.
+        kind: what examples in Python are.
     """
     if isinstance(data, str | Path):
         guessed = guess(data, options)
     else:
-        guessed = of_task(data, {**before, **options}) or Guess(_in_python(data), {})
+        of_data = of_task(data, {**before, **options})
+        guessed = of_data or Guess(_in_python(data, kind), {})
         run = str(Path("runs") / _kind_of(data).lower())
         guessed = guessed._replace(options={"run": run, **guessed.options})
     if not before:
@@ -159,7 +182,7 @@ def _over_guesses(
     return merged({"data": source}, options), []
 
 
-def _in_python(data: Any) -> dict[str, Any]:
+def _in_python(data: Any, kind: Kind | None) -> dict[str, Any]:
     """The options of what a program has: the class of a data set, pairs, or arrays.
 
     Raises:
@@ -178,7 +201,61 @@ def _in_python(data: Any) -> dict[str, Any]:
             f"an array, got one of the shape {tuple(data.shape)} alone; "
             'task="objects" learns without labels'
         )
-    return {"data": {"name": _PAIRS, "data": Given(data)}}
+    if kind in (None, "images"):
+        return {"data": {"name": _PAIRS["images"], "data": Given(data)}}
+    inputs, labels = map(Given, data)
+    return {"data": {"name": _PAIRS[kind], "inputs": inputs, "labels": labels}}
+
+
+def _are_texts(data: Any, labels: Any) -> bool:
+    """Whether examples are texts, and not names of files: in a list with labels beside
+    them, or in pairs with one each.
+    """
+    if labels is None and is_two_arrays(data):
+        return False
+    if not isinstance(data, list | tuple) or not data:
+        return False
+    firsts = data if labels is not None else [_first_of(pair) for pair in data]
+    return all(isinstance(text, str) for text in firsts) and not any(
+        Path(text).suffix.lower() in _endings() or _is_file(text) for text in firsts
+    )
+
+
+def _examples(data: Any, labels: Any, kind: Kind) -> tuple[Any, Any]:
+    """The examples and the labels, given as two or in pairs."""
+    if labels is not None:
+        return data, labels
+    if is_two_arrays(data):
+        inputs, beside = data
+        return inputs, beside
+    if not isinstance(data, list | tuple) or not all(map(_is_pair, data)):
+        raise ValueError(
+            f"the labels are missing: torchcaps.train({kind}, labels, kind={kind!r}), "
+            f"got a {type(data).__name__} alone"
+        )
+    return [example for example, _ in data], [label for _, label in data]
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2
+
+
+def _first_of(pair: Any) -> Any:
+    return pair[0] if _is_pair(pair) else None
+
+
+def _endings() -> Collection[str]:
+    """The endings of images."""
+    usual: Any = READERS.find(DataSet.reads)
+    return usual.endings()
+
+
+def _is_file(text: str) -> bool:
+    """Whether a text is the path of a file; texts may be too long for one."""
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _arguments_of(data: DataSet) -> dict[str, Any]:

@@ -455,7 +455,7 @@ def _uneven(counts: dict[str, dict[str, int]]) -> list[str]:
     """Tell people of classes with few images to learn from, or far fewer than another."""
     shared = {
         name: count
-        for name, count in (counts.get("all") or counts["train"]).items()
+        for name, count in counts.get("all", counts.get("train", {})).items()
         if count
     }
     few = [f"{name} ({count})" for name, count in shared.items() if count < _FEW]

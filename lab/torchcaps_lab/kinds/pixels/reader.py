@@ -1,5 +1,6 @@
 """Reads pictures whose pixels have classes."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,10 +8,20 @@ from typing import Any
 
 from torchcaps.models import ClassifierNetwork
 from torchcaps_lab.data.reader import Reader, register_reader
+from torchcaps_lab.kinds.images.decoding.bands import Bands
+from torchcaps_lab.kinds.images.decoding.picture import image_suffixes, opened
 from torchcaps_lab.kinds.images.guess import looked_at, range_line
 from torchcaps_lab.kinds.images.reader import ImageReader
 from torchcaps_lab.kinds.images.sets.files import image_files
-from torchcaps_lab.look import Fit, Guess, Place, epochs_for, trained_of, watched
+from torchcaps_lab.look import (
+    Fit,
+    Guess,
+    Place,
+    epochs_for,
+    trained_of,
+    values_of,
+    watched,
+)
 
 MASKS: dict[str, Any] = {
     "batch_size": 4,
@@ -37,10 +48,22 @@ _FOLDERS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 )
 """The folders of pictures and of masks, and the arguments that name them."""
 
+_NAMED = ("images", "masks")
+"""The arguments that name the folders, and their usual names."""
+
+_FEW_VALUES = 32
+"""Different values of pixels that a mask may have."""
+
+_ENDS = ("_mask", "_masks", "_seg", "_segmentation", "_label", "_gt", "-mask", "-seg")
+"""How the names of masks end that lie beside their pictures."""
+
 _LISTED = "ImageSets/Segmentation/trainval.txt"
 """The pictures of Pascal VOC that have masks."""
 
 _LARGEST_CUT = 128
+
+_TRIED = 8
+"""Pairs of pictures that are looked at."""
 
 
 @register_reader("pixels")
@@ -52,12 +75,24 @@ class PixelReader(ImageReader):
 
     @classmethod
     def sees(cls, place: Place, given: Mapping[str, Any]) -> Guess | None:
-        """A folder of pictures beside one of masks."""
-        for images, masks, arguments in _FOLDERS:
+        """A folder of pictures beside one of masks.
+
+        Raises:
+            ValueError: pictures lie beside what may be their masks, in folders of other
+                names or in one; says what to type.
+        """
+        asked = values_of(given.get("data"))
+        named = {name: str(asked[name]) for name in _NAMED if name in asked}
+        usual = {**dict(zip(_NAMED, _NAMED, strict=True)), **named}
+        folders = ((usual["images"], usual["masks"], named), *_FOLDERS)
+        for images, masks, arguments in folders:
             if (place.path / images).is_dir() and (place.path / masks).is_dir():
                 guess = _of_masks(place.path, images, arguments)
                 pictures = image_files(place.path / images)
                 return watched(guess, given, len(pictures) * 4 // 5 // 10)
+        if not place.is_file and "class_folders" not in asked:
+            _check_folders(place)
+            _check_beside(place)
         return None
 
     @classmethod
@@ -84,6 +119,63 @@ class PixelReader(ImageReader):
             if (folder / images).is_dir() and (folder / masks).is_dir():
                 return image_files(folder / images)
         return image_files(folder)
+
+
+def _check_folders(place: Place) -> None:
+    """Raise a `ValueError` if there are two folders of pictures by the same names, and
+    those of one look like masks of the others.
+    """
+    by_folder: dict[Path, dict[str, Path]] = {}
+    for path in place.with_suffix(*image_suffixes()):
+        by_folder.setdefault(path.parent, {})[path.stem] = path
+    if len(by_folder) != 2 or {*by_folder} - {*place.path.iterdir()}:
+        return
+    first, second = by_folder
+    if by_folder[first].keys() != by_folder[second].keys():
+        return
+    for images, masks in ((first, second), (second, first)):
+        stems = sorted(by_folder[images])[:_TRIED]
+        pairs = [(by_folder[images][stem], by_folder[masks][stem]) for stem in stems]
+        if all(_is_mask_of(mask, picture) for picture, mask in pairs):
+            train = ["torchcaps", "train", str(place.path)]
+            named = ["--data.images", images.name, "--data.masks", masks.name]
+            raise ValueError(
+                f"{masks} holds a picture of few values for each one in {images}, by "
+                f"the same name: if these are its masks, {shlex.join([*train, *named])}"
+                "; if the two folders are classes, "
+                f"{shlex.join([*train, '--data.class_folders', 'outer'])}"
+            )
+
+
+def _check_beside(place: Place) -> None:
+    """Raise a `ValueError` if masks lie in one folder with their pictures."""
+    pictures = [path for path in place.top if path.suffix.lower() in image_suffixes()]
+    stems = {path.stem for path in pictures}
+    for end in _ENDS:
+        masks = [stem for stem in stems if stem.removesuffix(end) in stems - {stem}]
+        if masks and 2 * len(masks) == len(stems):
+            raise ValueError(
+                f"{place.path} holds masks beside their pictures, such as "
+                f"{min(masks)}. Put the pictures into a folder 'images' in it, and the "
+                "masks under the names of their pictures, without "
+                f"{end!r}, into a folder 'masks', then: "
+                f"{shlex.join(['torchcaps', 'train', str(place.path)])}"
+            )
+
+
+def _is_mask_of(mask: Path, picture: Path) -> bool:
+    """Whether a file has few values of pixels, one as large has many."""
+    try:
+        with opened(mask) as values, opened(picture) as shown:
+            if isinstance(values, Bands) or isinstance(shown, Bands):
+                return False
+            return (
+                values.size == shown.size
+                and values.getcolors(_FEW_VALUES) is not None
+                and shown.getcolors(_FEW_VALUES) is None
+            )
+    except (OSError, ValueError):
+        return False
 
 
 def _of_masks(root: Path, images: str, arguments: Mapping[str, Any]) -> Guess:

@@ -1,5 +1,6 @@
 """Series: measurements over time, and sounds."""
 
+from torchcaps_lab.kinds.series.arrays import SeriesArrays
 from torchcaps_lab.kinds.series.networks import (
     SeriesCapsNet,
     SeriesClassifier,
@@ -11,4 +12,4 @@ from torchcaps_lab.kinds.series.pictures import (
 from torchcaps_lab.kinds.series.series import MadeSeries, Series
 from torchcaps_lab.kinds.series.series_set import Scale, SeriesSet
 
-__all__ = ["Series", "SeriesSet"]
+__all__ = ["Series", "SeriesArrays", "SeriesSet"]

@@ -25,7 +25,7 @@ from torchcaps_lab.data.table_form import (
     reasons,
     tables_of,
 )
-from torchcaps_lab.data.tables import Table
+from torchcaps_lab.data.tables import Cells, Table
 from torchcaps_lab.data.transforms.preprocess import Preprocess
 from torchcaps_lab.kinds.series.files import (
     FILES,
@@ -79,6 +79,11 @@ class SeriesReader(Reader):
         asked = values_of(given.get("data"))
         if is_of_others(asked, "series", "wide") or holds_other_kinds(place, cls):
             return None
+        tables = tables_of(place)
+        cells = Table(tables[0]).cells() if tables else None
+        columns = None if cells is None else Columns.of(cells)
+        if cells is not None and columns is not None:
+            _check_no_sounds(tables[0], cells, columns)
         archives = place.with_suffix(*_ARCHIVES)
         archives += [path for path in place.with_suffix(".tsv") if is_ucr(path)]
         sounds = place.with_suffix(*SOUNDS)
@@ -87,9 +92,6 @@ class SeriesReader(Reader):
             highest, why = _highest(sounds)
             data: dict[str, Any] = {"root": str(place.path), **highest}
             return _guess(data, why, train, given)
-        tables = tables_of(place)
-        cells = Table(tables[0]).cells() if tables else None
-        columns = None if cells is None else Columns.of(cells)
         if cells is None or columns is None:
             _check_folders(place)
             return None
@@ -229,6 +231,19 @@ def _highest(sounds: Sequence[Path]) -> tuple[dict[str, float], dict[str, str]]:
     highest = min(rates) / 2
     sampled = f"as far as {min(rates):,} samples a second reach"
     return {"highest": highest}, {"data.highest": f"{highest:g} Hz, {sampled}"}
+
+
+def _check_no_sounds(table: Path, cells: Cells, columns: Columns) -> None:
+    """Raise a `ValueError` if a table names the files of sounds."""
+    for column in columns.of_role("file"):
+        sound = Path(cells.column(column.name)[0])
+        if sound.suffix.lower() in SOUNDS:
+            raise ValueError(
+                f"column {column.name!r} of {table} names sounds, such as {sound}. "
+                "Sounds are read from a folder for each class: put them into folders "
+                f"named as their labels, such as {Path('sounds', 'LABEL', sound.name)}, "
+                "then: torchcaps train sounds"
+            )
 
 
 def _check_folders(place: Place) -> None:

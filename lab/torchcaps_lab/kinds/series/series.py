@@ -116,7 +116,9 @@ class Series(ListedData):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.root = found_root(self.root)
+        # A data set of your own may hold its examples itself.
+        if self.root != "":
+            self.root = found_root(self.root)
         _ = self.listed  # problems of the files are reported at once
 
     @property
@@ -202,10 +204,8 @@ class Series(ListedData):
                 "none of the series that the run was trained and tested on exists "
                 "any more"
             )
-        read: Any = {
-            "sound": self.sound,
-            "form": with_values(Path(self.root), self.form).unlabelled(),
-        }
+        form = with_values(Path(self.root), self.form) if self.root else self.form
+        read: Any = {"sound": self.sound, "form": form.unlabelled()}
         if self.standardise == "data":
             scale = Scale.of(train_values, **read)
         else:

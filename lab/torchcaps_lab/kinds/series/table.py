@@ -1,5 +1,6 @@
 """Tables of series: a row for each moment, or a row for each series."""
 
+import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -158,8 +159,6 @@ def series_of_table(
             f"values must be columns of {path}, got {missing!r:.200}; there are "
             f"{[*table.columns]!r:.400}"
         )
-    if form.series and form.time is None and not form.values:
-        _check_no_time(path, form.values_in(table))
     parts: dict[str, list[SeriesItem]] = {"all": []} if not form.form.split else {}
     read = _long if form.series else _wide
     for row, values in read(table, form, listed):
@@ -169,18 +168,43 @@ def series_of_table(
             name, row.category, checked(values, title), title, group=row.group
         )
         parts.setdefault(row.part or "all", []).append(item_of_row)
+    if form.series and form.time is None and not form.values:
+        every = [item.values for items in parts.values() for item in items]
+        _check_no_time(path, form.values_in(table), every)
     return split_parts(parts)
 
 
-def _check_no_time(path: Path, channels: Sequence[str]) -> None:
-    """Raise a `ValueError` if one of the channels is called as times are."""
-    times = [name for name in channels if name.strip().lower() in _TIMES]
+def _check_no_time(
+    path: Path, channels: Sequence[str], series: Sequence[Tensor]
+) -> None:
+    """Raise a `ValueError` if one of the channels is called as times are, or grows in
+    equal steps in every series, beside others that do not.
+    """
+    counted = [
+        name
+        for place, name in enumerate(channels)
+        if all(_grows_evenly(values[place]) for values in series)
+    ]
+    if len(counted) == len(channels):
+        counted = []
+    times = [name for name in channels if name.strip().lower() in _TIMES] or counted
     if times:
+        others = [name for name in channels if name != times[0]]
         raise ValueError(
             f"column {times[0]!r} of {path} may say when a row was measured, and would "
-            f"be a channel. Add --data.time {quoted(times[0])}, or name the channels "
-            "with --data.values"
+            f"be a channel. Add --data.time {quoted(times[0])}, or name the channels, "
+            f"as in --data.values {quoted(json.dumps(others, ensure_ascii=False))}"
         )
+
+
+def _grows_evenly(numbers: Tensor) -> bool:
+    """Whether three or more numbers grow in equal steps."""
+    if len(numbers) < 3:
+        return False
+    steps = numbers.double().diff()
+    rounding = 4 * torch.finfo(numbers.dtype).eps * float(numbers.abs().max())
+    alike = torch.allclose(steps, steps.mean(), rtol=1e-3, atol=rounding)
+    return bool(steps.min() > rounding) and alike
 
 
 def _wide(
@@ -542,11 +566,9 @@ def _is_numeric(cells: Cells, name: str) -> bool:
 def _is_even(cells: Sequence[str]) -> bool:
     """Whether numbers grow in equal steps, also those with a decimal comma."""
     cells = [cell.replace(",", ".") for cell in cells]
-    if len(cells) < 3 or not all(map(is_number, cells)):
+    if not all(map(is_number, cells)):
         return False
-    numbers = torch.tensor([*map(number_in, cells)], dtype=torch.float64)
-    steps = numbers.diff()
-    return bool(steps.min() > 0 and torch.allclose(steps, steps[0], rtol=1e-3, atol=0))
+    return _grows_evenly(torch.tensor([*map(number_in, cells)], dtype=torch.float64))
 
 
 def _check_no_texts(columns: Columns, table: Path, typed: str) -> None:
@@ -565,6 +587,14 @@ def _wide_form(
     """How each row of a table is a series."""
     numbered = [name for stem in _numbered(cells).values() for name in stem]
     numbers = [column.name for column in columns.of_role("number")]
+    if "label" in given:
+        # A moment may have few values in all series, or one, such as a start at 0.
+        others = {*names_in(given["label"]), given.get("group"), given.get("split")}
+        numbers = [
+            column.name
+            for column in columns.of_role("number", "label", "flag", "constant")
+            if column.name not in others and _is_numeric(cells, column.name)
+        ]
     values = names_in(given.get("values")) or tuple(numbered or numbers)
     form = TableForm.of(columns, None, table, given, values)
     return SeriesForm(form, (), None, values)

@@ -4,6 +4,7 @@ from torchcaps_lab.kinds.texts.class_words import ClassWords
 from torchcaps_lab.kinds.texts.cnn import TextCNN
 from torchcaps_lab.kinds.texts.coloured import word_shares
 from torchcaps_lab.kinds.texts.encoder import TextEncoder
+from torchcaps_lab.kinds.texts.lists import TextList
 from torchcaps_lab.kinds.texts.network import TextClassifier
 from torchcaps_lab.kinds.texts.ngram_capsules import TextCapsNet
 from torchcaps_lab.kinds.texts.pictures import ColouredTexts
@@ -13,4 +14,4 @@ from torchcaps_lab.kinds.texts.text import Text
 from torchcaps_lab.kinds.texts.text_set import TextSet, joined
 from torchcaps_lab.kinds.texts.words import Reading, Words
 
-__all__ = ["Text", "TextClassifier", "TextSet", "Words", "joined"]
+__all__ = ["Text", "TextClassifier", "TextList", "TextSet", "Words", "joined"]

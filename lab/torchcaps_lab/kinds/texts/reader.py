@@ -22,6 +22,7 @@ from torchcaps_lab.data.reader import (
 from torchcaps_lab.data.table_form import (
     TableForm,
     is_of_others,
+    labelled_tables,
     reasons,
     tables_of,
 )
@@ -91,9 +92,8 @@ class TextReader(Reader):
         tables = tables_of(place)
         if not place.is_file and place.with_suffix(".txt"):
             tables = tables[:1] if len(tables) > 1 else []
-        root = tables[0] if len(tables) == 1 else place.path
-        data: dict[str, Any] = {"name": "Text", "root": str(root)}
-        why = {"data": f"Text, the texts in {root}"}
+        data: dict[str, Any] = {"name": "Text", "root": str(place.path)}
+        why = {"data": f"Text, the texts in {place.path}"}
         options: dict[str, Any] = {"data": data}
         seen: tuple[str, ...] = ()
         if tables:
@@ -101,6 +101,13 @@ class TextReader(Reader):
             seen = tuple(columns.lines())
             text = asked.get("text") or _text_column(columns, tables[0])
             chosen = TableForm.of(columns, text, tables[0], asked)
+            labelled = labelled_tables(tables, chosen.labels)
+            if len(labelled) == 1:
+                data["root"] = str(tables[0])
+                why["data"] = f"Text, the texts in {tables[0]}"
+            if unlabelled := [path.name for path in tables if path not in labelled]:
+                why["data"] += f"; without labels: {', '.join(unlabelled)}"
+            tables = labelled
             form = {"text": text, **chosen.options()}
             data |= {
                 name: form[name] for name in form if (name, form[name]) not in _USUAL

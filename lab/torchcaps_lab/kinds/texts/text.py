@@ -111,7 +111,9 @@ class Text(ListedData):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.root = found_root(self.root)
+        # A data set of your own may hold its examples itself.
+        if self.root != "":
+            self.root = found_root(self.root)
         _ = self.listed  # problems of the files are reported at once
 
     @property

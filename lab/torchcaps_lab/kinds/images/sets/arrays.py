@@ -146,8 +146,8 @@ def order_of(
             raise ValueError(
                 f"{name} {shape} may be grey images of {sides[0]} x {sides[1]} pixels, "
                 f'or series of {sides[0]} channels: axes="NHW" says that they are '
-                "images; series are read from a table or a .ts file, "
-                "torchcaps.train('series.csv')"
+                'images; torchcaps.train(inputs, labels, kind="series") trains on '
+                "series"
             )
         return "NHW"
     last = shape[3] in USUAL_CHANNELS

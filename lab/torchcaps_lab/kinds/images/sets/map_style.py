@@ -276,8 +276,7 @@ def _refuse_texts(pairs: Any, part: str) -> None:
     if isinstance(text, str) and not Path(text).suffix and not Path(text).exists():
         raise ValueError(
             f"the {part} data must be images or paths of images, got {text!r:.60}, "
-            "which names no file; texts are read from a table, "
-            "torchcaps.train('texts.csv')"
+            "which names no file; torchcaps.train(texts, labels) trains on texts"
         )
 
 

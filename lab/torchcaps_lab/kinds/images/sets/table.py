@@ -20,6 +20,7 @@ from torchcaps_lab.data.table_form import (
     TableForm,
     names_in,
     split_parts,
+    tables_beside,
 )
 from torchcaps_lab.data.tables import Cells, Table
 from torchcaps_lab.kinds.images.decoding.picture import image_suffixes
@@ -163,7 +164,7 @@ def table_of_images(
             the labels; names the columns.
     """
     given = given or {}
-    tables = [path for path in place.top if path.suffix.lower() in TABLES]
+    tables = tables_beside(place)
     if not tables:
         return None if place.is_file else _table_of_splits(place.path, given)
     images = ImagesByName(place.folder)

@@ -1,0 +1,117 @@
+"""Folders and files that hold more, or something else, than the data of one kind."""
+
+import pickle
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.kinds.shapes import COLOURS, picture
+from tests.runs import status
+from torchcaps_lab.options.guess import guess
+
+WORDS = ("storm", "flood", "fire", "help", "sun", "walk", "happy", "cat")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def photos(folder: str, count: int = 12) -> None:
+    for row in range(count):
+        picture(Path(folder, f"{row}.png"), [*COLOURS][row % 2], row)
+
+
+def masks(name: Callable[[int], str], count: int = 12) -> None:
+    for row in range(count):
+        Path(name(row)).parent.mkdir(parents=True, exist_ok=True)
+        values = np.zeros((24, 24), np.uint8)
+        values[row : row + 9, 4:16] = 1
+        Image.fromarray(values).save(name(row))
+
+
+def test_masks_in_a_folder_of_another_name_are_asked_about(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Pictures and masks were taken for two classes."""
+    photos("cells/img")
+    masks(lambda row: f"cells/labels/{row}.png")
+    with pytest.raises(ValueError, match=r"--data\.class_folders outer") as error:
+        guess("cells")
+    command = re.search(r"torchcaps (train [^;]*)", str(error.value))
+    assert command is not None
+    words = shlex.split(command[1])
+    assert status("check", *words[1:]) == 0
+    assert guess("cells", {"data": {"images": "img", "masks": "labels"}}).options[
+        "data"
+    ]["name"] == ("Masks")
+    assert guess("cells", {"data": {"class_folders": "outer"}})
+
+
+def test_classes_of_files_of_the_same_names_are_classes() -> None:
+    photos("two/cat")
+    photos("two/dog")
+    assert guess("two").options["data"]["name"] == "ImageFolder"
+
+
+def test_masks_beside_their_pictures_are_no_pictures() -> None:
+    photos("cells")
+    masks(lambda row: f"cells/{row}_mask.png")
+    with pytest.raises(ValueError, match=r"0_mask.*'images'.*'masks'"):
+        guess("cells")
+
+
+def test_a_table_of_sounds_says_where_sounds_are_read_from() -> None:
+    Path("clips").mkdir()
+    rows = [f"clips/{row}.wav,{'ab'[row % 2]}" for row in range(12)]
+    for row in range(12):
+        Path(f"clips/{row}.wav").write_bytes(b"RIFF")
+    Path("sounds.csv").write_text("\n".join(["file,label", *rows]))
+    for path in ("sounds.csv", "."):
+        with pytest.raises(ValueError, match=r"'file'.*names sounds.*LABEL/0\.wav"):
+            guess(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("x.npz", r"load these arrays in Python.*torchcaps\.train\(inputs, labels\)"),
+        ("x.pkl", "may execute code"),
+    ],
+)
+def test_arrays_and_pickles_are_read_in_python(name: str, advice: str) -> None:
+    if name.endswith("npz"):
+        np.savez(name, x=np.zeros((4, 8, 8)))
+    else:
+        Path(name).write_bytes(pickle.dumps([1, 2]))
+    with pytest.raises(ValueError, match=advice):
+        guess(name)
+
+
+def test_the_folder_of_a_competition_of_pictures() -> None:
+    photos("dogs/train", 12)
+    picture(Path("dogs/test/unknown.png"), "gold", 0)
+    rows = [f"{row},{'ab'[row % 2]}" for row in range(12)]
+    Path("dogs/train.csv").write_text("\n".join(["id,breed", *rows]))
+    Path("dogs/test.csv").write_text("id\nunknown\n")
+    Path("dogs/sample_submission.csv").write_text("id,breed\nunknown,a\n")
+    data = guess("dogs").options["data"]
+    assert data["root"] == str(Path("dogs/train.csv"))
+    assert data["label"] == "breed"
+
+
+def test_the_folder_of_a_competition_of_texts() -> None:
+    Path("tweets").mkdir()
+    rows = [f"{row},{' '.join([*WORDS, str(row)])},{row % 2}" for row in range(40)]
+    Path("tweets/train.csv").write_text("\n".join(["id,text,target", *rows]))
+    rows = [row.rpartition(",")[0] for row in rows]
+    Path("tweets/test.csv").write_text("\n".join(["id,text", *rows]))
+    Path("tweets/sample_submission.csv").write_text("id,target\n0,0\n1,0\n")
+    seen = guess("tweets")
+    assert seen.options["data"]["root"] == str(Path("tweets/train.csv"))
+    assert "without labels: test.csv" in seen.why["data"]
