@@ -103,7 +103,7 @@ class SharedRegistry(Registry):
             return True
         return any(cls.__name__ == last and _is_ours(cls) for cls in self.imported())
 
-    def loaded(self) -> dict[str, type]:
+    def loaded(self) -> dict[str, Any]:
         """The names and the classes whose modules are imported; it imports none."""
         return dict(super().items())
 

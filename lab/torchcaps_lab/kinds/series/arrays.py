@@ -1,6 +1,6 @@
 """Series that a program has in arrays."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -39,7 +39,7 @@ class SeriesArrays(Series):
         test: float = 0.2,
         validation: float = 0.1,
         seed: int = 0,
-        standardise: str = "data",
+        standardise: Literal["data", "each"] = "data",
     ) -> None:
         self.inputs = inputs
         self.labels = labels
