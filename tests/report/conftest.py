@@ -11,6 +11,6 @@ def small_reports() -> None:
 @pytest.fixture(autouse=True)
 def as_if_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     """Networks that were not trained have nothing to show, which is tested in
-    test_verdict.py.
+    tests/evaluate/test_verdict.py.
     """
     monkeypatch.setattr("torchcaps_lab.report.observe.judge", lambda *_: TRAINED)
