@@ -31,8 +31,7 @@ class Layer:
         capsules: what it returned.
         children: what it took; None for a layer that makes capsules of something else,
             such as primary capsules.
-        routed: its routing, one for each group of a convolution; empty where nothing
-            was routed.
+        routed: what its routings returned; empty where nothing was routed.
 
     Example:
         >>> from torchcaps_lab.evaluate import observe_layers
@@ -70,7 +69,7 @@ class Layer:
         away adding up to 1 at most.
 
         Args:
-            group: the group of a convolution.
+            group: which of its routings.
 
         Returns:
             (B, windows, I, J): I children in a window (places x types), J parents at
@@ -92,7 +91,7 @@ class Layer:
         children, ...), in float32 at least.
 
         The children of a convolution lie on the padded grid, row by row, with their
-        types (of one group) last.
+        types last.
         """
         field = field.to(torch.promote_types(field.dtype, torch.float32))
         if self.windows is None:
@@ -275,7 +274,7 @@ def layer_entropy(layer: Layer) -> Tensor:
     do not compete, p runs only over those of one type, and the average is also over the
     types. Where each window routes for itself, p runs over the J parents of one window,
     and the average is also over the windows. Padding and children that no window sees
-    are left out; groups are averaged.
+    are left out; several routings are averaged.
 
     Args:
         layer: one that routes, of :func:`observe_layers`.
@@ -290,7 +289,7 @@ def layer_entropy(layer: Layer) -> Tensor:
 
 
 def mean_of_groups(layer: Layer, measure: Callable[[Layer, int], Tensor]) -> Tensor:
-    """A measure (B,) of the routing of each group of a layer, averaged over the groups.
+    """A measure (B,) of each routing of a layer, averaged over them.
 
     Raises:
         ValueError: if the layer does not route.
