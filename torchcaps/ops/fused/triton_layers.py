@@ -20,7 +20,6 @@ from torchcaps.ops.fused.triton_launch import (
     DTYPES,
     Gradients,
     Launch,
-    Tiling,
     by_parent,
     empty_fields,
     run,
@@ -50,7 +49,6 @@ def agreement(
     constant: float,
     accumulate: bool,
     leaky: bool,
-    tiling: Tiling | None = None,
 ) -> Agreed:
     """All steps of routing by agreement; see :class:`torchcaps.routing.DynamicRouting`.
 
@@ -61,9 +59,8 @@ def agreement(
         constant: c of the squash n^2 / (c + n^2).
         accumulate: whether alpha adds up the poses of all steps.
         leaky: whether a logit 0 competes with the parents.
-        tiling: the tiling of the passes.
     """
-    launch = Launch(call, tiling, "moments", leaky=leaky)
+    launch = Launch(call, None, "moments", leaky=leaky)
     B, J, H = launch.B, launch.J, launch.H
     sums = launch.empty(steps, B, H, J)
     alphas = launch.empty(steps - 1, B, H, J)
@@ -115,7 +112,6 @@ def agreement_backward(
     constant: float,
     accumulate: bool,
     leaky: bool,
-    tiling: Tiling | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """The gradients of children, transforms, coordinates and bias.
 
@@ -129,9 +125,8 @@ def agreement_backward(
         constant: as there.
         accumulate: as there.
         leaky: as there.
-        tiling: the tiling of the passes.
     """
-    launch = Launch(call, tiling, "flow", leaky=leaky)
+    launch = Launch(call, None, "flow", leaky=leaky)
     steps, parents = len(agreed.sums), launch.parents(constant=constant)
     grad_sums = torch.empty_like(agreed.sums)
     parts, later = grad_pose[None], None
@@ -218,7 +213,6 @@ def mixture(
     unit_cost: Tensor,
     activation_cost: Tensor,
     settings: EMOptions,
-    tiling: Tiling | None = None,
 ) -> EMSteps:
     """All steps of EM routing; see :class:`torchcaps.routing.EMRouting`.
 
@@ -231,9 +225,8 @@ def mixture(
         unit_cost: beta_u, (J,).
         activation_cost: beta_a, (J,).
         settings: the settings of the steps.
-        tiling: the tiling of the passes.
     """
-    launch = Launch(call, tiling, "scatter")
+    launch = Launch(call, None, "scatter")
     steps = len(settings.inverse_temperatures)
     out = EMSteps.empty(call, seen, steps)
     options = {
@@ -326,7 +319,6 @@ def mixture_backward(
     mixed: EMSteps,
     upstream: Sequence[Tensor | None],
     settings: EMOptions,
-    tiling: Tiling | None = None,
 ) -> tuple[Tensor | None, ...]:
     """The gradients of children, transforms, coordinates, weights, beta_u and beta_a.
 
@@ -338,9 +330,8 @@ def mixture_backward(
         upstream: the gradients of mean and logit, and of the last mean, precision and
             weight that votes were compared with; None for 0.
         settings: as there.
-        tiling: the tiling of the passes.
     """
-    launch = Launch(call, tiling, "scatter backward")
+    launch = Launch(call, None, "scatter backward")
     launch.tile = replace(launch.tile, overlap=True, based=True)  # all steps add
     grads, steps = Gradients(launch.alone()), len(settings.inverse_temperatures)
     mean_grads = mixed.mean.new_zeros((steps, *call.children.shape[:2]))
