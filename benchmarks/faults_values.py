@@ -14,11 +14,12 @@ from typing import Any
 import torch
 import yaml
 from PIL import Image
+from torch import Tensor
 
 from benchmarks.faults import CRASH, fault, finish, misfit, no_crash
 from torchcaps_lab.data import AnnotatedImages, ImageFolder, Text, read_idx
 from torchcaps_lab.run_folder import RunFolder
-from torchcaps_lab.training.checkpoints import newest_checkpoint
+from torchcaps_lab.training.checkpoints import newest_checkpoint, seal
 
 _NAMES = ("cat\ud800", "cat\ndog", "cat\x1b[2J", "cat\u202e", " ", "", 5, ["cat"], None)
 """What no class is called."""
@@ -74,8 +75,8 @@ def _images(path: Path) -> None:
 
 @fault("checkpoints that hold other values, or are none", CRASH)
 def odd_checkpoints(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
-    """A training is resumed from one with a value that does not belong there, or beside
-    a folder or a link in a circle of that name.
+    """A training is resumed from one with a value that does not belong there, under a
+    right seal, or beside a folder or a link in a circle of that name.
     """
     whole = folder / "whole"
     finish(whole, epochs=1)
@@ -90,12 +91,24 @@ def odd_checkpoints(folder: Path, count: int, chance: random.Random) -> Iterator
         path = RunFolder(run).checkpoints / newest.name
         kind = number % 3
         if kind == 0:
-            key = chance.choice([*state])
-            values: tuple[Any, ...] = ("one", -3, 1.5, 10**30, None, [], {}, [1], True)
-            torch.save({**state, key: chance.choice(values)}, path)
+            torch.save(_other(state, chance), path)
+            seal(path)
         elif kind == 1:
             path.unlink()
             path.symlink_to(path.name)
         else:
             path.with_name("x.ckpt").mkdir()
         yield finish(run, epochs=2) in (0, 1)
+
+
+def _other(content: Any, chance: random.Random) -> Any:
+    """The content of a checkpoint with one value, or one shape, replaced."""
+    if isinstance(content, Tensor):
+        few = content.flatten()[:1]
+        return chance.choice((few, few[:0], content * float("nan"), None))
+    if isinstance(content, dict | list) and content and chance.random() < 0.9:
+        changed: Any = content.copy()
+        key = chance.choice([*content] if isinstance(content, dict) else [0])
+        changed[key] = _other(content[key], chance)
+        return changed
+    return chance.choice(("one", -3, 1.5, 10**30, None, [], {}, [1], True))

@@ -4,7 +4,9 @@ import multiprocessing
 import os
 import resource
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -84,20 +86,54 @@ def test_a_checkpoint_without_a_seal_is_not_whole(tmp_path: Path) -> None:
         ("callbacks", ["a"]),
         ("loops", {"fit_loop": 1}),
         ("optimizer_states", "none"),
+        ("pytorch-lightning_version", "one"),
     ],
 )
 def test_whole_checkpoints_of_other_content_are_refused_by_name(
     checkpoint: bytes, name: str, content: object, tmp_path: Path
 ) -> None:
-    path = tmp_path / "checkpoints" / "epoch00000.ckpt"
+    with pytest.raises(ValueError, match=r"epoch00000\.ckpt (is|cannot)"):
+        resumed(checkpoint, lambda state: {**state, name: content}, tmp_path)
+
+
+def resumed(
+    checkpoint: bytes, change: Callable[[dict[str, Any]], object], folder: Path
+) -> None:
+    """Resumes from a checkpoint whose content was changed, under a right seal."""
+    path = folder / "checkpoints" / "epoch00000.ckpt"
     path.parent.mkdir()
     path.write_bytes(checkpoint)
-    changed = {**torch.load(path, weights_only=True), name: content}
-    torch.save(changed, path)
+    torch.save(change(torch.load(path, weights_only=True)), path)
     seal(path)
     assert seal_is_right(path)
-    with pytest.raises(ValueError, match=r"epoch00000\.ckpt (is|cannot)"):
-        trained(tmp_path, epochs=2)
+    trained(folder, epochs=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("exp_avg", torch.zeros(1)),
+        ("exp_avg_sq", torch.zeros(0)),
+        ("step", torch.zeros(0)),
+        ("lr", [1]),
+        ("betas", (0.9, "x")),
+        ("amsgrad", "yes"),
+    ],
+)
+def test_a_fused_step_reads_no_more_than_a_checkpoint_holds(
+    checkpoint: bytes, name: str, content: object, tmp_path: Path
+) -> None:
+    """Without a check it ended the process, or read what lay beside the state."""
+
+    def change(state: dict[str, Any]) -> dict[str, Any]:
+        [optimizer] = state["optimizer_states"]
+        for owner in (optimizer["param_groups"][0], optimizer["state"][0]):
+            if name in owner:
+                owner[name] = content
+        return state
+
+    with pytest.raises(ValueError, match=rf"epoch00000\.ckpt cannot .*{name} of the"):
+        resumed(checkpoint, change, tmp_path)
 
 
 def test_changed_texts_are_told_as_texts() -> None:

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback
-from torch import nn
+from packaging.version import Version
+from torch import Tensor, nn
 
 from torchcaps.whole import opened, owned, resolved, sweep, written_whole
 from torchcaps_lab.data import Examples
@@ -195,6 +196,7 @@ def read_checkpoint(path: Path) -> Mapping[str, Any]:
                 file, map_location="cpu", weights_only=True
             )
         epoch = checkpoint["epoch"]
+        Version(checkpoint["pytorch-lightning_version"])
         floating = {
             name: tensor
             for name, tensor in checkpoint["state_dict"].items()
@@ -246,6 +248,45 @@ def check_network(
         if changes:
             reason = f"does not fit the network that the changes ask for, {changes}"
         raise ValueError(f"checkpoint {path} {reason}: see {', '.join(different[:5])}")
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Checks the options and the state that an optimizer took from a checkpoint. A fused
+    step reads as many numbers as the weight has, whatever there is.
+
+    Raises:
+        TypeError: if they are not those of such an optimizer.
+    """
+    for group in optimizer.param_groups:
+        # Loading adds this to the defaults of optimizers that have no such option.
+        expected = {"differentiable": group.get("differentiable")}
+        for name, default in {**optimizer.defaults, **expected}.items():
+            if not _is_like(group.get(name), default):
+                raise TypeError(f"{name} of the optimizer is {group.get(name)!r:.80}")
+        for weight in group["params"] if group.get("fused") else ():
+            for name, value in optimizer.state.get(weight, {}).items():
+                shape = torch.Size() if name == "step" else weight.shape
+                if isinstance(value, Tensor) and value.shape != shape:
+                    raise TypeError(
+                        f"{name} of the optimizer has the shape {tuple(value.shape)}, "
+                        f"that of a weight of the shape {tuple(weight.shape)}"
+                    )
+
+
+def _is_like(value: Any, default: Any) -> bool:
+    """Whether an option of an optimizer has the kind of its default."""
+    if isinstance(default, tuple | list):
+        return (
+            isinstance(value, tuple | list)
+            and len(value) == len(default)
+            and all(map(_is_like, value, default))
+        )
+    if isinstance(default, bool):
+        return isinstance(value, bool)
+    if isinstance(default, int | float | Tensor):
+        one_number = isinstance(value, Tensor) and value.numel() == 1
+        return one_number or type(value) in (int, float)
+    return default is None or isinstance(value, type(default))
 
 
 class Fingerprint(Callback):

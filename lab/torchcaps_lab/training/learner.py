@@ -16,6 +16,7 @@ from torchcaps.models import ClassifierNetwork, Prediction
 from torchcaps.numerics import Advance
 from torchcaps_lab.data import Batch, Preprocess, mixed_seed
 from torchcaps_lab.tasks import Classification, Criteria, Task
+from torchcaps_lab.training.checkpoints import check_optimizer
 from torchcaps_lab.training.diverged import (
     TrainingDiverged,
     first_not_finite,
@@ -203,11 +204,12 @@ class Learner(L.LightningModule):
         return make(self.model.parameters())
 
     def on_train_start(self) -> None:
-        """Sets the memory layout of the optimizer's state from a checkpoint."""
+        """Checks the optimizer's state from a checkpoint, and sets its memory layout."""
         for optimizer in self.trainer.optimizers:
-            self.speed.settle(
-                getattr(optimizer, "optim", optimizer)
-            )  # or its shard here
+            # Or its shard here.
+            here = getattr(optimizer, "optim", optimizer)
+            check_optimizer(here)
+            self.speed.settle(here)
 
     def on_train_epoch_start(self) -> None:
         """Sets the seed of the epoch and the settings that change, and starts to watch
