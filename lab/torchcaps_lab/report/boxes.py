@@ -83,7 +83,11 @@ def boxed_image(boxed: Boxed, classes: Sequence[str], least: int = 400) -> "Figu
 def _draw(axes: "Axes", boxed: Boxed, classes: Sequence[str]) -> None:
     from matplotlib.colors import to_rgb
     from matplotlib.patches import Rectangle
+    from matplotlib.patheffects import Normal, Stroke
 
+    # A dark line below keeps boxes visible on bright images and on things of their
+    # colour.
+    outlined = [Stroke(linewidth=2.6, foreground="black", alpha=0.6), Normal()]
     show(axes, boxed.image, cmap="gray", vmin=0, vmax=1)
     for _, (left, top, right, bottom) in boxed.true:
         sides = right - left, bottom - top
@@ -94,8 +98,9 @@ def _draw(axes: "Axes", boxed: Boxed, classes: Sequence[str]) -> None:
                 fill=False,
                 color="white",
                 linestyle=":",
-                linewidth=0.9,
+                linewidth=1.2,
                 zorder=3,
+                path_effects=outlined,
             )
         )
     for name, (left, top, right, bottom) in boxed.boxes:
@@ -107,7 +112,8 @@ def _draw(axes: "Axes", boxed: Boxed, classes: Sequence[str]) -> None:
                 bottom - top,
                 fill=False,
                 color=colour,
-                linewidth=1.4,
+                linewidth=1.6,
+                path_effects=outlined,
             )
         )
         pale = (

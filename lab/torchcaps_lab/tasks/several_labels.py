@@ -305,15 +305,13 @@ def _each_class(images: Examples, most: int = 20) -> Selection | None:
     rows, classes = batch.labels.cpu().nonzero()[:most].unbind(1)
     if not len(rows):
         return None
-    present = []
-    for row in batch.labels.tolist():
-        present.append(" and ".join(compress(images.classes, row)))
+    names = tuple(images.classes)
     titles = []
     for row, index in zip(rows.tolist(), classes.tolist(), strict=True):
-        name = images.classes[index]
-        alone = present[row] == name
-        titles.append(name if alone else f"{name}\nof {present[row]}")
-    names = tuple(images.classes)
+        present = compress(names, batch.labels[row].tolist())
+        others = [name for name in present if name != names[index]]
+        beside = f"\nbeside {', '.join(others)}" if others else ""
+        titles.append(names[index] + beside)
     things = _true_boxes(batch, names)
     return Selection(
         batch.inputs.cpu()[rows],
