@@ -64,6 +64,12 @@ PLAIN = {
 does the same.
 """
 
+LARGEST = dict.fromkeys(
+    ("K-Means, 3 steps, batch norm", "K-Means with evidence, batch norm"),
+    "largest values of class maps, batch norm",
+)
+"""The best heads of capsules, and class maps that are pooled in another way."""
+
 EVIDENT = {"K-Means with evidence, batch norm": "K-Means, 3 steps, batch norm"}
 """Heads of digits that start from what each child knows, and the same that start from
 equal shares.
@@ -384,6 +390,7 @@ def section() -> str:
         tables = {
             "Routing compared with no routing": WITHOUT,
             "Capsules compared with a plain network": PLAIN,
+            "Capsules compared with the largest values of class maps": LARGEST,
             "Evidence compared with equal shares": EVIDENT,
         }
         for title, references in tables.items():
@@ -442,7 +449,7 @@ def comparisons(runs: Runs) -> Iterator[str]:
     layouts = digit_heads.PAIRS.values()
     yield f"| this head finds | than this | {' | '.join(layouts)} |"
     yield "|---|---|" + "---|" * len(layouts)
-    for references in (WITHOUT, PLAIN, EVIDENT):
+    for references in (WITHOUT, PLAIN, LARGEST, EVIDENT):
         for head in in_common(runs, references, ENOUGH):
             if head not in digit_heads.DRAWN:
                 continue

@@ -60,6 +60,8 @@ ENTROPY = "entropy of the couplings"
 DRAWN = (
     "convolutional twin, pooled",
     "class maps, batch norm",
+    "largest values of class maps, batch norm",
+    "class queries with attention, batch norm",
     "K-Means, 1 step, batch norm",
     "K-Means, 3 steps, batch norm",
     "K-Means with evidence, batch norm",
