@@ -3,6 +3,7 @@ where a file should be, names that share their content, small files that ask for
 and outputs that nobody reads.
 """
 
+import asyncio
 import json
 import os
 import random
@@ -11,17 +12,21 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from benchmarks.faults import CRASH, REFUSED, fault, no_crash
 from torchcaps.models import create_model, load_pretrained
 from torchcaps.whole import write_whole
+from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data import Manifest, load_image
 from torchcaps_lab.data.tables import Table
+from torchcaps_lab.explore.explorer import Explorer
+from torchcaps_lab.explore.server import MOST_AT_ONCE, MOST_BYTES, application
 from torchcaps_lab.kinds.images.sets.mnist import read_idx
 from torchcaps_lab.kinds.texts import Words
 from torchcaps_lab.options.reading import read_options
@@ -226,3 +231,69 @@ def closed_pipes(folder: Path, count: int, chance: random.Random) -> Iterator[bo
         done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE)
         os.close(writing)
         yield not done.stderr
+
+
+@fault(
+    "uploads at one time, some of whose senders stop or hang up",
+    "each is answered, and their room is free again",
+)
+def stopped_uploads(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
+    """Rounds of senders of any size, then as many whole uploads as have room."""
+    explorer = Explorer({"a": Classifier(create_model("capsnet_digits"))})
+    with patch("torchcaps_lab.explore.server.MOST_SECONDS", 0.2):
+        for _ in range(count):
+            app = application(explorer)
+            ends = ("whole", "stops", "hangs up")
+            senders = [
+                _sender(chance.randrange(2 * MOST_BYTES), chance.choice(ends))
+                for _ in range(chance.randint(1, 20))
+            ]
+            statuses = asyncio.run(_answered(app, senders))
+            yield set(statuses) <= {400, 408, 413, 503}
+            whole = [_sender(MOST_BYTES, "whole")] * (MOST_AT_ONCE // MOST_BYTES)
+            # No pictures: they are read to their end.
+            yield set(asyncio.run(_answered(app, whole))) == {400}
+
+
+def _sender(size: int, end: str) -> Callable[[], Iterator[dict[str, Any] | None]]:
+    """What a sender sends; None where it stops for good."""
+
+    def send() -> Iterator[dict[str, Any] | None]:
+        yield {"type": "http.request", "body": bytes(size), "more_body": True}
+        if end == "stops":
+            yield None
+        if end == "hangs up":
+            yield {"type": "http.disconnect"}
+        yield {"type": "http.request", "body": b"", "more_body": False}
+
+    return send
+
+
+async def _answered(app: Any, senders: Sequence[Callable[[], Any]]) -> list[int]:
+    """The status of each answer, asked for at one time."""
+
+    async def ask(messages: Iterator[dict[str, Any] | None]) -> int:
+        statuses: list[int] = []
+
+        async def receive() -> dict[str, Any]:
+            message = next(messages)
+            if message is None:
+                await asyncio.Event().wait()
+            return message or {}
+
+        async def send(message: dict[str, Any]) -> None:
+            statuses.append(message.get("status", 0))
+
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/api/look",
+            "query_string": b"network=a",
+            "headers": [(b"host", b"localhost")],
+            "server": ("127.0.0.1", 80),
+        }
+        await app(scope, receive, send)
+        return statuses[0]
+
+    answers = asyncio.gather(*(ask(sender()) for sender in senders))
+    return await asyncio.wait_for(answers, SECONDS)
