@@ -95,11 +95,9 @@ def _loaded(path: Path) -> Any:
         loaded.torchcaps_folded,
         loaded.torchcaps_folded_routing,
         loaded.torchcaps_folded_kept,
-        loaded.torchcaps_huge_pages,
         loaded.torchcaps_vector_bytes,
     ):
         function.restype = ctypes.c_int64
-    loaded.torchcaps_huge_pages.argtypes = (ctypes.c_size_t, ctypes.c_int64)
     loaded.torchcaps_vector_bytes.argtypes = ()
     loaded.vector_bytes = loaded.torchcaps_vector_bytes()
     return loaded

@@ -3,10 +3,6 @@
 // The formulas are those of torchcaps/ops/chunked/moments.py. Symbols: rows B (images x windows), children I, parents J, pose
 // rows M, child dimension P, parent dimension D, H = M * D.
 
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
-
 #include "kernels/agreement.hpp"
 
 namespace {
@@ -37,16 +33,6 @@ extern "C" int64_t torchcaps_agree(const TorchcapsCall* call, const TorchcapsAgr
   return checked(*call, [&] {
     return is_double ? Agreement<double>(*call, *agreement).run(back) : Agreement<float>(*call, *agreement).run(back);
   });
-}
-
-// Asks for huge pages: new memory comes from the system page by page, and 4 KB at a time take longer than a pass takes to fill it.
-extern "C" int64_t torchcaps_huge_pages([[maybe_unused]] uintptr_t start, [[maybe_unused]] int64_t bytes) {
-#ifdef MADV_HUGEPAGE
-  constexpr uintptr_t page = 4096, huge = 2 << 20;
-  const uintptr_t first = (start + page - 1) / page * page, last = (start + bytes) / page * page;
-  if (last > first + huge) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
-#endif
-  return 0;
 }
 
 extern "C" int64_t torchcaps_vector_bytes() { return kVectorBytes; }

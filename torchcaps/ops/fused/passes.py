@@ -571,11 +571,7 @@ def _coefficients(call: Call, parts: int, parents: int) -> Tensor:
     lanes = library().vector_bytes // dtype.itemsize
     width = B if B <= lanes // _FEW else lanes
     shape = -(-B // lanes) + parts, -(-I // _TOGETHER), parents, _TOGETHER, width
-    memory = torch.empty(shape, dtype=dtype)
-    # New in each training step: page by page the system takes longer to give it than the
-    # kernels to fill it.
-    library().torchcaps_huge_pages(memory.data_ptr(), memory.nbytes)
-    return memory
+    return torch.empty(shape, dtype=dtype)
 
 
 def _empty_gradients(
