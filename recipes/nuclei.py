@@ -33,6 +33,7 @@ from recipes.object_discovery import (
 )
 from torchcaps.models import ImageClassifier, Prediction
 from torchcaps.spec import settings
+from torchcaps.whole import opened
 from torchcaps_lab.data import DataSet, Examples, find_data_dir, register_dataset
 from torchcaps_lab.evaluate import evaluating
 from torchcaps_lab.kinds.objects.pictures import slot_of_pixels
@@ -149,7 +150,7 @@ class Nuclei(DataSet):
 
 
 def _pixels(file: Path) -> Any:
-    with Image.open(file) as image:
+    with opened(file) as stream, Image.open(stream) as image:
         return np.asarray(image)
 
 

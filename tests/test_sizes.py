@@ -30,7 +30,6 @@ LAYERS: dict[type, dict[str, Any]] = {
         "out_pose": (2, 2),
         "kernel_size": 3,
         "stride": 1,
-        "groups": 1,
     },
     tc.ClassCaps: {
         "in_types": 2,

@@ -226,7 +226,7 @@ def is_tiff(source: Path | BytesIO) -> bool:
     """Whether a file begins as a TIFF file does."""
     if isinstance(source, BytesIO):
         return source.getvalue()[:4] in _TIFF
-    with source.open("rb") as file:
+    with opened(source) as file:
         return file.read(4) in _TIFF
 
 
