@@ -226,7 +226,8 @@ def is_tiff(source: Path | BytesIO) -> bool:
     """Whether a file begins as a TIFF file does."""
     if isinstance(source, BytesIO):
         return source.getvalue()[:4] in _TIFF
-    with opened(source) as file:
+    # The caller has checked what it opens.
+    with source.open("rb") as file:
         return file.read(4) in _TIFF
 
 
