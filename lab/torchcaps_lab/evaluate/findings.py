@@ -1,11 +1,11 @@
 """What a network does with a set of images, in numbers."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ from torchcaps.numerics import compute_dtype
 from torchcaps_lab.data.examples import Batch, Examples
 from torchcaps_lab.evaluate.calibration import calibration_error
 from torchcaps_lab.evaluate.layers import assignment_entropy
+
+Part = TypeVar("Part")
 
 _AT_ONCE = 8192
 """Images times classes in one batch at most: an image has an assignment for each child
@@ -322,27 +324,36 @@ def evaluating(model: nn.Module) -> Iterator[torch.device]:
             module.training = mode
 
 
-def in_parts(model: nn.Module, images: Tensor, at_once: int = 16) -> Iterator[Tensor]:
-    """Prepared images (B, C, H, W) as a network takes them, a few at a time; it is
-    evaluating until the last.
+# A generator that waits inside of evaluating() would leave a loop that ends by an error
+# without gradients, for as long as somebody holds the error.
+def in_parts(
+    model: nn.Module,
+    images: Tensor,
+    answer: Callable[[Tensor], Part],
+    at_once: int = 16,
+) -> Iterator[Part]:
+    """What a function of the network makes of prepared images (B, C, H, W), a few at a
+    time; in evaluation mode and without gradients.
 
     The assignments of a convolutional layer are many times larger than its capsules:
     more would fill the memory.
     """
-    with evaluating(model) as device:
-        for part in images.split(at_once):
-            yield in_precision_of(model, part.to(device))
+    for part in images.split(at_once):
+        with evaluating(model) as device:
+            answered = answer(in_precision_of(model, part.to(device)))
+        yield answered
 
 
 def predicted(
     model: ClassifierNetwork, image_set: Examples, batch_size: int = 128
 ) -> Iterator[tuple[Batch, Prediction]]:
-    """Batches of images, and what a network makes of each; in evaluation mode and
-    without gradients until the end.
+    """Batches of images, and what a network makes of each, in evaluation mode and
+    without gradients.
     """
-    with evaluating(model) as device:
-        for batch in image_set.batches(batch_size):
-            yield batch, model(in_precision_of(model, batch.inputs.to(device)))
+    for batch in image_set.batches(batch_size):
+        with evaluating(model) as device:
+            prediction = model(in_precision_of(model, batch.inputs.to(device)))
+        yield batch, prediction
 
 
 def kept(values: Tensor) -> Tensor:

@@ -63,10 +63,14 @@ def observed_health(
     parts_of_measures: tuple[dict[str, list[Tensor]], ...] = tuple(
         defaultdict(list) for _ in measures
     )
-    for part in in_parts(network, images):
+
+    def look(part: Tensor) -> None:
         for name, layer in observe_layers(network, part).items():
             peaks[name].append(peak_activation(layer.capsules).float())
             if layer.routed:
                 for measure, parts in zip(measures, parts_of_measures, strict=True):
                     parts[name].append(measure(layer).float())
+
+    for _ in in_parts(network, images, look):
+        pass
     return peaks, parts_of_measures

@@ -136,7 +136,7 @@ def encoded(model: CapsuleNetwork, images: Tensor, at_once: int = 64) -> Capsule
         images: at least one.
         at_once: how many are kept in memory.
     """
-    parts = [model.encode(part) for part in in_parts(model, images, at_once)]
+    parts = in_parts(model, images, model.encode, at_once)
     return Capsules(*(kept(torch.cat(part)) for part in zip(*parts, strict=True)))
 
 

@@ -191,11 +191,13 @@ def _explained(model: CapsuleNetwork, images: Tensor, pictures: Tensor) -> float
     if about_mean.abs().max() <= resolution(pictures.abs().max()):
         return None
     spread = about_mean.double().square().sum().item()
-    left = 0.0
-    for part, shown in zip(
-        in_parts(model, images, _AT_ONCE), pictures.split(_AT_ONCE), strict=True
-    ):
+
+    def drawn(part: Tensor) -> Tensor:
         capsules = model.encode(part)
-        drawn = kept(model.decode(capsules, capsules.activation.argmax(1)))
-        left += (drawn - shown).double().square().sum().item()
+        return kept(model.decode(capsules, capsules.activation.argmax(1)))
+
+    parts = in_parts(model, images, drawn, _AT_ONCE)
+    left = 0.0
+    for reconstruction, shown in zip(parts, pictures.split(_AT_ONCE), strict=True):
+        left += (reconstruction - shown).double().square().sum().item()
     return 1 - left / spread

@@ -332,9 +332,11 @@ class Observation:
         """The activations of the classes, (B, E)."""
         if self.classes is not None:
             return self.classes.activation
-        return torch.cat(
-            [kept(self.model(images).activation) for images in self._prepared()]
-        )
+
+        def answer(images: Tensor) -> Tensor:
+            return kept(self.model(images).activation)
+
+        return torch.cat([*in_parts(self.model, self.selection.images, answer)])
 
     @cached_property
     def target(self) -> Tensor:
@@ -424,11 +426,9 @@ class Observation:
                 capsules = _given(
                     model, Capsules(classes.pose[row], classes.activation[row]), device
                 )
-                yield kept(
-                    perturb(
-                        model, capsules, self.target[row].to(device), values.to(device)
-                    )[0]
-                )
+                target = self.target[row].to(device)
+                images = kept(perturb(model, capsules, target, values.to(device))[0])
+            yield images
 
     def draw(self, poses: Tensor, target: Tensor) -> Tensor:
         """What the decoder draws from poses (N, D) in the capsules of classes (N,):
@@ -449,15 +449,15 @@ class Observation:
             raise RuntimeError(f"this {type(self.model).__name__} has no decoder")
         return self.model, self.classes
 
-    def _prepared(self) -> Iterator[Tensor]:
-        return in_parts(self.model, self.selection.images)
-
     @cached_property
     def _seen(self) -> _Seen:
+        def look(images: Tensor) -> _Seen:
+            return _keep(observe_layers(self.model, images))
+
         parts = []
-        for images in self._prepared():
-            parts.append(_keep(observe_layers(self.model, images)))
-            if not parts[0].capsules:
+        for part in in_parts(self.model, self.selection.images, look):
+            parts.append(part)
+            if not part.capsules:
                 break  # and none will come
         capsules = {}
         for name in parts[0].capsules:

@@ -90,12 +90,14 @@ class SlotPictures(Exhibit):
         shown: list[TakenApart] = []
         for batch, prediction in predicted(network, images):
             assert isinstance(network, SlotNetwork)
-            columns = (
-                batch.pictures,
-                network.drawing(prediction),
-                slot_of_pixels(prediction),
-                network.parts(batch.pictures.to(prediction.activation), prediction),
-            )
+            pictures = batch.pictures.to(prediction.activation)
+            with evaluating(network):
+                columns = (
+                    batch.pictures,
+                    network.drawing(prediction),
+                    slot_of_pixels(prediction),
+                    network.parts(pictures, prediction),
+                )
             rows = zip(*(column.cpu() for column in columns), strict=True)
             shown += [TakenApart(*row) for row in rows]
         return cls(title=title, text=text, shown=tuple(shown), part=part)
