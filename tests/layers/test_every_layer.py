@@ -205,8 +205,10 @@ poses of its children.
 """
 
 
-# Convolutions take degree centrality under another competition than by default.
-OVER_IMAGES = tuple(name for name in list_routings() if name != "degree_centrality")
+# Convolutions take the others under another competition than by default.
+OVER_IMAGES = tuple(
+    name for name in list_routings() if not create_routing(name).within_window
+)
 ROUTINGS_OF = {
     "slots": SLOTS,
     "head": ("variational_bayes", "dynamic"),
