@@ -273,6 +273,23 @@ def test_all_memory_is_written() -> None:
         assert all(result.isfinite().all() for result in results)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_bias_of_each_child_beside_shared_transforms(backend: str) -> None:
+    skip_without(backend)
+    torch.manual_seed(0)
+    numbers = torch.float64
+    children, transforms = torch.randn(2, 12, 4), torch.randn(1, 5, 4, 6)
+    bias, queries = torch.randn(12, 5, 6), torch.randn(2, 5, 6)
+    votes = Votes(children.to(numbers), transforms.to(numbers), backend=backend)
+    moments = votes.with_bias(bias.to(numbers)).moments(InnerProduct(queries.double()))
+    each = transforms.expand(12, -1, -1, -1)
+    dense = Votes(children, each).dense().to(numbers) + bias
+    shares = torch.einsum("bijh,bjh->bij", dense, queries.double()).softmax(2)
+    torch.testing.assert_close(
+        moments.sum, torch.einsum("bij,bijh->bjh", shares, dense), rtol=1e-5, atol=1e-5
+    )
+
+
 def test_places_share_the_transforms() -> None:
     children, transforms = torch.randn(2, 12, 4), torch.randn(3, 5, 4, 6)
     each = transforms.repeat(4, 1, 1, 1)

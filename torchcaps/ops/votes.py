@@ -320,6 +320,9 @@ class Votes:
             coordinates.requires_grad or coordinates.shape[1] > _FEW_COORDINATES
         ):
             return None
+        # A bias of each child's own, not of its type.
+        if self.vote_bias is not None and len(self.vote_bias) not in (1, T):
+            return None
         dtype = self.dtype
         N = I // T
         weights = self._folded_weights(weights)
