@@ -6,7 +6,7 @@ import pytest
 import torch
 from by_the_book import normal
 
-from torchcaps import CapsLinear, Capsules
+from torchcaps import CapsConv1d, CapsLinear, Capsules
 from torchcaps.ops import Votes
 from torchcaps.routing import (
     InterestRouting,
@@ -85,6 +85,20 @@ def test_a_layer_with_padding_and_fewer_interests() -> None:
     assert isinstance(layer.routing, InterestRouting)
     assert layer.routing.start.grad.isfinite().all()
     assert layer.routing.start.grad.any()
+
+
+def test_votes_that_are_to_be_of_length_1_are_the_same_for_all_parents() -> None:
+    routing = InterestRouting(form="released")
+    CapsLinear(None, J, D, D, transforms="subspace", routing=routing)
+    for make in (
+        lambda: CapsLinear(I, J, D, D, routing=routing),
+        lambda: CapsLinear(
+            None, J, D, D, transforms="subspace", routing=routing, vote_bias=True
+        ),
+        lambda: CapsConv1d(2, J, D, D, 2, routing=routing),
+    ):
+        with pytest.raises(ValueError, match="form must be 'paper'"):
+            make()
 
 
 def test_how_many_interests() -> None:

@@ -153,17 +153,20 @@ class CapsLinear(CapsuleLayer):
         if in_capsules and transforms in ("full", "orthogonal"):
             kinds = in_capsules
         shape = LayerShape(
-            in_capsules, out_capsules, self.in_pose, self.out_pose, types=kinds
+            in_capsules,
+            out_capsules,
+            self.in_pose,
+            self.out_pose,
+            types=kinds,
+            alike=transforms == "subspace" and not vote_bias,
         )
         bound = routing_of(shape, routing, DynamicRouting())
-        if (
-            transforms == "subspace"
-            and bound.hard
-            and not (vote_bias or bound.evidence)
-        ):
+        # A bias would not tell the parents apart: it moves a parent's centre and its
+        # votes by the same.
+        if transforms == "subspace" and bound.hard and not bound.evidence:
             raise ValueError(
                 f"routing must not be hard with transforms='subspace', by which all "
-                f"parents have the same votes, got {bound!r}: use vote_bias=True"
+                f"parents have the same votes, got {bound!r}: use transforms='shared'"
             )
         pairs = (kinds, 1 if transforms == "subspace" else out_capsules)
         # These votes are never formed: one transform of zeros stands for all pairs.

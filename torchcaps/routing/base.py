@@ -89,6 +89,7 @@ class LayerShape:
         types: how many of the children have parameters of their own, where places share
             them: child i has those of type i % types. None for all of them, or 1 for
             any number of children.
+        alike: whether a child's votes are the same for all parents.
 
     Raises:
         ValueError: if an argument is not a size, or the children are not a multiple of
@@ -107,6 +108,7 @@ class LayerShape:
     in_pose: tuple[int, ...]
     out_pose: tuple[int, ...]
     types: int | None = field(default=None, compare=False)
+    alike: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         check_size(parents=self.parents)

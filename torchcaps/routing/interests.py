@@ -80,7 +80,16 @@ class InterestRouting(Routing):
         self.register_parameter("start", None)
 
     def make_parameters(self, shape: LayerShape) -> None:
-        """Create p, the parents to start from."""
+        """Create p, the parents to start from.
+
+        Raises:
+            ValueError: if ``form`` is ``released`` and votes differ between parents.
+        """
+        if self.form == "released" and not shape.alike:
+            raise ValueError(
+                "form must be 'paper' where parents get different votes, got "
+                "'released': use transforms='subspace' without vote_bias"
+            )
         self.start = nn.Parameter(torch.randn(shape.parents, shape.size))
 
     def route(
@@ -100,9 +109,6 @@ class InterestRouting(Routing):
             start: the logits b of the first step, (I, J) or (B, I, J), in place of
                 those of the learned parents: the paper draws them from a normal
                 distribution.
-
-        Raises:
-            ValueError: if votes in windows are to be ``released``.
         """
         logits = self._first_logits(votes) if start is None else start.to(votes.dtype)
         logits = logits.expand(votes.shape[:3])
@@ -129,10 +135,6 @@ class InterestRouting(Routing):
         logits: Tensor,
         pairs: Tensor | None,
     ) -> Routed:
-        if votes.sites is not None:
-            raise ValueError(
-                "form must be 'paper' for the windows of a convolution, got 'released'"
-            )
         # A vote of length 1 is the vote with the inverse of its length as weight.
         shrink = 1 / positive(length(votes.dense()[:, :, 0]))  # [B, I]
         weights = shrink if activation is None else activation * shrink

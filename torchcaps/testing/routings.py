@@ -418,10 +418,18 @@ def _options_together(template: Routing, together: int) -> None:
     of_routing = options_of(type(template), template.config(), least=together > 2)
     check_together(
         {**of_routing, **dict.fromkeys(OF_A_CALL, (False, True))},
-        partial(_with_options, template),
+        partial(_in_a_layer, template),
         partial(_same_whatever_is_kept, template),
         together,
     )
+
+
+def _in_a_layer(template: Routing, row: Row) -> Routing:
+    """A routing with these options, bound to the layer of the row's problem, which may
+    not fit all of them.
+    """
+    problem = Problem.make(shared=row.get("shared", False))
+    return _with_options(template, row).bind(problem.shape)
 
 
 def _with_options(template: Routing, row: Row) -> Routing:
