@@ -121,6 +121,21 @@ def test_two_files_are_touched(diff: Path) -> None:
         assert len(touched) <= TOUCHED.get(diff.stem, 2)
 
 
+@pytest.mark.skipif(not shutil.which("git"), reason="needs git")
+@pytest.mark.parametrize(
+    "diff", sorted(DIFFS.glob("*.diff")), ids=lambda diff: diff.stem
+)
+def test_they_apply(diff: Path) -> None:
+    """To the code as it is now."""
+    done = subprocess.run(
+        ["git", "apply", "--check", "--recount", diff],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def run_with(diffs: list[Path], code: str, folder: Path) -> subprocess.CompletedProcess:
     """Run code in a folder, on a copy of the two packages with these changes."""
     for package in ("torchcaps", "lab/torchcaps_lab"):
