@@ -55,6 +55,7 @@ OF_THE_USER = {
             "split",
             "delimiter",
             "classes",
+            "class_folders",
         ),
         *("configuration", "revision", "fold", "ignore", "skip_broken", "memory"),
         *("nearest", "fit", "bands", "highest", "background"),
