@@ -102,23 +102,35 @@ class SlotMLP(SlotAutoencoder):
 class PublishedObjects(Recipe[TrainingOptions]):
     """Trains slots to draw images, and measures which objects they found, as published
     figures do; beside them answers that learn nothing.
+
+    Attributes:
+        measures: the names of the figures of the task.
+        tests: the tests by name, each with what its data have changed; the first is
+            that of the data as they are.
     """
 
     settings: ClassVar = TrainingOptions
     grows: ClassVar = True
+    measures: ClassVar[Mapping[str, str]] = MEASURES
+    tests: ClassVar[Mapping[str, Mapping[str, Any]]] = {"": {}}
 
     def __init_subclass__(cls) -> None:
         facts = facts_of(cls.name)
         cls.rows = {**facts["rows"], **dict.fromkeys(UNTRAINED)}
         common: dict[str, Any] = {"unit": "points", "higher_is_better": True}
         lines = []
-        for row, (key, measure) in product(cls.rows, MEASURES.items()):
+        for row, test, key in product(cls.rows, cls.tests, cls.measures):
             # K-Means and the grid have no colours to assign pixels by.
             if row in UNTRAINED and key.endswith("assigned"):
                 continue
             figure = facts["published"].get(row, ()) if key == "fg_ari" else ()
-            lines.append(Line(row, measure, *figure, **common))
+            lines.append(Line(row, cls._measure(key, test), *figure, **common))
         cls.lines = tuple(lines)
+
+    @classmethod
+    def _measure(cls, key: str, test: str) -> str:
+        """The name of a figure of the task in a test."""
+        return f"{cls.measures[key]}, {test}" if test else cls.measures[key]
 
     def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
         """Trains the network of a row; the grid needs no training, and K-Means only
@@ -145,13 +157,26 @@ class PublishedObjects(Recipe[TrainingOptions]):
         network = study.trained[row].network
         if isinstance(network, PixelClusters):
             study.facts[row]["K-Means"] = network.how._asdict()
-        test = data_of(self.options(study.settings, row)["data"]).test
-        figures = create_task("objects").examine(network, test).figures
-        return {
-            measure: 100 * figures[key]
-            for key, measure in MEASURES.items()
-            if key in figures
-        }
+        data = self.options(study.settings, row)["data"]
+        measured = {}
+        for test, changes in self.tests.items():
+            images = data_of({**data, **changes}).test
+            tested = with_slots(network, len(images.classes))
+            figures = create_task("objects").examine(tested, images).figures
+            for key in self.measures.keys() & figures.keys():
+                measured[self._measure(key, test)] = 100 * figures[key]
+        return measured
+
+
+def with_slots(network: Any, slots: int) -> Any:
+    """The network, with another number of slots if it has not so many."""
+    if network.classes == slots:
+        return network
+    if isinstance(network, PixelClusters):
+        return PixelClusters(network.image_shape, slots, network.how)
+    if isinstance(network, FixedGrid):
+        return FixedGrid(network.image_shape, slots)
+    return network.with_slots(slots)
 
 
 @register_recipe
@@ -166,3 +191,20 @@ class OnMultiDSprites(PublishedObjects):
     """Two to five coloured sprites on a coloured ground."""
 
     name: ClassVar = "multi-dsprites"
+
+
+@register_recipe
+class OnScenes3D(PublishedObjects):
+    """Things on a floor in three dimensions, in tests that differ from the training."""
+
+    name: ClassVar = "scenes-3d"
+    measures: ClassVar = {
+        key: name for key, name in MEASURES.items() if not key.endswith("assigned")
+    }
+    tests: ClassVar = {
+        "as in training": {},
+        "unseen shapes": {"meshes": "unseen"},
+        "seven or eight things": {"least": 7, "most": 8},
+        "other cameras": {"cameras": "other"},
+        "textured floors": {"floor": "textured"},
+    }

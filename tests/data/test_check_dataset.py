@@ -4,6 +4,7 @@ import random
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
 
@@ -134,6 +135,7 @@ def makers(
         "shapes": partial(data.Shapes, count=60, tests=20),
         "tetrominoes": partial(data.Tetrominoes, count=60, tests=20),
         "multi_dsprites": partial(data.MultiDSprites, count=60, tests=20),
+        "scenes_3d": partial(data.Scenes3D, count=60, tests=20, size=32),
         "smallnorb": partial(SmallNORB, str(folder), size=12),
         "text": partial(Text, str(folder / "texts.csv")),
     }
@@ -162,6 +164,9 @@ def test_all_of_the_registry(makers: dict[str, Callable[..., DataSet]]) -> None:
         if package_of(DATASETS[name].__module__) == "torchcaps"
     }
     assert makers.keys() == shipped
+    # Only some versions of Python have its wheel.
+    if not find_spec("pybullet"):
+        del makers["scenes_3d"]
     for make in makers.values():
         check_dataset(make)
 

@@ -290,6 +290,7 @@ def test_datasets_by_name(tmp_path: Path) -> None:
         "mnist",
         "multi_dsprites",
         "picture_folder",
+        "scenes_3d",
         "series",
         "shapes",
         "smallnorb",

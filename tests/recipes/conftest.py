@@ -30,6 +30,8 @@ def run_smoke(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Smoke
     folder = tmp_path_factory.mktemp("recipes")
 
     def run(name: str) -> Smoke:
+        if name == "scenes-3d":
+            pytest.importorskip("pybullet")
         paths = {"runs": folder / "runs", "results": folder / "results"}
         result = run_recipe(name, "smoke", **paths, trainer={"accelerator": "cpu"})
         ours = {

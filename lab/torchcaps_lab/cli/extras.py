@@ -7,6 +7,7 @@ EXTRAS = {
     "onnxruntime": "export",
     "onnxscript": "export",
     "aeon": "series",
+    "pybullet": "scenes3d",
     "skimage": "poses",
     "soundfile": "series",
     "starlette": "explore",

@@ -180,7 +180,12 @@ def _grounds(
     """Black, or waves between two dark colours, uint8 (N, 3, H, W)."""
     if ground == "plain":
         return torch.zeros(count, 3, size, size, dtype=torch.uint8)
-    colours = 128 * torch.rand(2, count, 3, 1, 1, generator=generator)
+    return waves(count, size, generator, 128)
+
+
+def waves(count: int, size: int, generator: torch.Generator, bright: int) -> Tensor:
+    """Waves between two colours of so much brightness at most, uint8 (N, 3, H, W)."""
+    colours = bright * torch.rand(2, count, 3, 1, 1, generator=generator)
     turns = 6 * torch.rand(3, count, 1, 1, generator=generator) - 3
     places = torch.arange(size) / size
     phase = turns[0] * places[:, None] + turns[1] * places + turns[2]
