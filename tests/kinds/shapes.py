@@ -55,7 +55,8 @@ def class_folders(root: Path) -> Path:
 def nested(root: Path) -> Path:
     for number in range(24):
         colour = [*COLOURS][number % 2]
-        inner = "summer" if number % 3 else "winter"
+        # The same inner folders in both classes could be the classes: that is asked.
+        inner = f"{colour} in {'summer' if number % 3 else 'winter'}"
         picture(root / "photos" / colour / inner / f"{number}.png", colour, number)
     return root / "photos"
 
