@@ -233,7 +233,7 @@ def test_slots_of_features_from_a_folder_to_masks(
 
     main(["predict", "runs/shelf", "shelf/a/0.png", "--masks", "masks"])
     with Image.open("masks/0.png") as mask:
-        assert mask.size == (16, 16)
+        assert mask.size == (40, 30)
     legend = capsys.readouterr().out.splitlines()
     assert "# %: share of the pixels, not calibrated" in legend
     assert "# length: activation of the slot" in legend
