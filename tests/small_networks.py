@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from torchcaps import create_model, create_routing
+from torchcaps import create_model, create_routing, list_models
 from torchcaps.models.registry import MODELS
+from torchcaps.spec import package_of
 
 SMALLER: dict[str, dict[str, Any]] = {
     "attentioncapsnet": {
@@ -89,6 +90,17 @@ def matrix_network(**options: object) -> nn.Module:
         pose=(2, 2),
         routing=routing,
     ).eval()
+
+
+def shipped(takes: str | None = None) -> list[str]:
+    """Names of the networks of the two packages: others may have been registered by
+    what another test imports.
+    """
+    return [
+        name
+        for name in list_models(takes=takes)
+        if package_of(MODELS[name].network.__module__) == "torchcaps"
+    ]
 
 
 def one_of_each(names: Iterable[str]) -> list[Any]:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import torchcaps as tc
 from benchmarks import gpu
 from benchmarks.__main__ import main
+from tests.small_networks import shipped
 
 
 def test_what_falls_short_is_said() -> None:
@@ -108,7 +108,7 @@ def test_torch_triton_and_numpy_are_enough() -> None:
         [sys.executable, "-c", BARE], cwd=root, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == len(tc.list_models(takes="images"))
+    assert int(done.stdout) == len(shipped("images"))
 
 
 @pytest.mark.thorough

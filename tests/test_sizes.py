@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import torchcaps as tc
+from tests.small_networks import shipped
 from torchcaps.layers import FullyConnectedDecoder, PoseNorm
 from torchcaps.models.registry import MODELS
 from torchcaps.numerics import (
@@ -52,7 +53,7 @@ LAYERS: dict[type, dict[str, Any]] = {
     },
 }
 NETWORKS = sorted(
-    {MODELS[name].network for name in tc.list_models()}, key=lambda cls: cls.__name__
+    {MODELS[name].network for name in shipped()}, key=lambda cls: cls.__name__
 )
 
 

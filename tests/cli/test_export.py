@@ -16,7 +16,8 @@ import torch
 from PIL import Image
 
 from tests.ops.test_compiled_and_exported import SMALLER
-from torchcaps.models import ImageClassifier, Prediction, create_model, list_models
+from tests.small_networks import shipped
+from torchcaps.models import ImageClassifier, Prediction, create_model
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli import main
 from torchcaps_lab.cli.exporting import (
@@ -56,7 +57,7 @@ trained ones (those in the package) are within 1e-5.
 
 @SLOW
 @pytest.mark.parametrize("form", ["onnx", "torch-export"])
-@pytest.mark.parametrize("name", list_models())
+@pytest.mark.parametrize("name", shipped())
 def test_every_network(
     name: str, form: str, tmp_path: Path, onnxruntime: object
 ) -> None:

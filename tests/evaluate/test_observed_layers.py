@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.small_networks import shipped
 from torchcaps import (
     CapsConv1d,
     CapsConv2d,
@@ -18,7 +19,6 @@ from torchcaps import (
     PrimaryCaps,
     create_model,
     create_routing,
-    list_models,
 )
 from torchcaps.models import CapsuleClassifier, ImageClassifier
 from torchcaps.models.registry import MODELS
@@ -89,7 +89,7 @@ IMAGES = torch.rand(2, 2, 21, 23, generator=torch.Generator().manual_seed(1))
 
 SHIPPED = [
     name
-    for name in list_models(takes="images")
+    for name in shipped("images")
     if MODELS[name].network.__module__.startswith("torchcaps.")
 ]
 

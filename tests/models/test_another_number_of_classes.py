@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import torchcaps as tc
-from tests.small_networks import SMALLER, one_of_each
-from torchcaps.models import ImageClassifier, create_model, list_models, load_pretrained
+from tests.small_networks import SMALLER, one_of_each, shipped
+from torchcaps.models import ImageClassifier, create_model, load_pretrained
 from torchcaps.models.differences import take_differences
 from torchcaps.models.registry import MODELS
 
@@ -37,7 +37,7 @@ def worked_on(network: nn.Module, ran: list[str]) -> None:
     "name",
     one_of_each(
         name
-        for name in list_models()
+        for name in shipped()
         if MODELS[name].network.__module__.startswith("torchcaps")
     ),
 )

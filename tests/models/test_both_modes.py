@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from tests.small_networks import SMALLER
-from torchcaps import create_model, list_models
+from tests.small_networks import SMALLER, shipped
+from torchcaps import create_model
 from torchcaps.layers.pose_norm import PoseMagnitude, PoseNorm
 from torchcaps.models import ClassifierNetwork
 from torchcaps.models.registry import MODELS
@@ -76,7 +76,7 @@ def deviation(difference: Tensor) -> float:
     "name",
     [
         name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough)
-        for name in list_models()
+        for name in shipped()
         # Those of recipes and examples that another test imported are not shipped.
         if MODELS[name].network.__module__.startswith("torchcaps")
     ],

@@ -10,17 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.small_networks import SMALLER, one_of_each
-from torchcaps.models import create_model, list_models, load_pretrained
+from tests.small_networks import SMALLER, one_of_each, shipped
+from torchcaps.models import create_model, load_pretrained
 from torchcaps.models.pretrained import list_pretrained
 from torchcaps.models.registry import MODELS
 from torchcaps.ops import use_backend
 from torchcaps.routing import EMRouting
 
 UNTRAINED = [
-    name
-    for name in list_models(takes="images")
-    if "matrixcapsnet" in name and "cnn" not in name
+    name for name in shipped("images") if "matrixcapsnet" in name and "cnn" not in name
 ]
 TRAINED = [name for name in list_pretrained() if "matrixcapsnet" in name]
 

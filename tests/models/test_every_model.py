@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.small_networks import SMALLER
+from tests.small_networks import SMALLER, shipped
 from torchcaps import (
     create_model,
     create_routing,
@@ -19,7 +19,7 @@ from torchcaps.models import ImageClassifier, describe_models
 from torchcaps.routing import EMRouting
 from torchcaps.testing import check_model
 
-MODELS = list_models()
+MODELS = shipped()
 TWICE = (
     "byerly_maps",
     "capsnet_released",

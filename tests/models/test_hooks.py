@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import torchcaps as tc
-from tests.small_networks import SMALLER, one_of_each
-from torchcaps import create_model, create_routing, list_models, list_routings
+from tests.small_networks import SMALLER, one_of_each, shipped
+from torchcaps import create_model, create_routing, list_routings
 from torchcaps.layers import SlotCaps
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList)
@@ -45,7 +45,7 @@ def small_network(name: str) -> nn.Module:
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("name", one_of_each(list_models()))
+@pytest.mark.parametrize("name", one_of_each(shipped()))
 def test_every_module_of_a_network_is_called(name: str, training: bool) -> None:
     network = small_network(name).train(training)
     assert modules_that_ran(network, network.examples(3)) == modules_to_run(network)
@@ -172,7 +172,7 @@ def norms_of(module: nn.Module) -> Iterator[tuple[str, Tensor | None, Tensor | N
             yield name, part.weight, part.bias
 
 
-@pytest.mark.parametrize("name", one_of_each(list_models()))
+@pytest.mark.parametrize("name", one_of_each(shipped()))
 def test_norms_have_weight_and_bias_or_neither(name: str) -> None:
     """CUDA's backward pass of a batch normalisation with one of them fails: tensor does
     not have a device.

@@ -14,8 +14,8 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.utils import _pytree
 
 import torchcaps as tc
-from tests.small_networks import SMALLER
-from torchcaps import create_model, list_models
+from tests.small_networks import SMALLER, shipped
+from torchcaps import create_model
 from torchcaps.layers import PositionCode, SlotCaps
 from torchcaps.models import SpatialBroadcastDecoder
 
@@ -31,10 +31,10 @@ EVERY = pytest.mark.parametrize(
     "name",
     [
         name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough)
-        for name in list_models()
+        for name in shipped()
     ],
 )
-OTHER_KINDS = sorted({*list_models()} - {*list_models(takes="images")})
+OTHER_KINDS = sorted({*shipped()} - {*shipped("images")})
 """Networks of series, texts and pixels."""
 SLOWLY_MAPPED = pytest.mark.filterwarnings("ignore:There is a performance drop because")
 """torch maps a GRU cell and the gradient of ``unfold`` example by example."""
@@ -97,7 +97,6 @@ def test_an_ensemble_in_one_call(name: str) -> None:
         torch.testing.assert_close(answer, torch.stack(expected), rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name",
     [

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import torchcaps as tc
-from tests.small_networks import SMALLER
-from torchcaps import create_model, list_models, list_routings
+from tests.small_networks import SMALLER, shipped
+from torchcaps import create_model, list_routings
 from torchcaps.losses import SpreadLoss
 from torchcaps.models import ImageClassifier
 from torchcaps.ops import use_backend
@@ -44,7 +44,7 @@ def models(slow: Callable[[str], bool]) -> pytest.MarkDecorator:
     """All networks: one always, the slow ones when asked for, others in each thorough
     run.
     """
-    names = [name for name in list_models(takes="images") if name != "capsnet_digits"]
+    names = [name for name in shipped("images") if name != "capsnet_digits"]
     remaining = [
         pytest.param(name, marks=SLOW if slow(name) else THOROUGH) for name in names
     ]

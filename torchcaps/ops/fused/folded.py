@@ -254,14 +254,14 @@ def moments(
     if even or many or recorded(tensors) is None:
         return folded.moments(children, alpha, leaky)
     query, place_query = folded.queries(children, alpha)
-    query = query.expand(len(poses), -1, -1, -1)
+    query = query.expand(poses.shape[0], -1, -1, -1)
     if places is None:  # the mass is the sum of 1
         places = poses.new_ones(1, poses.shape[1])
     if place_query is None:
         place_query = query.new_zeros(*query.shape[:3], len(places))
     pose_sums, at_places = pooled(
         *(poses.flatten(3), places, weights),
-        *(query, place_query.expand(len(poses), -1, -1, -1)),
+        *(query, place_query.expand(poses.shape[0], -1, -1, -1)),
         leaky=leaky,
         epsilon=epsilon,
     )

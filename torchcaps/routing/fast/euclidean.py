@@ -81,7 +81,9 @@ class _Distances:
         # The mass is the sum of 1.
         self.places = poses.new_ones(1, poses.shape[1])
         self.shared = folded.Shared(self.poses)
-        self.of_products = (-sharpness * twice * gram).expand(len(poses), -1, -1, -1)
+        self.of_products = (-sharpness * twice * gram).expand(
+            poses.shape[0], -1, -1, -1
+        )
         # The votes of the centres, [B, T, J, H].
         self.centre = torch.einsum("btp,tjpd->btjd", centre, transforms)
 
