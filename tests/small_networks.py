@@ -61,6 +61,13 @@ SMALLER: dict[str, dict[str, Any]] = {
         "hidden": 8,
         "image_shape": (3, 8, 9),
     },
+    "slots_on_backbone_coco": {
+        "widths": (4, 5),
+        "blocks": 1,
+        "dim": 6,
+        "hidden": 8,
+        "image_shape": (3, 8, 9),
+    },
     "unet": {"channels": (3, 4), "image_shape": (1, 8, 9)},
     "vbcapsnet": {"types": (4, 3, 2)},
 }

@@ -75,6 +75,16 @@ class FeatureDecoder(nn.Module):
     "after Seitzer et al. 2023 (DINOSAUR): slots of the features of a trained network, "
     "for photos without labels",
 )
+@register_model(
+    "slots_on_backbone_coco",
+    "its sizes in Seitzer et al. 2023 for COCO, for --model_args.backbone "
+    "timm/vit_base_patch16_224.dino --model_args.weights hub",
+    image_shape=(3, 224, 224),
+    classes=7,
+    dim=256,
+    hidden=2048,
+    routing={"name": "slots", "start": "normal", "hidden": 1024},
+)
 @settings
 class SlotsOnBackbone(OnBackbone, SlotNetwork):
     r"""Takes a photo apart into slots that draw the features of a trained network,
