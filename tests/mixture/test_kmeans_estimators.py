@@ -136,6 +136,7 @@ def test_soft_becomes_hard(name: str, metric: str) -> None:
 
 
 @UNSETTLED
+@MET
 @DATA
 @pytest.mark.parametrize("metric", ["euclidean", "inner"])
 def test_sharper_is_nearer_to_hard(name: str, metric: str) -> None:
