@@ -2,8 +2,10 @@
 them is from published errors.
 """
 
+import csv
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from scipy.stats import linregress
@@ -20,9 +22,11 @@ from recipes.kit.base import (
 from recipes.kit.charts import plain_ticks
 from recipes.kit.options import TrainingOptions
 from torchcaps_lab.report import new_figure
+from torchcaps_lab.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MINUTES = "minutes of training"
 CURVES: dict[str, dict[str, Any]] = facts_of("compute")["curves"]
@@ -102,22 +106,33 @@ class ComputeRecipe(Recipe[TrainingOptions]):
     ) -> Mapping[str, float]:
         """The test error, and the time of the training."""
         trained = study.trained[row]
+        if CURVES[EPOCHS[row][0]].get("followed"):
+            study.curves[row] = {"epochs": followed(trained.folder)}
         return {
             TEST_ERROR: trained.test_error,
             MINUTES: trained.summary["training_seconds"] / 60,
         }
 
     def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
-        """Each curve with its law, down to the error that was aimed at; the laws are
-        kept with the result.
+        """Each curve with its law, down to the error that was aimed at, and what the
+        routing of followed rows did; the laws are kept with the result.
         """
+        pictures = {}
+        shown_rows = {
+            row: of_row["epochs"]
+            for row in self.rows
+            if (of_row := studies[0].curves.get(row)) is not None
+        }
+        if shown_rows:
+            figure = _of_routing(shown_rows)
+            pictures["routing"] = Picture(figure, self.captions["routing"])
         shown = {}
         for curve in CURVES:
             points = _points(studies, curve)
             if len({point.epochs for point in points}) > 1:
                 shown[curve] = points
         if not shown:
-            return {}
+            return pictures
         rows = math.ceil(len(shown) / 3)
         figure = new_figure(10, 3.0 * rows)
         for place, (curve, points) in enumerate(shown.items(), 1):
@@ -134,7 +149,36 @@ class ComputeRecipe(Recipe[TrainingOptions]):
             axes = figure.add_subplot(rows, 3, place)
             axes.set_title(curve, fontsize=8)
             _draw(axes, points, law, aim)
-        return {"errors": Picture(figure, self.caption)}
+        return {"errors": Picture(figure, self.caption), **pictures}
+
+
+FOLLOWED = {
+    "assignment_entropy_class_caps": "entropy of the assignment",
+    "dead_capsules_primary_caps": "share of dead primary capsules",
+    "train_loss": "training loss",
+}
+"""Columns of the metrics of a run, with the names of their axes."""
+
+
+def followed(run: Path) -> dict[str, list[float]]:
+    """What the metrics of a run say of its routing, epoch by epoch."""
+    with RunFolder(run).metrics.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {name: [float(row[name]) for row in rows] for name in FOLLOWED}
+
+
+def _of_routing(rows: Mapping[str, Mapping[str, Sequence[float]]]) -> "Figure":
+    """One panel for each of what was followed, one line for each row."""
+    figure = new_figure(10, 3.2)
+    panels = figure.subplots(1, len(FOLLOWED))
+    for axes, (name, label) in zip(panels, FOLLOWED.items(), strict=True):
+        for row, of_row in rows.items():
+            epochs = range(1, len(of_row[name]) + 1)
+            axes.plot(epochs, of_row[name], label=EPOCHS[row][0])
+        axes.set(xlabel="epoch", ylabel=label)
+        axes.set_ylim(bottom=0)
+    panels[0].legend(fontsize=7)
+    return figure
 
 
 class _Point(NamedTuple):
