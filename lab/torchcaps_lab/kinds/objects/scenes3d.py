@@ -58,7 +58,7 @@ _COLOURS = (
     (255, 146, 51),
 )
 
-_FORMAT = 1
+_FORMAT = 2
 """Version of the pictures; changes if the drawing changes."""
 
 _FINER = 2
@@ -90,7 +90,7 @@ class Scenes3D(DataSet):
         meshes: ``usual``, 900 shapes; or ``unseen``, 100 others.
         cameras: ``usual``, 35 to 50 degrees above the floor; or ``other``, 60 to 85
             degrees, nearer and farther.
-        floor: ``plain``, of a light colour; or ``textured``, waves between two colours.
+        floor: ``plain``, grey; or ``textured``, waves between two colours.
         count: the number of training images, those for validation among them.
         tests: the number of test images.
 
@@ -222,7 +222,7 @@ def _lay_floor(world: Any, floor: Floor, generator: np.random.Generator) -> None
         indices=[0, 2, 1, 1, 2, 3],
         uvs=[[x / _TILE, y / _TILE] for x, y, _ in corners],
         normals=[[0.0, 0.0, 1.0]] * 4,
-        rgbaColor=[*generator.uniform(0.5, 0.9, 3), 1.0],
+        rgbaColor=[0.7, 0.7, 0.7, 1.0],
     )
     body = world.createMultiBody(0, world.createCollisionShape(world.GEOM_PLANE), look)
     if floor == "textured":
