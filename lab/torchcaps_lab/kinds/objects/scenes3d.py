@@ -57,6 +57,7 @@ _COLOURS = (
     (255, 238, 51),
     (255, 146, 51),
 )
+"""CLEVR's (Johnson et al. 2017), with orange in place of grey, which the floor has."""
 
 _FORMAT = 2
 """Version of the pictures; changes if the drawing changes."""
