@@ -21,6 +21,7 @@ from recipes.kit.base import (
 )
 from recipes.kit.charts import plain_ticks
 from recipes.kit.options import TrainingOptions
+from torchcaps.whole import LARGEST_NOTE, read_text
 from torchcaps_lab.report import new_figure
 from torchcaps_lab.run_folder import RunFolder
 
@@ -162,8 +163,8 @@ FOLLOWED = {
 
 def followed(run: Path) -> dict[str, list[float]]:
     """What the metrics of a run say of its routing, epoch by epoch."""
-    with RunFolder(run).metrics.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    text = read_text(RunFolder(run).metrics, LARGEST_NOTE)
+    rows = list(csv.DictReader(text.splitlines()))
     return {name: [float(row[name]) for row in rows] for name in FOLLOWED}
 
 
