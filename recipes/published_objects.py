@@ -205,6 +205,6 @@ class OnScenes3D(PublishedObjects):
         "as in training": {},
         "unseen shapes": {"meshes": "unseen"},
         "seven or eight things": {"least": 7, "most": 8},
-        "other cameras": {"cameras": "other"},
+        "other cameras": {"camera": "other"},
         "textured floors": {"floor": "textured"},
     }

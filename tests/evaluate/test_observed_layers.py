@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.small_networks import shipped
 from torchcaps import (
     CapsConv1d,
     CapsConv2d,
@@ -19,6 +18,7 @@ from torchcaps import (
     PrimaryCaps,
     create_model,
     create_routing,
+    list_models,
 )
 from torchcaps.models import CapsuleClassifier, ImageClassifier
 from torchcaps.models.registry import MODELS
@@ -89,7 +89,7 @@ IMAGES = torch.rand(2, 2, 21, 23, generator=torch.Generator().manual_seed(1))
 
 SHIPPED = [
     name
-    for name in shipped("images")
+    for name in list_models(takes="images")
     if MODELS[name].network.__module__.startswith("torchcaps.")
 ]
 

@@ -7,7 +7,6 @@ EXTRAS = {
     "onnxruntime": "export",
     "onnxscript": "export",
     "aeon": "series",
-    "pybullet": "scenes3d",
     "skimage": "poses",
     "soundfile": "series",
     "starlette": "explore",

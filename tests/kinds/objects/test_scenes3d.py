@@ -1,6 +1,6 @@
 """Scenes in three dimensions, drawn small and few."""
 
-from importlib.metadata import PackageNotFoundError
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,6 @@ import torch
 
 from torchcaps_lab.data import Scenes3D
 from torchcaps_lab.testing import check_dataset
-
-DRAWN = "torchcaps_lab.kinds.objects.scenes3d"
 
 
 @pytest.fixture
@@ -46,7 +44,7 @@ def test_the_same_pictures_drawn_again(kept: Path) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"meshes": "unseen"}, {"cameras": "other"}, {"floor": "textured"}],
+    [{"meshes": "unseen"}, {"camera": "other"}, {"floor": "textured"}],
     ids=lambda changes: next(iter(changes)),
 )
 def test_other_scenes(kept: Path, changes: dict[str, str]) -> None:
@@ -63,9 +61,6 @@ def test_a_plain_floor_has_one_colour_but_for_shadows(kept: Path) -> None:
 
 
 def test_without_pybullet_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def version(name: str) -> str:
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(f"{DRAWN}.version", version)
+    monkeypatch.setitem(sys.modules, "pybullet", None)
     with pytest.raises(ModuleNotFoundError, match=r"torchcaps-lab\[scenes3d\]"):
-        few().test  # noqa: B018
+        few().load_test()

@@ -2,19 +2,17 @@
 published descriptions (Kabra et al. 2019, "Multi-Object Datasets").
 """
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from torchcaps.numerics import Size
 from torchcaps.spec import settings
-from torchcaps_lab.data.base import TEST_SEED, DataSet, register_dataset
-from torchcaps_lab.data.examples import Examples
+from torchcaps_lab.data.base import register_dataset
 from torchcaps_lab.kinds.objects.sets import (
-    TRAIN_SEED,
     AtLeastTwo,
+    DrawnObjects,
     ObjectSet,
+    check_order,
     slot_names,
 )
 
@@ -38,7 +36,7 @@ _SIDE = 64
 
 @register_dataset("tetrominoes")
 @settings
-class Tetrominoes(DataSet):
+class Tetrominoes(DrawnObjects):
     """Three tetrominoes that do not overlap, on a black ground, 35x35 pixels.
 
     A tetromino has one of 17 shapes (all fixed ones but the two of I) and one of six
@@ -61,20 +59,9 @@ class Tetrominoes(DataSet):
         (torch.Size([18, 3, 35, 35]), tensor([0, 1, 2, 3], dtype=torch.uint8))
     """
 
-    task: ClassVar[str] = "objects"
-    model = "slot_autoencoder"
-
     slots: AtLeastTwo = 4
     count: Size = 60_000
     tests: Size = 320
-
-    def load_train(self) -> Examples:
-        """The images to train on."""
-        return self._drawn(self.count, TRAIN_SEED)
-
-    def load_test(self) -> Examples:
-        """Other images."""
-        return self._drawn(self.tests, TEST_SEED)
 
     def _drawn(self, count: int, seed: int) -> ObjectSet:
         generator = torch.Generator().manual_seed(seed)
@@ -135,7 +122,7 @@ def fixed_tetrominoes() -> list[Tensor]:
 
 @register_dataset("multi_dsprites")
 @settings
-class MultiDSprites(DataSet):
+class MultiDSprites(DrawnObjects):
     """Two to five sprites that overlap, coloured on a coloured ground, 64x64 pixels.
 
     A sprite is a square, an ellipse or a heart of any orientation, of one of six sizes,
@@ -161,9 +148,6 @@ class MultiDSprites(DataSet):
         (torch.Size([18, 3, 64, 64]), 6)
     """
 
-    task: ClassVar[str] = "objects"
-    model = "slot_autoencoder"
-
     least: Size = 2
     most: Size = 5
     slots: AtLeastTwo | None = None
@@ -171,18 +155,7 @@ class MultiDSprites(DataSet):
     tests: Size = 320
 
     def __post_init__(self) -> None:
-        if self.least > self.most:
-            raise ValueError(
-                f"least must be at most most, {self.most}, got {self.least}"
-            )
-
-    def load_train(self) -> Examples:
-        """The images to train on."""
-        return self._drawn(self.count, TRAIN_SEED)
-
-    def load_test(self) -> Examples:
-        """Other images."""
-        return self._drawn(self.tests, TEST_SEED)
+        check_order(self.least, self.most)
 
     def _drawn(self, count: int, seed: int) -> ObjectSet:
         generator = torch.Generator().manual_seed(seed)

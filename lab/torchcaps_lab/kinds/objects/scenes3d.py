@@ -3,30 +3,32 @@
 import tempfile
 from contextlib import closing
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
+from torchcaps.names import needing
 from torchcaps.numerics import Size
 from torchcaps.spec import Within, settings
-from torchcaps_lab.data.base import TEST_SEED, DataSet, register_dataset
-from torchcaps_lab.data.examples import Examples
+from torchcaps_lab.data.base import register_dataset
 from torchcaps_lab.kinds.images.decoding.store import ImageStore
 from torchcaps_lab.kinds.objects.sets import (
-    TRAIN_SEED,
     AtLeastTwo,
+    DrawnObjects,
     ObjectSet,
+    check_order,
     slot_names,
     waves,
 )
 
 Meshes = Literal["usual", "unseen"]
-Cameras = Literal["usual", "other"]
+Camera = Literal["usual", "other"]
 Floor = Literal["plain", "textured"]
 
 _MESHES = {"usual": range(900), "unseen": range(900, 1000)}
@@ -74,12 +76,12 @@ _TILE = 0.4
 
 @register_dataset("scenes_3d")
 @settings
-class Scenes3D(DataSet):
+class Scenes3D(DrawnObjects):
     """Three to six things on a floor, seen by a camera: their masks are known.
 
     Things have one of 1,000 shapes and one of eight colours. They fall onto the floor,
     with shadows, and may hide each other. Scenes are simulated and drawn by pybullet
-    (the extra ``scenes3d``), 0.1 s each on one core, when the data is first used; they
+    (the extra ``scenes3d``), 0.05 s each on one core, when the data is first used; they
     are kept in the folder of the data sets. Training images are always the same, and
     so are the test images, whatever the seed.
 
@@ -89,7 +91,7 @@ class Scenes3D(DataSet):
         most: the largest number of things of an image.
         slots: the number of slots that networks get. Default: ``most`` + 1.
         meshes: ``usual``, 900 shapes; or ``unseen``, 100 others.
-        cameras: ``usual``, 35 to 50 degrees above the floor; or ``other``, 60 to 85
+        camera: ``usual``, 35 to 50 degrees above the floor; or ``other``, 60 to 85
             degrees, nearer and farther.
         floor: ``plain``, grey; or ``textured``, waves between two colours.
         count: the number of training images, those for validation among them.
@@ -106,37 +108,23 @@ class Scenes3D(DataSet):
         'plain'
     """
 
-    task: ClassVar[str] = "objects"
-    model = "slot_autoencoder"
-
     size: Annotated[int, Within(32, 512)] = 64
     least: Size = 3
     most: Annotated[int, Within(1, 10)] = 6
     slots: AtLeastTwo | None = None
     meshes: Meshes = "usual"
-    cameras: Cameras = "usual"
+    camera: Camera = "usual"
     floor: Floor = "plain"
     count: Size = 5_000
     tests: Size = 320
 
     def __post_init__(self) -> None:
-        if self.least > self.most:
-            raise ValueError(
-                f"least must be at most most, {self.most}, got {self.least}"
-            )
-
-    def load_train(self) -> Examples:
-        """The images to train on."""
-        return self._drawn(self.count, TRAIN_SEED)
-
-    def load_test(self) -> Examples:
-        """Other images."""
-        return self._drawn(self.tests, TEST_SEED)
+        check_order(self.least, self.most)
 
     def _drawn(self, count: int, seed: int) -> ObjectSet:
         how = f"scenes of pybullet {_bullet_version()}, {_FORMAT}"
         store = ImageStore((4, self.size, self.size), mapped=True, how=how)
-        kind = (self.least, self.most, self.meshes, self.cameras, self.floor)
+        kind = (self.least, self.most, self.meshes, self.camera, self.floor)
         names = [f"{kind} {seed} {index}" for index in range(count)]
 
         def scene(index: int) -> Tensor:
@@ -157,14 +145,9 @@ def _bullet_version() -> str:
     Raises:
         ModuleNotFoundError: if it is not installed; names the extra.
     """
-    try:
-        return version("pybullet")
-    except PackageNotFoundError as error:
-        raise ModuleNotFoundError(
-            "Scenes3D needs pybullet, which draws it: pip install "
-            "'torchcaps-lab[scenes3d]'",
-            name="pybullet",
-        ) from error
+    with needing("scenes in three dimensions", "torchcaps-lab[scenes3d]"):
+        import_module("pybullet")
+    return version("pybullet")
 
 
 class _World:
@@ -204,7 +187,7 @@ def _scene(data: Scenes3D, generator: np.random.Generator) -> Tensor | None:
             _drop(world, data.meshes, number, generator)
         for _ in range(_FALL):
             world.stepSimulation()
-        pixels, bodies = _seen(world, data.size, data.cameras, generator)
+        pixels, bodies = _seen(world, data.size, data.camera, generator)
     # The floor is body 0, the sky -1.
     labels = bodies.clip(0).astype(np.uint8)
     shares = np.bincount(labels.ravel(), minlength=count + 1)[1:] / labels.size
@@ -254,12 +237,12 @@ def _drop(
 
 
 def _seen(
-    world: Any, size: int, cameras: Cameras, generator: np.random.Generator
+    world: Any, size: int, camera: Camera, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """What a camera sees, uint8 (3, H, W), and the body of each pixel, (H, W)."""
     around = generator.uniform(0, 2 * np.pi)
-    up = np.deg2rad(generator.uniform(*_ELEVATIONS[cameras]))
-    distance = generator.uniform(*_DISTANCES[cameras])
+    up = np.deg2rad(generator.uniform(*_ELEVATIONS[camera]))
+    distance = generator.uniform(*_DISTANCES[camera])
     level = distance * np.cos(up)
     place = [level * np.cos(around), level * np.sin(around), distance * np.sin(up)]
     fine = _FINER * size

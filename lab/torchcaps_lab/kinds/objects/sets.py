@@ -73,9 +73,39 @@ class ObjectSet(MaskSet):
     groups = "slots"
 
 
+class DrawnObjects(DataSet):
+    """Pictures of objects that are drawn here: always the same for training, and the
+    same for the test, whatever the seed. Subclasses have ``count`` and ``tests``.
+    """
+
+    task: ClassVar[str] = "objects"
+    model = "slot_autoencoder"
+
+    count: int
+    tests: int
+
+    def load_train(self) -> Examples:
+        """The images to train on."""
+        return self._drawn(self.count, TRAIN_SEED)
+
+    def load_test(self) -> Examples:
+        """Other images."""
+        return self._drawn(self.tests, TEST_SEED)
+
+    @abstractmethod
+    def _drawn(self, count: int, seed: int) -> ObjectSet:
+        """Draw so many pictures; the same seed draws the same."""
+
+
+def check_order(least: int, most: int) -> None:
+    """Raise a `ValueError` if the least number of objects is more than the most."""
+    if least > most:
+        raise ValueError(f"least must be at most most, {most}, got {least}")
+
+
 @register_dataset("shapes")
 @settings
-class Shapes(DataSet):
+class Shapes(DrawnObjects):
     """Coloured figures that overlap, on a plain or textured ground: their masks are
     known.
 
@@ -104,9 +134,6 @@ class Shapes(DataSet):
         (torch.Size([18, 3, 32, 32]), 6)
     """
 
-    task: ClassVar[str] = "objects"
-    model = "slot_autoencoder"
-
     size: Annotated[int, Within(16)] = 32
     least: Size = 3
     most: Annotated[int, Within(1, 8)] = 5
@@ -116,23 +143,12 @@ class Shapes(DataSet):
     tests: Size = 500
 
     def __post_init__(self) -> None:
-        if self.least > self.most:
-            raise ValueError(
-                f"least must be at most most, {self.most}, got {self.least}"
-            )
+        check_order(self.least, self.most)
         if self.slots is not None and self.slots <= self.most:
             raise ValueError(
                 f"slots must be more than most, {self.most}: one for each figure and "
                 f"one for the ground, got {self.slots}"
             )
-
-    def load_train(self) -> Examples:
-        """The images to train on."""
-        return self._drawn(self.count, TRAIN_SEED)
-
-    def load_test(self) -> Examples:
-        """Other images."""
-        return self._drawn(self.tests, TEST_SEED)
 
     def _drawn(self, count: int, seed: int) -> ObjectSet:
         generator = torch.Generator().manual_seed(seed)
