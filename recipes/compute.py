@@ -2,10 +2,8 @@
 them is from published errors.
 """
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from scipy.stats import linregress
@@ -21,9 +19,7 @@ from recipes.kit.base import (
 )
 from recipes.kit.charts import plain_ticks
 from recipes.kit.options import TrainingOptions
-from torchcaps.whole import LARGEST_NOTE, read_text
 from torchcaps_lab.report import new_figure
-from torchcaps_lab.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -108,7 +104,7 @@ class ComputeRecipe(Recipe[TrainingOptions]):
         """The test error, and the time of the training."""
         trained = study.trained[row]
         if CURVES[EPOCHS[row][0]].get("followed"):
-            study.curves[row] = {"epochs": followed(trained.folder)}
+            study.curves[row] = {"epochs": trained.by_epoch(*FOLLOWED)}
         return {
             TEST_ERROR: trained.test_error,
             MINUTES: trained.summary["training_seconds"] / 60,
@@ -159,13 +155,6 @@ FOLLOWED = {
     "train_loss": "training loss",
 }
 """Columns of the metrics of a run, with the names of their axes."""
-
-
-def followed(run: Path) -> dict[str, list[float]]:
-    """What the metrics of a run say of its routing, epoch by epoch."""
-    text = read_text(RunFolder(run).metrics, LARGEST_NOTE)
-    rows = list(csv.DictReader(text.splitlines()))
-    return {name: [float(row[name]) for row in rows] for name in FOLLOWED}
 
 
 def _of_routing(rows: Mapping[str, Mapping[str, Sequence[float]]]) -> "Figure":

@@ -2,14 +2,14 @@
 from their published descriptions (Locatello et al. 2020).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from recipes.kit.base import Line, Recipe, Study, facts_of, register_recipe
+from recipes.kit.base import Line, Picture, Recipe, Study, facts_of, register_recipe
 from recipes.kit.lab import Trained, data_of, first_of, untrained
 from recipes.kit.options import TrainingOptions
 from recipes.object_discovery import (
@@ -25,6 +25,7 @@ from torchcaps.models import SlotAutoencoder, register_model
 from torchcaps.numerics import Size
 from torchcaps.routing import Routing
 from torchcaps.spec import settings
+from torchcaps_lab.report import new_figure
 from torchcaps_lab.tasks import create_task
 
 UNTRAINED = (PIXELS, GRID)
@@ -41,6 +42,9 @@ MEASURES = {
 
 _FITTED = 200
 """Validation images that K-Means is set on."""
+
+_BY_EPOCH = "val_fg_ari"
+"""The column of the metrics of a run that is drawn: FG-ARI of validation images."""
 
 
 class SlotsByMLP(CapsuleLayer):
@@ -112,6 +116,11 @@ class PublishedObjects(Recipe[TrainingOptions]):
     settings: ClassVar = TrainingOptions
     grows: ClassVar = True
     measures: ClassVar[Mapping[str, str]] = MEASURES
+    caption: ClassVar = (
+        "FG-ARI by masks on validation images, after each epoch: a line for each seed. "
+        "The learning rate, and the part for single slots where the loss has one, fall "
+        "to 0 at the end of each training."
+    )
     tests: ClassVar[Mapping[str, Mapping[str, Any]]] = {"": {}}
 
     def __init_subclass__(cls) -> None:
@@ -157,7 +166,15 @@ class PublishedObjects(Recipe[TrainingOptions]):
         network = study.trained[row].network
         if isinstance(network, PixelClusters):
             study.facts[row]["K-Means"] = network.how._asdict()
-        data = self.options(study.settings, row)["data"]
+        options = self.options(study.settings, row)
+        data = options["data"]
+        if row not in UNTRAINED:
+            shares = study.trained[row].by_epoch(_BY_EPOCH)[_BY_EPOCH]
+            an_epoch = len(data_of(data).train) // options["batch_size"]
+            study.curves[row] = {
+                "updates": [an_epoch * epoch for epoch in range(1, len(shares) + 1)],
+                "points": [100 * share for share in shares],
+            }
         measured = {}
         for test, changes in self.tests.items():
             images = data_of({**data, **changes}).test
@@ -166,6 +183,24 @@ class PublishedObjects(Recipe[TrainingOptions]):
             for key in self.measures.keys() & figures.keys():
                 measured[self._measure(key, test)] = 100 * figures[key]
         return measured
+
+    def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
+        """FG-ARI of validation images over the training, a line for each seed."""
+        trained = [row for row in self.rows if row not in UNTRAINED]
+        figure = new_figure(6, 3.2)
+        axes = figure.add_subplot()
+        for row, study in product(trained, studies):
+            if row in study.curves:
+                curve = study.curves[row]
+                colour = f"C{trained.index(row)}"
+                axes.plot(curve["updates"], curve["points"], colour, label=row)
+        if not axes.lines:
+            return {}
+        by_row = {str(line.get_label()): line for line in axes.lines}
+        axes.legend(by_row.values(), by_row.keys(), fontsize=7)
+        axes.set(xlabel="updates", ylabel="FG-ARI of validation images, by masks")
+        axes.set_ylim(0, 100)
+        return {"growth": Picture(figure, self.caption)}
 
 
 def with_slots(network: Any, slots: int) -> Any:

@@ -2,6 +2,7 @@
 once it is done.
 """
 
+import csv
 import importlib.util
 import math
 import re
@@ -15,6 +16,7 @@ from torch import nn
 
 from torchcaps.models import ImageClassifier, load_pretrained
 from torchcaps.spec import fit, make
+from torchcaps.whole import LARGEST_NOTE, read_text
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data import DataSet, Examples, find_data_dir
 from torchcaps_lab.evaluate import examine
@@ -79,6 +81,12 @@ class Trained:
             "versions",
         )
         return {**{name: self.summary[name] for name in names}, "run": self.folder.name}
+
+    def by_epoch(self, *names: str) -> dict[str, list[float]]:
+        """Columns of the metrics of its run, epoch by epoch."""
+        text = read_text(RunFolder(self.folder).metrics, LARGEST_NOTE)
+        rows = list(csv.DictReader(text.splitlines()))
+        return {name: [float(row[name]) for row in rows] for name in names}
 
     @property
     def validation_accuracy(self) -> float:
