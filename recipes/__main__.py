@@ -162,7 +162,7 @@ def queue(arguments: list[str]) -> None:
         "first. Run it again to go on.",
     )
     add = parser.add_argument
-    add("names", type=str, nargs="*", help="recipes; default: all")
+    add("names", type=str, nargs="*", default=[], help="recipes; default: all")
     add("--preset", choices=PRESETS, default="paper", help="the preset")
     add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="what each row needs")
     add("--minutes", type=float, help="end before the epoch that would take longer")
@@ -191,7 +191,8 @@ def queue(arguments: list[str]) -> None:
 def listed(arguments: list[str]) -> None:
     """Prints the published figures beside ours."""
     parser = OptionParser(prog="python -m recipes", description=LISTED)
-    parser.add_argument("names", type=str, nargs="*", help="recipes; default: all")
+    add = parser.add_argument
+    add("names", type=str, nargs="*", default=[], help="recipes; default: all")
     add_results_option(parser)
     parser.take_imports()
     options = parser.parse_args(arguments)

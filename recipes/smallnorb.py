@@ -20,6 +20,7 @@ class SmallNORBEM(Recipe[TrainingOptions]):
     """
 
     name: ClassVar = "smallnorb-em"
+    grows: ClassVar = True
     lines: ClassVar = (
         *facts_of("smallnorb-em")["lines"],
         Line(BASE, THIRTEEN, 1.4, HINTON),

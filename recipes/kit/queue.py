@@ -142,7 +142,8 @@ class StuckTraining(L.Callback):
 def missing(
     preset: PresetName, seeds: Sequence[int], names: Sequence[str], results: Path
 ) -> Iterator[Entry]:
-    """The rows of a preset that no result has yet, of recipes that grow row by row.
+    """The rows of a preset that no result has yet, of recipes that train as ``torchcaps
+    train`` does.
 
     Args:
         preset: the preset.
@@ -152,7 +153,7 @@ def missing(
     """
     saved = read_results(results)
     for name, recipe in RECIPES.items():
-        if (names and name not in names) or not recipe.grows or recipe.apart:
+        if (names and name not in names) or recipe.apart:
             continue
         result = saved.get((name, preset), {"seeds": [], "facts": []})
         facts = dict(zip(result["seeds"], result["facts"], strict=True))
@@ -188,7 +189,8 @@ def run_queue(
     """Train the missing rows of a preset, the cheapest first, and write each result.
 
     Call it again to go on: rows that are done are left out, and interrupted trainings
-    resume. A row that fails is named, and the queue goes on with the next.
+    resume. A row that fails is named, and the queue goes on with the next. Recipes
+    that measure their rows together are estimated only.
 
     Args:
         preset: the preset.
@@ -231,6 +233,10 @@ def run_queue(
     for cost, entry in queue:
         if hours is not None and cost > hours:
             break
+        if not RECIPES[entry.recipe].grows:
+            whole = f"python -m recipes run {entry.recipe} --preset {preset}"
+            outcomes[str(entry)] = f"its rows are trained together: {whole}"
+            continue
         try:
             run_recipe(
                 entry.recipe,

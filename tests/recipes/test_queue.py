@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 from recipes import RECIPES, Recipe, get_recipe, run_recipe
+from recipes.__main__ import main
 from recipes.kit.base import Line
 from recipes.kit.estimates import Estimate, read_estimates, write_estimates
 from recipes.kit.options import TrainingOptions
@@ -149,6 +150,24 @@ def test_a_training_that_does_not_learn_is_stopped(
 def test_a_deadline_that_is_over_stops_before_the_first_epoch() -> None:
     with pytest.raises(OutOfTime):
         Deadline(time.monotonic() - 1).on_train_epoch_start()
+
+
+def test_names_no_recipe_for_all(tmp_path: Path) -> None:
+    """Without names, the command is about all recipes."""
+    folders = ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path)]
+    assert main(["queue", "--preset", "smoke", "--minutes", "0", *folders]) == 0
+
+
+def test_estimates_recipes_that_measure_rows_together(
+    recipe: Recipe[TrainingOptions], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their rows have hours, and are not trained one by one."""
+    monkeypatch.setattr(type(recipe), "grows", False)
+    outcomes = run_queue(
+        "smoke", [0], ["queued"], runs=tmp_path / "runs", results=tmp_path
+    )
+    assert "python -m recipes run queued" in outcomes[f"queued, {SHORT}, seed 0"]
+    assert ("queued", "smoke", SHORT) in read_estimates(tmp_path)
 
 
 @pytest.mark.thorough
