@@ -4,12 +4,27 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from recipes.kit.lab import PresetName
 from torchcaps.whole import LARGEST_NOTE, read_json, write_whole
 
-Key = tuple[str, PresetName, str]
-"""A recipe, a preset and a row."""
+
+class Key(NamedTuple):
+    """What is estimated.
+
+    Args:
+        recipe: the name of the recipe.
+        preset: the preset.
+        row: the row.
+        device: the kind of device, such as ``cpu`` or ``cuda``.
+    """
+
+    recipe: str
+    preset: PresetName
+    row: str
+    device: str
+
 
 ESTIMATES = "estimates.json"
 """The file of the estimates, beside the results."""
@@ -34,24 +49,28 @@ class Estimate:
         """The hours of the training, on a CPU core-hours."""
         return self.steps * self.seconds / 3600
 
+    def __str__(self) -> str:
+        hours = self.hours
+        cost = f"{hours:.0f} h" if hours >= 1 else f"{60 * hours:.0f} min"
+        return f"{cost} on {self.hardware}"
+
 
 def read_estimates(results: Path) -> dict[Key, Estimate]:
-    """The estimates in a folder of results, by recipe, preset and row."""
+    """The estimates in a folder of results."""
     path = results / ESTIMATES
     if not path.is_file():
         return {}
     rows = read_json(path, LARGEST_NOTE, list)
     return {
-        (row.pop("recipe"), row.pop("preset"), row.pop("row")): Estimate(**row)
-        for row in rows
+        Key(*[row.pop(name) for name in Key._fields]): Estimate(**row) for row in rows
     }
 
 
 def write_estimates(results: Path, estimates: Mapping[Key, Estimate]) -> None:
     """Write them, one a line."""
     lines = [
-        json.dumps({"recipe": recipe, "preset": preset, "row": row, **asdict(estimate)})
-        for (recipe, preset, row), estimate in sorted(estimates.items())
+        json.dumps({**key._asdict(), **asdict(estimate)})
+        for key, estimate in sorted(estimates.items())
     ]
     results.mkdir(parents=True, exist_ok=True)
     write_whole(results / ESTIMATES, "[\n" + ",\n".join(lines) + "\n]\n")

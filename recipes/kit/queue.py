@@ -19,7 +19,7 @@ import torch
 
 from recipes.kit.base import RECIPES, Study
 from recipes.kit.command import RUNS, run_recipe
-from recipes.kit.estimates import Estimate, read_estimates, write_estimates
+from recipes.kit.estimates import Estimate, Key, read_estimates, write_estimates
 from recipes.kit.lab import Lab, PresetName
 from recipes.kit.results import read_results
 from torchcaps_lab.training.callbacks import History
@@ -167,11 +167,12 @@ def rehearsed(entry: Entry, preset: PresetName, trainer: Mapping[str, Any]) -> E
     """Time a few steps of a row in a folder that is removed again."""
     recipe = RECIPES[entry.recipe]
     timer = StepTimer()
-    with tempfile.TemporaryDirectory() as runs, suppress(Rehearsed):
+    with tempfile.TemporaryDirectory() as runs:
         lab = Lab(preset, entry.seed, Path(runs), trainer, callbacks=(timer,))
-        recipe.train(Study(lab, recipe.presets[preset]), entry.row, None)
+        with suppress(Rehearsed):
+            recipe.train(Study(lab, recipe.presets[preset]), entry.row, None)
     # A row without a training of steps, such as one that only measures, costs nothing.
-    return timer.estimate or Estimate(0, 0.0, "")
+    return timer.estimate or Estimate(0, 0.0, machine(lab.device)["hardware"])
 
 
 def run_queue(
@@ -210,12 +211,13 @@ def run_queue(
     """
     end = None if minutes is None else time.monotonic() + 60 * minutes
     estimates = read_estimates(results)
+    device = Lab(preset, 0, runs, trainer or {}).device.type
     queue: list[tuple[float, Entry]] = []
     outcomes: dict[str, str] = {}
     for entry in missing(preset, seeds, names, results):
         if end is not None and time.monotonic() > end:
             break
-        key = entry.recipe, preset, entry.row
+        key = Key(entry.recipe, preset, entry.row, device)
         try:
             if key not in estimates:
                 estimates[key] = rehearsed(entry, preset, trainer or {})

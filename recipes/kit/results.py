@@ -1,7 +1,7 @@
 """Result files of recipes, and the page with all of them."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
@@ -67,19 +67,17 @@ def in_words(values: list[float], line: Line) -> str:
     return f"{mean(values):.2f}{spread} {line.unit}".rstrip()
 
 
-def not_run(estimate: Estimate | None) -> str:
-    """Say that a row was not run and, if it was rehearsed, what it costs.
+def not_run(estimates: Sequence[Estimate]) -> str:
+    """Say that a row was not run, and what it costs on the devices that it was
+    rehearsed on.
 
     Example:
         >>> from recipes.kit.estimates import Estimate
-        >>> not_run(None), not_run(Estimate(72_000, 2.5, "CPU"))
+        >>> not_run([]), not_run([Estimate(72_000, 2.5, "CPU")])
         ('not run', 'not run: 50 h on CPU')
     """
-    if estimate is None:
-        return "not run"
-    hours = estimate.hours
-    cost = f"{hours:.0f} h" if hours >= 1 else f"{60 * hours:.0f} min"
-    return f"not run: {cost} on {estimate.hardware}"
+    costs = ", ".join(map(str, estimates))
+    return f"not run: {costs}" if costs else "not run"
 
 
 def ours_in_words(
@@ -95,7 +93,13 @@ def ours_in_words(
     values = values_of(result, line)
     if values or line.elsewhere:
         return in_words(values, line)
-    return not_run(estimates.get((recipe.name, preset, line.row)))
+    return not_run(
+        [
+            estimate
+            for key, estimate in estimates.items()
+            if key[:3] == (recipe.name, preset, line.row)
+        ]
+    )
 
 
 def published_in_words(line: Line) -> str:

@@ -14,7 +14,7 @@ import pytest
 from recipes import RECIPES, Recipe, get_recipe, run_recipe
 from recipes.__main__ import main
 from recipes.kit.base import Line
-from recipes.kit.estimates import Estimate, read_estimates, write_estimates
+from recipes.kit.estimates import Estimate, Key, read_estimates, write_estimates
 from recipes.kit.options import TrainingOptions
 from recipes.kit.queue import Deadline, OutOfTime, missing, run_queue
 from recipes.kit.results import describe
@@ -64,7 +64,7 @@ def known_costs(results: Path, hours: dict[str, float]) -> None:
     write_estimates(
         results,
         {
-            ("queued", "smoke", row): Estimate(1, 3600 * cost, "1 x cpu")
+            Key("queued", "smoke", row, "cpu"): Estimate(1, 3600 * cost, "1 x cpu")
             for row, cost in hours.items()
         },
     )
@@ -83,6 +83,7 @@ def test_cheapest_first_and_a_row_that_fails_stops_no_other(
         hours=2,
         runs=tmp_path / "runs",
         results=results,
+        trainer={"accelerator": "cpu"},
         show=shown.append,
     )
     assert "nothing_of_that_name" in outcomes.pop(f"queued, {BROKEN}, seed 0")
@@ -97,8 +98,12 @@ def test_cheapest_first_and_a_row_that_fails_stops_no_other(
     # The row that is done is left out; the one that is too long is shown with its cost.
     rows = {entry.row for entry in missing("smoke", [0], ["queued"], results)}
     assert rows == {LONG, BROKEN}
+    # What it costs elsewhere stands beside that.
+    estimates = read_estimates(results)
+    estimates[Key("queued", "smoke", LONG, "cuda")] = Estimate(600, 2.0, "1 x GPU")
+    write_estimates(results, estimates)
     text = describe(recipe, {"smoke": {"rows": []}}, estimates=read_estimates(results))
-    assert "not run: 50 h on 1 x cpu" in text
+    assert "not run: 50 h on 1 x cpu, 20 min on 1 x GPU" in text
 
 
 def test_a_rehearsal_trains_nothing_that_stays(
@@ -108,10 +113,10 @@ def test_a_rehearsal_trains_nothing_that_stays(
     run_queue(
         "smoke", [0], ["queued"], hours=0, runs=tmp_path / "runs", results=results
     )
-    estimates = read_estimates(results)
-    assert estimates["queued", "smoke", LONG].steps == 30 * 8
-    assert estimates["queued", "smoke", SHORT].steps == 8
-    assert estimates["queued", "smoke", SHORT].seconds > 0
+    estimates = {key.row: cost for key, cost in read_estimates(results).items()}
+    assert estimates[LONG].steps == 30 * 8
+    assert estimates[SHORT].steps == 8
+    assert estimates[SHORT].seconds > 0
     assert not (tmp_path / "runs").exists()
 
 
@@ -167,7 +172,7 @@ def test_estimates_recipes_that_measure_rows_together(
         "smoke", [0], ["queued"], runs=tmp_path / "runs", results=tmp_path
     )
     assert "python -m recipes run queued" in outcomes[f"queued, {SHORT}, seed 0"]
-    assert ("queued", "smoke", SHORT) in read_estimates(tmp_path)
+    assert SHORT in [key.row for key in read_estimates(tmp_path)]
 
 
 @pytest.mark.thorough
