@@ -1,5 +1,6 @@
 """Trainings on pairs of an image and a label that a program has."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,16 @@ def test_texts_in_lists(tmp_path: Path) -> None:
     pairs = list(zip(texts, labels, strict=True))
     again = tc.train(pairs, kind="texts", run=tmp_path / "pairs", **FEW)
     assert again.summary["test_per_class"] == trained.summary["test_per_class"]
+
+
+def test_a_finished_run_without_checkpoints_is_not_trained_anew(
+    trained: Classifier, tmp_path: Path
+) -> None:
+    """The network was overwritten by one from the start."""
+    run = shutil.copytree(trained.run, tmp_path / "run")
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(ValueError, match="no whole checkpoint"):
+        tc.train(data=Shades(), run=run, resume=True, epochs=2, show=None)
 
 
 @pytest.mark.parametrize(

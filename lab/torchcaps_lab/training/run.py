@@ -82,6 +82,12 @@ def train(
         ]
     resumed = folder.config.exists()
     trained = resumed and newest_checkpoint(folder.checkpoints) is not None
+    if folder.summary.exists() and not trained:
+        raise ValueError(
+            f"{folder.checkpoints} holds no whole checkpoint to continue from, and a "
+            f"new start would overwrite the trained network in {folder.model}: train "
+            f"in another folder, with --from {folder.path} to begin with its weights"
+        )
     need = check_memory(subject, optimisation.optimizer, schedule, running)
     starts: list[str] = []
     network = subject.network(schedule.seed, trained, starts)
