@@ -9,8 +9,9 @@ from PIL import Image
 
 from torchcaps_lab.data import ImageFolder, ImageTable, Series, Text
 from torchcaps_lab.data.base import DataSet
+from torchcaps_lab.data.tables import Table
 from torchcaps_lab.kinds.images.sets.table import table_of_images
-from torchcaps_lab.look import Place
+from torchcaps_lab.look import NoHeader, Place
 
 ROWS = 40
 
@@ -161,3 +162,25 @@ def test_a_table_that_names_no_columns_is_left_out_for_that(tmp_path: Path) -> N
     (tmp_path / "labels.csv").write_text("# exported\nfile,label\na/1.png,a\n")
     notes = "\n".join(ImageFolder(tmp_path).notes())
     assert "its first line does not name a column of files" in notes
+
+
+@pytest.mark.parametrize(
+    ("first", "names"),
+    [
+        ("-0.14,0.66,0.05,walk", False),
+        ("7,7,walk", False),
+        ("400.5,410,420.5,label", True),
+        ("label,2,1,0", True),
+    ],
+)
+def test_numbers_beside_a_name_are_columns_only_in_order(
+    tmp_path: Path, first: str, names: bool
+) -> None:
+    """The first series named the columns, and its values were their order."""
+    rows = ["walk" if cell.isalpha() else "5" for cell in first.split(",")]
+    path = written(tmp_path, f"{first}\n{','.join(rows)}\n")
+    if names:
+        assert Table(path).columns == tuple(first.split(","))
+    else:
+        with pytest.raises(NoHeader, match="looks like an example"):
+            Table(path)

@@ -456,10 +456,14 @@ def test_series_of_any_names_are_asked_for_by_the_whole_command(
     assert tc.Classifier.open("runs/werte").classes == ("u", "v")
 
 
-def test_tables_of_the_ucr_archive_have_no_header(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ends", [(["NaN"],) * 8, ([], ["NaN"]) * 4])
+def test_tables_of_the_ucr_archive_have_no_header(
+    tmp_path: Path, ends: tuple[list[str], ...]
+) -> None:
     for part in ("TRAIN", "TEST"):
         lines = [
-            "\t".join(["-1" if k % 2 else "1", *map(str, range(k, k + 9)), "NaN"])
+            # The first one is as long as the others, or not.
+            "\t".join(["-1" if k % 2 else "1", *map(str, range(k, k + 9)), *ends[k]])
             for k in range(8)
         ]
         (tmp_path / f"Name_{part}.tsv").write_text("\n".join(lines))
@@ -468,6 +472,9 @@ def test_tables_of_the_ucr_archive_have_no_header(tmp_path: Path) -> None:
     assert series.classes == ("-1", "1")
     assert len(series.test) == 8
     assert series.test.inputs.shape[2] == 9
+    other = (tmp_path / "Name_TRAIN.tsv").rename(tmp_path / "features.tsv")
+    with pytest.raises(ValueError, match=r"first line of .*features\.tsv|texts"):
+        guess(other)
 
 
 def test_a_spreadsheet_is_to_be_saved_as_a_table(tmp_path: Path) -> None:

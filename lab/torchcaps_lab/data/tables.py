@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from io import StringIO
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -129,7 +129,8 @@ class Table:
         names = () if header is None else header.cells
         # Excel breaks long names into lines.
         self.columns = tuple(composed(" ".join(name.split())) for name in names)
-        if len(self.columns) > 1 and not may_name(self.columns):
+        written_above = bool(self.delimiter) and len(self.columns) > 1
+        if written_above and not may_name(self.columns):
             raise no_header(path, self.columns, ("label", "t0", "t1"))
         self._times = Counter(self.columns)
         self._places = first_places(self.columns)
@@ -271,9 +272,17 @@ class Table:
 
 
 def may_name(columns: Sequence[str]) -> bool:
-    """Whether cells may be the names of columns: numbers only if they count."""
-    counts = [[str(place + first) for place in range(len(columns))] for first in (0, 1)]
-    return [*columns] in counts or not all(map(is_number, columns))
+    """Whether cells may be the names of columns: numbers only if they count, or if they
+    grow or fall beside other names, as times and wavelengths do.
+    """
+    numbers = [float(cell) for cell in columns if is_number(cell)]
+    if len(numbers) == len(columns):
+        places = range(len(columns))
+        return [*columns] in [
+            [str(place + first) for place in places] for first in (0, 1)
+        ]
+    steps = [later - earlier for earlier, later in pairwise(numbers)]
+    return all(step > 0 for step in steps) or all(step < 0 for step in steps)
 
 
 def first_places(columns: Sequence[str]) -> dict[str, int]:

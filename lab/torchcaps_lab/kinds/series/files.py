@@ -364,7 +364,8 @@ def is_ucr(path: Path) -> bool:
     with opened(path) as lines:
         first = lines.readline(_LONGEST_LINE).decode("latin-1").split()
     cells = [cell for cell in first if cell != "NaN"]
-    return len(cells) > _LEAST_UCR and not may_name(cells)
+    numbers = all(map(is_number, cells))
+    return len(cells) > _LEAST_UCR and numbers and not may_name(cells)
 
 
 def _ucr(path: Path) -> Iterator[SeriesItem]:

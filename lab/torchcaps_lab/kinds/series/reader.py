@@ -79,13 +79,15 @@ class SeriesReader(Reader):
         asked = values_of(given.get("data"))
         if is_of_others(asked, "series", "wide") or holds_other_kinds(place, cls):
             return None
-        tables = tables_of(place)
+        archives = place.with_suffix(*_ARCHIVES)
+        # Of other tables without a header, the label may be the last number.
+        published = filter(part_of_table, place.with_suffix(".tsv"))
+        archives += filter(is_ucr, published)
+        tables = [] if archives else tables_of(place)
         cells = Table(tables[0]).cells() if tables else None
         columns = None if cells is None else Columns.of(cells)
         if cells is not None and columns is not None:
             _check_no_sounds(tables[0], cells, columns)
-        archives = place.with_suffix(*_ARCHIVES)
-        archives += [path for path in place.with_suffix(".tsv") if is_ucr(path)]
         sounds = place.with_suffix(*SOUNDS)
         if archives or sounds:
             train = _trained(archives, len(sounds))
