@@ -42,6 +42,24 @@ _JUNK = (
 )
 """Files that operating systems leave in folders, besides hidden ones."""
 
+_UNREAD = {
+    (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar"): (
+        "unpack this archive, and name the folder"
+    ),
+    (".xlsx", ".xls", ".ods", ".numbers"): (
+        "save this spreadsheet as .csv, and name that file"
+    ),
+    (".parquet", ".feather"): "save this table as .csv, and name that file",
+    (".npy", ".npz", ".mat", ".h5", ".hdf5"): (
+        "load these arrays in Python, and train with torchcaps.train(inputs, labels)"
+    ),
+    (".pkl", ".pickle", ".pt", ".pth", ".joblib"): (
+        "loading this file may execute code in it, so it is not read. If you trust it, "
+        "load it in Python, and train with torchcaps.train(inputs, labels)"
+    ),
+}
+"""What to do with files that are not read, by their suffixes."""
+
 _SHOWN = 40
 """Letters of a cell that an error shows."""
 
@@ -103,6 +121,12 @@ def singular(plural: str) -> str:
         if plural.endswith(many):
             return plural.removesuffix(many) + one
     return plural.removesuffix("s")
+
+
+def advice_on(path: Path) -> str:
+    """What to do with a file that is not read, by its suffix; empty for most."""
+    ending = path.suffix.lower()
+    return next((advice for names, advice in _UNREAD.items() if ending in names), "")
 
 
 def is_junk(path: Path) -> bool:

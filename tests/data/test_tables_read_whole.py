@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 from PIL import Image
 
-from torchcaps_lab.data import ImageFolder, ImageTable, Series, Text
+from torchcaps_lab.data import ImageTable, Series, Text
 from torchcaps_lab.data.base import DataSet
 from torchcaps_lab.data.tables import Table
 from torchcaps_lab.kinds.images.sets.table import table_of_images
@@ -153,17 +153,6 @@ def test_a_name_of_two_columns_is_an_error(tmp_path: Path, kind: Kind) -> None:
         kind.read(written(tmp_path, "\n".join(rows)))
 
 
-def test_a_table_that_names_no_columns_is_left_out_for_that(tmp_path: Path) -> None:
-    for name in "ab":
-        (tmp_path / name).mkdir()
-        for number in range(4):
-            image = Image.new("L", (6, 6), 50 * number + ord(name) % 2)
-            image.save(tmp_path / name / f"{number}.png")
-    (tmp_path / "labels.csv").write_text("# exported\nfile,label\na/1.png,a\n")
-    notes = "\n".join(ImageFolder(tmp_path).notes())
-    assert "its first line does not name a column of files" in notes
-
-
 @pytest.mark.parametrize(
     ("first", "names"),
     [
@@ -184,3 +173,10 @@ def test_numbers_beside_a_name_are_columns_only_in_order(
     else:
         with pytest.raises(NoHeader, match="looks like an example"):
             Table(path)
+
+
+def test_a_row_with_one_flag_each_is_noted(tmp_path: Path) -> None:
+    rows = [f"{number}.png,{number % 2},{1 - number % 2}" for number in range(ROWS)]
+    path = written(tmp_path, "\n".join(["file,sea,sky", *rows]))
+    notes = ImageTable(path, file="file", label=("sea", "sky")).notes()
+    assert any("exactly one label" in note for note in notes)

@@ -115,3 +115,30 @@ def test_the_folder_of_a_competition_of_texts() -> None:
     seen = guess("tweets")
     assert seen.options["data"]["root"] == str(Path("tweets/train.csv"))
     assert "without labels: test.csv" in seen.why["data"]
+
+
+def test_a_table_with_other_classes_than_the_folders_is_asked_about() -> None:
+    """The folders that an archive was unpacked to were trained on as classes."""
+    photos("skin/part1")
+    for row in range(12):
+        picture(Path("skin/part2", f"{row + 12}.png"), [*COLOURS][row % 2], row)
+    table = Path("skin/meta.csv")
+    rows = [f"{row},{'ab'[row % 2]},{20 + row % 7}" for row in range(24)]
+    table.write_text("\n".join(["image_id,dx,age", *rows]))
+    with pytest.raises(ValueError, match=r"meta\.csv.*part1, part2.*dx, age"):
+        guess("skin")
+    by_table = guess(str(table), {"data": {"label": "dx"}}).options["data"]
+    assert by_table["name"] == "ImageTable"
+    by_folder = guess("skin", {"data": {"class_folders": "outer"}}).options["data"]
+    assert by_folder["name"] == "ImageFolder"
+    rows = [f"{row},{row // 12},{20 + row % 7}" for row in range(24)]
+    table.write_text("\n".join(["image_id,part,age", *rows]))
+    assert guess("skin").options["data"]["name"] == "ImageFolder"
+
+
+@pytest.mark.parametrize("name", ["labels.xlsx", "labels.parquet", "all.zip"])
+def test_what_is_not_read_beside_loose_pictures_is_named(name: str) -> None:
+    photos("loose")
+    Path("loose", name).write_bytes(b"PK")
+    with pytest.raises(ValueError, match=f"{name}: (save|unpack) this"):
+        guess("loose")

@@ -17,7 +17,7 @@ from torchcaps_lab.data.classes import UnknownClasses, called_like, places_of
 from torchcaps_lab.data.listed import Item, Listed, validation_is_test
 from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.parts import PART_NAMES, part_called
-from torchcaps_lab.look import TABLES, counted, is_junk, is_written
+from torchcaps_lab.look import TABLES, advice_on, counted, is_junk, is_written
 
 ClassFolders = Literal["outer", "inner"]
 """The folders that are classes, where folders hold folders."""
@@ -25,10 +25,8 @@ ClassFolders = Literal["outer", "inner"]
 _LOOSE = "it lies in no class folder"
 """Why a file beside the class folders is left out."""
 
-_NO_TABLE = (
-    ", and its first line does not name a column of files and a column of their classes"
-)
-"""What else holds for a table beside them, which could hold the labels."""
+_FOLDERS = ", and the folders are the classes"
+"""What else holds for a table beside them."""
 
 
 @dataclass(frozen=True)
@@ -169,15 +167,22 @@ class Listing(Listed):
             )
 
     def _loose(self, folder: Path) -> str:
-        """How many files lie in no class folder, and what to do with them."""
+        """How many files lie in no class folder, and what to do with them and with the
+        first that is not read.
+        """
         files = [path for path in self._entries(folder) if is_there(path.is_file)]
-        count = sum(path.suffix.lower() in self.endings for path in files)
-        if not count:
-            return ""
-        return (
-            f", and {counted(count, self.what)} outside of class folders: put those of "
-            f"each class into a folder of its name{self.unlabelled}"
+        others = [path for path in files if path.suffix.lower() not in self.endings]
+        count = len(files) - len(others)
+        loose = ""
+        if count:
+            loose = (
+                f", and {counted(count, self.what)} outside of class folders: put those "
+                f"of each class into a folder of its name{self.unlabelled}"
+            )
+        unread = (
+            f"; {path.name}: {advice_on(path)}" for path in others if advice_on(path)
         )
+        return loose + next(unread, "")
 
     def _without_empty(self, inside: dict[str, list[Path]]) -> dict[str, list[Path]]:
         """The class folders that hold files; a note names the others."""
@@ -251,7 +256,7 @@ class Listing(Listed):
         for path in self._entries(folder):
             if is_there(path.is_file):
                 table = path.suffix.lower() in TABLES
-                self._leave_out(path, _LOOSE + (_NO_TABLE if table else ""))
+                self._leave_out(path, _LOOSE + (_FOLDERS if table else ""))
 
     def _leave_out(self, path: Path, why: str) -> None:
         self.left_out[self._name(path)] = why

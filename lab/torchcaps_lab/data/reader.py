@@ -17,6 +17,7 @@ from torchcaps_lab.data.counts import DataReport, Report
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.transforms.preprocess import Preprocess
 from torchcaps_lab.kinds import SharedRegistry
+from torchcaps_lab.look import advice_on
 
 if TYPE_CHECKING:
     from torchcaps.models import ClassifierNetwork
@@ -36,11 +37,6 @@ class Read(NamedTuple):
 
 
 _AS_THEY_ARE = Preprocess()
-
-_SPREADSHEETS = (".xlsx", ".xls", ".ods", ".numbers")
-_ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
-_ARRAYS = (".npy", ".npz", ".mat", ".h5", ".hdf5")
-_PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".joblib")
 
 
 class Reader(ABC):
@@ -96,26 +92,11 @@ class Reader(ABC):
     @classmethod
     def missing(cls, place: "Place") -> str:
         """Why a path that no reader recognises cannot be trained on."""
-        ending = place.path.suffix.lower()
-        advice = ""
-        if ending in _ARCHIVES:
-            advice = "; unpack this archive, and name the folder"
-        elif ending in _SPREADSHEETS:
-            advice = "; save this spreadsheet as .csv, and name that file"
-        elif ending in _ARRAYS:
-            advice = (
-                "; load these arrays in Python, and train with "
-                "torchcaps.train(inputs, labels)"
-            )
-        elif ending in _PICKLES:
-            advice = (
-                "; loading this file may execute code in it, so it is not read. If you "
-                "trust it, load it in Python, and train with torchcaps.train(inputs, "
-                "labels)"
-            )
+        advice = advice_on(place.path)
         return (
             f"{place.path} must be a folder, a table of texts or of images (.csv, "
-            f".tsv or .jsonl), a file of series (.ts or .arff), or YOLO's data.yaml{advice}"
+            ".tsv or .jsonl), a file of series (.ts or .arff), or YOLO's data.yaml"
+            f"{advice and f'; {advice}'}"
         )
 
     @classmethod

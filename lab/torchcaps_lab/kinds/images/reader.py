@@ -1,7 +1,9 @@
 """Reads images: how they are recognised, and how they get to the size of a network."""
 
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -16,8 +18,15 @@ from torchcaps_lab.data.columns import UnclearColumns
 from torchcaps_lab.data.counts import DataReport
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.files import ListedFile, list_folder, looked_through
+from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.reader import Read, Reader, Report, register_reader
-from torchcaps_lab.data.table_form import TableForm, is_of_others, names_in, reasons
+from torchcaps_lab.data.table_form import (
+    TableForm,
+    is_of_others,
+    names_in,
+    reasons,
+    tables_beside,
+)
 from torchcaps_lab.data.transforms.preprocess import Preprocess
 from torchcaps_lab.kinds.images.check import check_folder, check_table
 from torchcaps_lab.kinds.images.decoding.bands import Levels, check_range
@@ -42,7 +51,11 @@ from torchcaps_lab.kinds.images.decoding.upload import is_black, uploaded_pictur
 from torchcaps_lab.kinds.images.guess import guess_of_files
 from torchcaps_lab.kinds.images.samples import image_samples
 from torchcaps_lab.kinds.images.sets.files import ImageListing, image_files
-from torchcaps_lab.kinds.images.sets.table import TableOfImages, table_of_images
+from torchcaps_lab.kinds.images.sets.table import (
+    TableOfImages,
+    other_labels,
+    table_of_images,
+)
 from torchcaps_lab.look import (
     Fit,
     Guess,
@@ -96,15 +109,13 @@ class ImageReader(Reader):
         data = values_of(given.get("data"))
         if is_of_others(data, "file"):
             return None
-        try:
-            named = table_of_images(place, data)
-        except ValueError:
-            # A table beside class folders need not hold labels.
-            if place.is_file or not _has_class_folders(place.path):
-                raise
-            named = None
-        alone = named is not None and (place.is_file or named.split_folders)
-        if named is not None and (alone or not _has_class_folders(place.path)):
+        by_folder = "class_folders" in data
+        if not by_folder and not {"file", "label"} & data.keys():
+            folders = _class_folders(place)
+            _check_table_beside(place, folders)
+            by_folder = bool(folders)
+        named = None if by_folder else table_of_images(place, data)
+        if named is not None:
             return _of_table(named, given)
         if place.is_file or not place.suffixes & cls.endings():
             return None
@@ -421,12 +432,42 @@ def _shape_taken(network: Any) -> tuple[int, ...]:
     return tuple(network.image_shape)
 
 
-def _has_class_folders(folder: Path) -> bool:
-    """Whether a folder can be trained on without a table."""
+def _class_folders(place: Place) -> dict[Path, str]:
+    """The class of each image by its folder, if there are class folders beside a table;
+    else none.
+    """
+    if place.is_file or not tables_beside(place):
+        return {}
     try:
-        return not looked_through(ImageListing(root=folder)).refused
+        listing = looked_through(ImageListing(root=place.path))
     except ValueError:
-        return False
+        return {}
+    files = [] if listing.refused else listing.items
+    return {file.path: file.category for file in files if isinstance(file, ListedFile)}
+
+
+def _check_table_beside(place: Place, folders: Mapping[Path, str]) -> None:
+    """Raise an `UnclearColumns` if a table may hold other classes of the images in
+    class folders, if there are any.
+    """
+    named = None
+    # A table beside class folders may hold anything.
+    with suppress(ValueError):
+        if folders:
+            named = table_of_images(place, {**_ANY_LABEL, "split": None})
+    columns = [] if named is None else other_labels(named, folders)
+    if named is not None and columns:
+        train = ["torchcaps", "train"]
+        column = columns[0] if len(columns) == 1 else "COLUMN"
+        by_table = [*train, str(named.table), "--data.label", column]
+        by_folder = [*train, str(place.path), "--data.class_folders", "outer"]
+        raise UnclearColumns(
+            f"{named.table} names images in the folders "
+            f"{some(sorted({*folders.values()}))}, and may hold other classes of them "
+            f"than these folders: {some(columns)}. If a column holds the classes: "
+            f"{shlex.join(by_table)}; if the folders are the classes: "
+            f"{shlex.join(by_folder)}"
+        )
 
 
 def _of_folder(root: Path, given: Mapping[str, Any]) -> Guess:
@@ -463,7 +504,7 @@ def _of_table(named: TableOfImages, given: Mapping[str, Any]) -> Guess:
     if not named.form.separator:
         return guess
     # Photos may show several of the classes, so none is left out of the loss.
-    why["task"] = "several_labels, since images have several labels"
+    why["task"] = "several_labels, since an image may have several labels"
     return guess._replace(options={**guess.options, "task": {"name": "several_labels"}})
 
 

@@ -11,7 +11,7 @@ from torchcaps.spec import argument, settings
 from torchcaps.whole import seen_from
 from torchcaps_lab.data.base import register_dataset
 from torchcaps_lab.data.classes import composed
-from torchcaps_lab.data.columns import Columns, UnclearColumns, quoted
+from torchcaps_lab.data.columns import Columns, Role, UnclearColumns, quoted
 from torchcaps_lab.data.files import ListedFile
 from torchcaps_lab.data.listed import Item, Listed
 from torchcaps_lab.data.parts import part_called
@@ -30,6 +30,9 @@ from torchcaps_lab.look import TABLES, NoHeader, Place, is_number, no_header
 _TRIED = 20
 """Cells of a column that are tried as names of images."""
 
+
+_MAY_LABEL: tuple[Role, ...] = ("label", "labels", "flag")
+"""The roles of columns that may hold classes."""
 
 _BOXES = ("xmin ymin xmax ymax", "x1 y1 x2 y2", "x y w h", "x y width height")
 """Names of columns that hold the sides of boxes."""
@@ -171,6 +174,29 @@ def table_of_images(
     read = [_table_of(path, images, given) for path in tables]
     complete = [table for table in read if table is not None]
     return max(complete, key=lambda table: len(table.paths()), default=None)
+
+
+def other_labels(named: TableOfImages, folders: Mapping[Path, str]) -> list[str]:
+    """The columns of a table that may hold classes of images; none if one of them tells
+    apart what the class folders do, so that they are the same classes.
+
+    Args:
+        named: the table, whose columns were looked at.
+        folders: the class of each image by its folder.
+    """
+    cells = Table(named.table).cells()
+    paths = ImagesByName(named.folder).of_rows(cells.column(str(named.form.item)))
+    classes = [None if path is None else folders.get(path) for path in paths]
+    columns = [] if named.columns is None else named.columns.of_role(*_MAY_LABEL)
+    names = [column.name for column in columns]
+    for name in names:
+        rows = zip(classes, cells.column(name), strict=True)
+        pairs = {(of_folder, cell) for of_folder, cell in rows if of_folder is not None}
+        of_folders = {of_folder for of_folder, _ in pairs}
+        of_cells = {cell for _, cell in pairs}
+        if len(pairs) == len(of_folders) == len(of_cells):
+            return []
+    return names
 
 
 def tables_of_splits(folder: Path) -> dict[str, Path]:
@@ -393,6 +419,12 @@ def list_table(named: TableOfImages) -> Listed:
             f"no row of {named.table} names an image that is there, with a label"
         )
     split_parts(parts)
+    counts = {len(named.form.labels_of(item.category)) for item in listed.items}
+    if named.form.separator and counts == {1}:
+        listed.notes += (
+            "each image has exactly one label, which several_labels does not know: "
+            "write the labels into one column to classify",
+        )
     return listed
 
 
