@@ -2,7 +2,9 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -11,7 +13,7 @@ from torch.utils.data import Dataset
 import torchcaps as tc
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli import main
-from torchcaps_lab.data import MapStyle
+from torchcaps_lab.data import MapStyle, SeriesArrays, TextList
 
 OPTIONS = {
     "model": "capsnet_digits",
@@ -149,6 +151,26 @@ def test_texts_in_lists(tmp_path: Path) -> None:
     assert again.summary["test_per_class"] == trained.summary["test_per_class"]
 
 
+@pytest.mark.parametrize("kind", [object, np.dtypes.StringDType(na_object=None)])
+def test_texts_in_an_array(kind: Any) -> None:
+    """They were images that are no numbers, and with one missing, missing files."""
+    texts = np.array(["a fine one", None, "a dull one"], dtype=kind)
+    with pytest.raises(ValueError, match="text 1 must be a text, got None"):
+        tc.train(texts, [0, 1, 0], show=None)
+
+
+def test_labels_of_texts_and_series_are_read_as_those_of_images() -> None:
+    """Numbers were in the order of their digits, and columns of 0 and 1 an error."""
+    numbers = [place % 12 for place in range(60)]
+    names = tuple(map(str, range(12)))
+    texts = TextList([f"No. {place}" for place in range(60)], numbers)
+    assert texts.classes == names
+    series = SeriesArrays(torch.rand(60, 30, 4), torch.eye(12)[numbers])
+    assert series.classes == names
+    # The order of axes cannot be seen, so it is told.
+    assert any("30 channels" in note for note in series.notes())
+
+
 def test_a_finished_run_without_checkpoints_is_not_trained_anew(
     trained: Classifier, tmp_path: Path
 ) -> None:
@@ -166,10 +188,11 @@ def test_a_finished_run_without_checkpoints_is_not_trained_anew(
         (torch.rand(9, 2, 20), [0, 1], "9 examples and 2 labels"),
         (torch.full((4, 2, 20), torch.nan), [0, 1, 0, 1], "series 0 .*NaN"),
         (torch.rand(4, 2, 20), [0.5, 1.5, 0.5, 1.5], "label of example 0"),
+        ([{"x": [1, 2]}] * 4, [0, 1, 0, 1], "series 0 must be an array .*got a dict"),
     ],
 )
 def test_what_is_wrong_with_series_is_named(
-    given: torch.Tensor, labels: object, message: str
+    given: object, labels: object, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         tc.train(given, labels, kind="series", show=None)

@@ -1,11 +1,10 @@
 """Items that are listed before they are read: files in a folder, rows of a table."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
-from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,6 +22,7 @@ from torchcaps_lab.data.base import (
 from torchcaps_lab.data.classes import places_of
 from torchcaps_lab.data.columns import measured, measurements, parts_of
 from torchcaps_lab.data.examples import Examples
+from torchcaps_lab.data.labels import Labels, each_of
 from torchcaps_lab.data.manifest import (
     PARTS,
     Changes,
@@ -557,15 +557,19 @@ class ListedData(DataSet):
         return {item.name: item for item in self.listed.items}
 
 
-def labelled(
-    inputs: Sequence[Any] | None, labels: Sequence[Any] | None, kind: str
-) -> Iterator[tuple[str, str, Any]]:
-    """The examples that a program has, each with a name and its label as text.
+def list_labelled(
+    inputs: Sequence[Any] | None,
+    labels: Any,
+    kind: str,
+    item_of: Callable[[str, str, Any], Item],
+) -> Listed:
+    """The examples that a program has.
 
     Args:
         inputs: the examples; None is refused.
-        labels: a whole number or a name for each.
+        labels: a whole number or a name for each, or a row of 0 with one 1.
         kind: the data set, for messages.
+        item_of: makes an item of a name, a label and an example.
 
     Raises:
         ValueError: there are no examples, or not one label for each.
@@ -576,20 +580,24 @@ def labelled(
             "option can hold: call it in Python, as in torchcaps.train(inputs, labels, "
             "run=..., resume=True)"
         )
-    if len(inputs) != len(labels):
+    read = Labels.of(each_of(labels, "example"))
+    if len(inputs) != len(read.rows):
         raise ValueError(
             f"there must be a label for each example, got {len(inputs):,} examples and "
-            f"{len(labels):,} labels"
+            f"{len(read.rows):,} labels"
         )
-    for place, (example, label) in enumerate(zip(inputs, labels, strict=True)):
-        # Numbers of arrays and tensors.
-        label = label.item() if hasattr(label, "item") else label
-        if not isinstance(label, str | Integral):
-            raise ValueError(
-                f"the label of example {place} must be a whole number or a name, got "
-                f"{label!r:.60}; examples of several labels are read from a table"
-            )
-        yield str(place), str(label), example
+    if read.several:
+        place = next(place for place, row in enumerate(read.rows) if len(row) != 1)
+        raise ValueError(
+            f"each example must have one label, example {place} has {read.rows[place]}; "
+            "examples of several labels are read from a table"
+        )
+    used = [label for (label,) in read.rows]
+    items = [
+        item_of(str(place), str(label), example)
+        for place, (label, example) in enumerate(zip(used, inputs, strict=True))
+    ]
+    return Listed(parts={"all": items}, classes=read.classes(used), notes=read.notes())
 
 
 def all_broken(problems: Sequence[BrokenItem], advice: str) -> ValueError:

@@ -97,7 +97,8 @@ def train(
     if isinstance(data, DataSet):
         options = {**_arguments_of(data), **options}
         data = type(data)
-    _check_data(data, labels)
+    _check_data(data)
+    data = _unboxed(data)
     if kind is not None:
         check_choice("kind", kind, tuple(_PAIRS))
     if kind is None and _are_texts(data, labels):
@@ -216,9 +217,19 @@ def _are_texts(data: Any, labels: Any) -> bool:
     if not isinstance(data, list | tuple) or not data:
         return False
     firsts = data if labels is not None else [_first_of(pair) for pair in data]
-    return all(isinstance(text, str) for text in firsts) and not any(
-        Path(text).suffix.lower() in _endings() or _is_file(text) for text in firsts
+    # One that is missing is refused by its number.
+    texts = [text for text in firsts if isinstance(text, str)]
+    return bool(texts) and not any(
+        Path(text).suffix.lower() in _endings() or _is_file(text) for text in texts
     )
+
+
+def _unboxed(data: Any) -> Any:
+    """Texts, or arrays of several shapes, in an array of NumPy or a column of pandas as
+    a list; anything else as it is.
+    """
+    kind = getattr(getattr(data, "dtype", None), "kind", None)
+    return data.tolist() if kind in ("O", "T", "U") and data.ndim == 1 else data
 
 
 def _examples(data: Any, labels: Any, kind: Kind) -> tuple[Any, Any]:
@@ -273,8 +284,8 @@ def _arguments_of(data: DataSet) -> dict[str, Any]:
     return arguments
 
 
-def _check_data(data: Any, labels: Any) -> None:
-    """Raises an error if there are no data, or labels of nothing."""
+def _check_data(data: Any) -> None:
+    """Raises an error if there are no data."""
     if data is None:
         raise ValueError(
             "data must be the path of a folder or a file, the name of a data set, "

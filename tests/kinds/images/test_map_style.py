@@ -236,6 +236,11 @@ def test_what_is_wrong_with_a_pair_is_said_or_it_is_left_out(item, why):
             r"got dict: give \(images, labels\), such as those under 'image', 'label'",
         ),
         (
+            {"data": [{"image": PIXELS[0], "label": 0}] * 9},
+            ValueError,
+            "a pair .*got a dict of image, label",
+        ),
+        (
             {"data": (torch.full((60, 8, 8), 254.0), [0, 1] * 30)},
             ValueError,
             r"^the train images: .*must lie in \[0, 1\], got 254 to 254.*$",

@@ -4,9 +4,10 @@ from typing import Any, Literal
 
 import torch
 
-from torchcaps_lab.data.listed import Listed, labelled
+from torchcaps_lab.data.listed import Listed, list_labelled
 from torchcaps_lab.kinds.series.series import Series
-from torchcaps_lab.kinds.series.table import checked
+from torchcaps_lab.kinds.series.table import SeriesItem, checked
+from torchcaps_lab.look import counted
 
 
 class SeriesArrays(Series):
@@ -15,7 +16,7 @@ class SeriesArrays(Series):
     Args:
         inputs: an array or a tensor (N, C, L) of N series of C channels and L moments,
             or (N, L) of one channel; or a list of arrays (C, L) or (L,) of any lengths.
-        labels: N whole numbers or names.
+        labels: N whole numbers or names, or N rows of 0 with one 1.
         test: the share to test on, as of :class:`Series`.
         validation: the share for validation, likewise.
         seed: chooses the validation series.
@@ -48,9 +49,32 @@ class SeriesArrays(Series):
 
     def list_series(self) -> Listed:
         """The series, each with its number as name."""
-        rows = []
-        for name, label, values in labelled(self.inputs, self.labels, "SeriesArrays"):
-            series = torch.as_tensor(values, dtype=torch.float32)
-            series = series[None] if series.ndim == 1 else series
-            rows.append((name, label, checked(series, f"series {name}"), ""))
-        return self.listed_of(rows)
+        listed = list_labelled(self.inputs, self.labels, "SeriesArrays", _item)
+        shapes = {item.values.shape for item in listed.parts["all"]}
+        listed.notes += tuple(_axes_line(shape) for shape in sorted(shapes)[:1])
+        return listed
+
+
+def _item(name: str, label: str, values: Any) -> SeriesItem:
+    title = f"series {name}"
+    try:
+        series = torch.as_tensor(values, dtype=torch.float32)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"{title} must be an array (C, L) of numbers, got a "
+            f"{type(values).__name__}: {error}"
+        ) from None
+    series = series[None] if series.ndim == 1 else series
+    return SeriesItem(name, label, checked(series, title), name)
+
+
+def _axes_line(shape: tuple[int, int]) -> str:
+    """Tell people the order of axes that was taken of the shortest series."""
+    channels, moments = shape
+    line = (
+        f"the axes of series are (C, L): {counted(channels, 'channels')}, "
+        f"{moments} or more moments"
+    )
+    if channels > moments:
+        line += ". If these are moments of channels, give each series transposed"
+    return line

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torchcaps_lab.data.listed import Listed, labelled
+from torchcaps_lab.data.listed import Listed, list_labelled
 from torchcaps_lab.kinds.texts.files import TextItem
 from torchcaps_lab.kinds.texts.text import Text
 
@@ -12,7 +12,7 @@ class TextList(Text):
 
     Args:
         inputs: a list of texts.
-        labels: for each a whole number or a name.
+        labels: for each a whole number or a name, or a row of 0 with one 1.
         test: the share to test on, as of :class:`Text`.
         validation: the share for validation, likewise.
         seed: chooses the validation texts.
@@ -54,9 +54,10 @@ class TextList(Text):
 
     def list_texts(self) -> Listed:
         """The texts, each with its number as name."""
-        items = []
-        for name, label, text in labelled(self.inputs, self.labels, "TextList"):
-            if not isinstance(text, str):
-                raise ValueError(f"text {name} must be a text, got {text!r:.60}")
-            items.append(TextItem(name, label, text))
-        return Listed(parts={"all": items})
+        return list_labelled(self.inputs, self.labels, "TextList", _item)
+
+
+def _item(name: str, label: str, text: Any) -> TextItem:
+    if not isinstance(text, str):
+        raise ValueError(f"text {name} must be a text, got {text!r:.60}")
+    return TextItem(name, label, text)

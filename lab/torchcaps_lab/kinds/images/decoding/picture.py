@@ -377,11 +377,14 @@ def in_mode(
             )
         source = source.picture()
         levels = None
-    if channels not in (1, 3):
-        raise ValueError(
-            f"it has {counted(len(source.getbands()), 'channels')}, expected {channels}"
-        )
     image = upright(source)
+    if channels not in (1, 3):
+        bands = np.atleast_3d(np.asarray(image))
+        if bands.shape[2] != channels:
+            raise ValueError(
+                f"it has {counted(bands.shape[2], 'channels')}, expected {channels}"
+            )
+        return Bands(to_8_bit(bands, levels))
     if image.mode.startswith(("I", "F")):
         image = Image.fromarray(to_8_bit(np.asarray(image), levels))
         levels = None

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchcaps_lab.data.labels import Label, each_of
 from torchcaps_lab.data.pairs import is_two_arrays
-from torchcaps_lab.kinds.images.sets.labels import Label, each_of
 
 Axes = Literal["NHW", "NHWC", "NCHW"]
 """The order of the axes of several images: N images, C channels, H height, W width."""

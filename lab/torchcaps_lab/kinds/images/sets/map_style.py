@@ -1,6 +1,6 @@
 """Any data set of (image, label) in Python."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
@@ -10,6 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchcaps.spec import settings
 from torchcaps_lab.data.classes import places_of
+from torchcaps_lab.data.labels import (
+    Label,
+    Labels,
+    check_names,
+    labels_of,
+)
 from torchcaps_lab.data.listed import Item, Listed
 from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.pairs import is_two_arrays
@@ -20,12 +26,6 @@ from torchcaps_lab.kinds.images.decoding.picture import (
     check_pixels,
 )
 from torchcaps_lab.kinds.images.sets.arrays import Arrays, Axes, paired
-from torchcaps_lab.kinds.images.sets.labels import (
-    Label,
-    Labels,
-    check_names,
-    labels_of,
-)
 from torchcaps_lab.kinds.images.sets.listed import ListedImages, Seen, arranged, look
 from torchcaps_lab.look import counted
 
@@ -196,10 +196,10 @@ class MapStyle(ListedImages):
         rows = list(self._rows(listed))
         self._labels = labels = Labels.of([row.labels for row in rows])
         check_names(self.named, labels, _BETWEEN)
-        numbers = set[Label]()
+        trained = set[Label]()
         for row, of_row in zip(rows, labels.rows, strict=True):
             if row.part == "train":
-                numbers.update(of_row)
+                trained.update(of_row)
             names = self._names_in(row.part)
             category = _BETWEEN.join(_category(label, names) for label in of_row)
             pair = _Pair(row.name, category, row.image, row.seen)
@@ -208,9 +208,9 @@ class MapStyle(ListedImages):
         if len(kinds) > 1 and not self.named:
             raise ValueError(
                 "labels must be all whole numbers or all names, got "
-                f"{some(sorted(map(str, numbers)))}"
+                f"{some(sorted(map(str, trained)))}"
             )
-        listed.classes = tuple(map(str, range(labels.columns) or _in_order(numbers)))
+        listed.classes = labels.classes(trained)
         notes = (*_axes_lines(self.given), *labels.notes())
         listed = arranged(listed, {part: part for part in listed.parts})
         listed.notes = tuple(dict.fromkeys((*notes, *listed.notes)))
@@ -310,10 +310,13 @@ def _axes_lines(pairs_of_parts: Mapping[str, Any]) -> Iterator[str]:
     """Tell people the order of axes that was taken of arrays."""
     for part, pairs in pairs_of_parts.items():
         if isinstance(pairs, Arrays):
-            channels = counted(pairs[0][0].shape[0], "channels")
+            channels = pairs[0][0].shape[0]
+            meaning = "grey" if pairs.axes == "NHW" else counted(channels, "channels")
+            if channels == 4:
+                meaning += ", the last of which is opacity unless channels is 4"
             yield (
                 f"the axes of the {part} images, {tuple(pairs.images.shape)}, are "
-                f"{pairs.axes}: {'grey' if pairs.axes == 'NHW' else channels}"
+                f"{pairs.axes}: {meaning}"
             )
 
 
@@ -327,15 +330,14 @@ def _names_of(data: Any) -> tuple[str, ...]:
     return () if names is None else tuple(map(str, names))
 
 
-def _in_order(labels: Iterable[Label]) -> list[Label]:
-    """Numbers in their order, then names in theirs."""
-    return sorted(labels, key=lambda label: (isinstance(label, str), label))
-
-
 def _pair(data: Any, index: int, name: str) -> tuple[Any, tuple[Label, ...]]:
     """The image and the labels at an index."""
     try:
-        image, label = data[index]
+        pair = data[index]
+        if isinstance(pair, Mapping):
+            names = ", ".join(map(str, pair))
+            raise ValueError(f"got a {type(pair).__name__} of {names}")
+        image, label = pair
     except Exception as error:  # of any type: the data set is the user's
         raise BrokenImage(
             name, f"it must be a pair (image, label): {error!r}"

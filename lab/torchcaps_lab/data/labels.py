@@ -1,7 +1,8 @@
-"""Labels as a program has them: one for each image, several, or rows of 0 and 1."""
+"""Labels as a program has them: one for each example, several, or rows of 0 and 1."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from math import isfinite
 from typing import Any, NamedTuple
 
 from torchcaps_lab.data.manifest import some
@@ -11,15 +12,15 @@ Label = int | str
 
 
 class Labels(NamedTuple):
-    """The labels of all images of a data set, read in one way.
+    """The labels of all examples of a data set, read in one way.
 
     Args:
-        rows: the labels of each image; one, unless there are ``several``.
-        several: whether an image may have several labels, or none.
+        rows: the labels of each example; one, unless there are ``several``.
+        several: whether an example may have several labels, or none.
         columns: how many classes rows of 0 and 1 have; 0 for other labels.
 
     Example:
-        >>> from torchcaps_lab.kinds.images.sets.labels import Labels
+        >>> from torchcaps_lab.data.labels import Labels
         >>> Labels.of([("sea", "sky"), ("sea",), ()]).several
         True
         >>> Labels.of([(0, 1, 1), (1, 0, 0)])  # rows of 0 and 1
@@ -34,14 +35,14 @@ class Labels(NamedTuple):
 
     @classmethod
     def of(cls, rows: Sequence[tuple[Label, ...]]) -> "Labels":
-        """Decide how labels are read, by those of all images.
+        """Decide how labels are read, by those of all examples.
 
         Rows of equal length, two or more, of nothing but 0 and 1 have a column for each
-        class: as names of classes, they would repeat themselves. Images may have several
-        labels if any of them has not exactly one.
+        class: as names of classes, they would repeat themselves. Examples may have
+        several labels if any of them has not exactly one.
 
         Args:
-            rows: the labels of each image as they were given.
+            rows: the labels of each example as they were given.
         """
         lengths = {len(row) for row in rows}
         columns = lengths.pop() if len(lengths) == 1 else 0
@@ -53,6 +54,18 @@ class Labels(NamedTuple):
             columns = 0
         return cls(tuple(rows), any(len(row) != 1 for row in rows), columns)
 
+    def classes(self, used: Iterable[Label]) -> tuple[str, ...]:
+        """The labels as names: those of all columns; or else numbers in their order,
+        then names in theirs.
+
+        Args:
+            used: the labels of the examples to train on.
+        """
+        if self.columns:
+            return tuple(map(str, range(self.columns)))
+        in_order = sorted({*used}, key=lambda label: (isinstance(label, str), label))
+        return tuple(map(str, in_order))
+
     def notes(self) -> tuple[str, ...]:
         """Tell people how rows of 0 and 1 were read."""
         if not self.columns:
@@ -60,20 +73,20 @@ class Labels(NamedTuple):
         each = "any number of" if self.several else "exactly one of"
         line = (
             f"the labels are {self.columns} columns of 0 and 1, one for each class: an "
-            f"image has {each} them"
+            f"example has {each} them"
         )
         return (line,)
 
 
 def labels_of(given: Any, name: str) -> tuple[Label, ...]:
-    """Return the labels of one image, as they were given.
+    """Return the labels of one example, as they were given.
 
     Args:
         given: a whole number or a name; or a list, a tuple, a set or an array of these.
-        name: the image, for the message.
+        name: the example, for the message.
 
     Raises:
-        ValueError: it is none of these; names the image.
+        ValueError: it is none of these; names the example.
     """
     if getattr(given, "ndim", 0) == 1:
         given = given.tolist()
@@ -93,19 +106,19 @@ def _label(part: Any, given: Any, name: str) -> Label:
     except TypeError:
         raise ValueError(
             f"the label of {name} must be a whole number or the name of a class, or a "
-            f"list of them, got {given!r}"
+            f"list of them, got {given!r:.60}"
             + (
                 ": this package classifies, and does not predict measurements"
-                * isinstance(part, float)
+                * (isinstance(part, float) and isfinite(part))
             )
         ) from None
 
 
 def each_of(labels: Any, name: str) -> list[tuple[Label, ...]]:
-    """Return the labels of each image, of an array or a list of labels.
+    """Return the labels of each example, of an array or a list of labels.
 
     Args:
-        labels: (N,), one for each image; (N, E), a row for each; or N lists.
+        labels: (N,), one for each example; (N, E), a row for each; or N lists.
         name: what they are labels of, for the message.
 
     Raises:
@@ -118,8 +131,8 @@ def each_of(labels: Any, name: str) -> list[tuple[Label, ...]]:
     shape = tuple(getattr(labels, "shape", (0,)))
     if len(shape) not in (1, 2):
         raise ValueError(
-            f"the labels of {name} must be (N,), one number or name an image, or (N, "
-            f"E), with a column of 0 and 1 for each class, got the shape {shape}"
+            f"the labels of {name} must be (N,), one number or name each, or (N, E), "
+            f"with a column of 0 and 1 for each class, got the shape {shape}"
         )
     values = labels.tolist() if hasattr(labels, "tolist") else labels
     return [labels_of(value, f"{name} {place}") for place, value in enumerate(values)]
