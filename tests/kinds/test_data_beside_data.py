@@ -100,9 +100,21 @@ def test_the_folder_of_a_competition_of_pictures() -> None:
     Path("dogs/train.csv").write_text("\n".join(["id,breed", *rows]))
     Path("dogs/test.csv").write_text("id\nunknown\n")
     Path("dogs/sample_submission.csv").write_text("id,breed\nunknown,a\n")
-    data = guess("dogs").options["data"]
+    seen = guess("dogs")
+    data = seen.options["data"]
     assert data["root"] == str(Path("dogs/train.csv"))
     assert data["label"] == "breed"
+    assert "test.csv" in seen.why["tables"]
+
+
+@pytest.mark.parametrize("between", [" ", ", "])
+def test_pixels_in_a_cell_are_no_text(between: str) -> None:
+    """Faces were trained on as texts of numbers."""
+    pixels = [between.join(map(str, range(row, row + 64))) for row in range(40)]
+    rows = [f'{row % 3},"{cell}"' for row, cell in enumerate(pixels)]
+    Path("faces.csv").write_text("\n".join(["emotion,pixels", *rows]))
+    with pytest.raises(ValueError, match=r"'pixels'.*torchcaps\.train"):
+        guess("faces.csv")
 
 
 def test_the_folder_of_a_competition_of_texts() -> None:

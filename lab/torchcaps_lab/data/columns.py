@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.parts import part_called
 from torchcaps_lab.data.tables import Cells
-from torchcaps_lab.look import counted
+from torchcaps_lab.look import counted, is_number
 
 Role = Literal[
     "text",
@@ -21,6 +21,7 @@ Role = Literal[
     "labels",
     "flag",
     "number",
+    "numbers",
     "date",
     "file",
     "group",
@@ -30,8 +31,8 @@ Role = Literal[
     "constant",
     "empty",
 ]
-"""What a column holds: texts, one label each, several labels each, yes or no, numbers,
-dates or times, names of files, whom or what a row is of, which split it belongs to, the
+"""What a column holds: texts, one label each, several labels each, yes or no, a number
+each, a row of numbers each, dates or times, names of files, whom or what a row is of, which split it belongs to, the
 name of the row, an object of JSON, the same everywhere, or nothing.
 """
 
@@ -118,6 +119,9 @@ _FEW = 20
 
 _FEW_WHOLE = 10
 """Different whole numbers that may be classes wherever they are."""
+
+_LEAST_IN_ROW = 8
+"""Numbers in a cell; fewer may be labels."""
 
 _DATE = re.compile(
     r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4})"
@@ -515,6 +519,8 @@ def _role(
         return _by_label_name(name, filled, values)
     if all(map(is_quantity, different)):
         return _numeric(name, filled, values)
+    if all(map(_is_row_of_numbers, different)):
+        return "numbers", f"each cell is a row of numbers, such as {filled[0]:.20}"
     sign, certain = between_labels(different)
     if certain:
         return "labels", f"{sign!r} stands between labels, {values}"
@@ -599,6 +605,12 @@ def _amount(cell: str) -> float:
 
 def _has_fraction(cell: str) -> bool:
     return not _amount(cell).is_integer()
+
+
+def _is_row_of_numbers(cell: str) -> bool:
+    """Whether a cell holds many numbers: the pixels of an image, or a series."""
+    numbers = re.split(r"[\s,;|]+", cell.strip("[] "))
+    return len(numbers) >= _LEAST_IN_ROW and all(map(is_number, numbers))
 
 
 def _is_code(cell: str) -> bool:

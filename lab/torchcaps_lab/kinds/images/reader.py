@@ -116,7 +116,7 @@ class ImageReader(Reader):
             by_folder = bool(folders)
         named = None if by_folder else table_of_images(place, data)
         if named is not None:
-            return _of_table(named, given)
+            return _of_table(named, given, tables_beside(place))
         if place.is_file or not place.suffixes & cls.endings():
             return None
         return _of_folder(place.path, given)
@@ -492,7 +492,9 @@ def _of_folder(root: Path, given: Mapping[str, Any]) -> Guess:
     return guess_of_files(data, summary, files, train, given, validation)
 
 
-def _of_table(named: TableOfImages, given: Mapping[str, Any]) -> Guess:
+def _of_table(
+    named: TableOfImages, given: Mapping[str, Any], tables: Sequence[Path]
+) -> Guess:
     files = named.paths()
     count = counted(len(files), "images")
     summary = f"ImageTable, {count} with labels in {named.table}"
@@ -500,6 +502,8 @@ def _of_table(named: TableOfImages, given: Mapping[str, Any]) -> Guess:
     guess = guess_of_files(options, summary, files, trained_of(len(files)), given)
     assert named.columns is not None
     why = {**guess.why, **reasons(options, named.columns)}
+    if unread := [path.name for path in tables if path != named.table]:
+        why["tables"] = f"not read: {some(unread)}"
     guess = guess._replace(seen=tuple(named.columns.lines()), why=why)
     if not named.form.separator:
         return guess

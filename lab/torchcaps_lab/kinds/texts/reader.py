@@ -274,6 +274,13 @@ def _text_column(columns: Columns, table: Path) -> str:
 def _no_texts(columns: Columns, table: Path) -> UnclearColumns:
     """The error for a table that nothing reads."""
     held = columns.unused(()) or "it is empty"
+    if rows := columns.of_role("numbers"):
+        return UnclearColumns(
+            f"{table} holds no texts and names no images that are there: {held}. "
+            f"Column {rows[0].name!r} has a row of numbers in each cell: if these are "
+            "pixels or series, read them in Python into an array, and train with "
+            "torchcaps.train(inputs, labels)"
+        )
     if not columns.of_role("number"):
         return UnclearColumns(
             f"{table} holds no texts and names no images that are there: {held}. Name "
