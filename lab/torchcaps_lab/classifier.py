@@ -21,7 +21,7 @@ from torchcaps.numerics import check_size
 from torchcaps.whole import LARGEST_NOTE, network_folder, owned, read_json, write_whole
 from torchcaps_lab.card import Card
 from torchcaps_lab.data import Examples, Preprocess
-from torchcaps_lab.data.reader import Read
+from torchcaps_lab.data.reader import Read, Unread
 from torchcaps_lab.look import Fit
 from torchcaps_lab.report.cards import facts_card
 from torchcaps_lab.tasks import Answer, Examination, Task, as_task
@@ -479,6 +479,8 @@ class Classifier:
         """The pixels, and a note on how they were made, if that depends on the
         image.
         """
+        if isinstance(image, Unread):
+            raise image.error
         if resize == "keep":
             self.reader.check_fit(self.network, resize)
         return self.reader.read(image, resize)

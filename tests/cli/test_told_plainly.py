@@ -85,10 +85,6 @@ def told_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
             "--resize keep is for networks of any size, and a CapsNet",
         ),
         (
-            ["predict", "texts", "one.png"],
-            "one.png is not text in UTF-8, Windows-1252 or UTF-16",
-        ),
-        (
             ["predict", "texts", "who", "--resize", "crop"],
             "--resize is for images: a TextCapsNet takes words",
         ),

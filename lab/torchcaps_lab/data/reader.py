@@ -3,15 +3,16 @@ saved.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
 from torchcaps.spec import fit
+from torchcaps.whole import seen_from
 from torchcaps_lab.data.base import DataSet
 from torchcaps_lab.data.counts import DataReport, Report
 from torchcaps_lab.data.examples import Examples
@@ -34,6 +35,37 @@ class Read(NamedTuple):
 
     values: Tensor
     note: str
+
+
+@dataclass(frozen=True)
+class Unread:
+    """An input that was named and cannot be read: the others are answered.
+
+    Args:
+        name: what was named.
+        error: why it cannot.
+    """
+
+    name: str
+    error: ValueError | OSError
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def inputs_in(path: Path, read: Callable[[Path], Iterable[Any]]) -> Iterator[Any]:
+    """The inputs in a file; or, as an :class:`Unread`, why they cannot be read.
+
+    Args:
+        path: the file.
+        read: reads it.
+    """
+    try:
+        if not path.exists():
+            raise FileNotFoundError(f"there is no file {path}{seen_from(path)}")
+        yield from read(path)
+    except (ValueError, OSError) as error:
+        yield Unread(str(path), error)
 
 
 _AS_THEY_ARE = Preprocess()
@@ -175,7 +207,9 @@ class Reader(ABC):
 
     @abstractmethod
     def named(self, names: Sequence[str]) -> Iterable[Any]:
-        """The inputs that are named on a command line."""
+        """The inputs that are named on a command line; an :class:`Unread` in place of
+        what cannot be read.
+        """
 
     @abstractmethod
     def notes(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import torch
 
 from torchcaps.models import create_model
 from torchcaps_lab.data import Manifest, Text, TextSet
+from torchcaps_lab.data.reader import Unread
 from torchcaps_lab.kinds.texts.files import named_texts
 from torchcaps_lab.kinds.texts.words import RESERVED
 from torchcaps_lab.options.guess import guess
@@ -410,8 +411,13 @@ def test_texts_named_on_a_command_line(tmp_path: Path) -> None:
         ]
     long = "a long film " * 40  # no name of a file is that long
     assert list(named_texts([long, long * 10])) == [long, long * 10]
-    with pytest.raises(FileNotFoundError, match=r"there is no file new\.txt"):
-        list(named_texts(["new.txt"]))
+    # A folder of texts is read on after one that is none.
+    (tmp_path / "folder" / "0.txt").write_bytes(b"\xff\xfe\xd8")
+    bad, good = named_texts([str(tmp_path / "folder")])
+    assert (type(bad), good) == (Unread, "two\nlines")
+    (gone,) = named_texts(["new.txt"])
+    assert isinstance(gone, Unread)
+    assert "there is no file new.txt" in str(gone.error)
 
 
 def vectors(folder: Path, text: str) -> Text:

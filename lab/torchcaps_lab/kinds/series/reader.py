@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +18,7 @@ from torchcaps_lab.data.reader import (
     Read,
     Reader,
     holds_other_kinds,
+    inputs_in,
     register_reader,
 )
 from torchcaps_lab.data.table_form import (
@@ -191,7 +193,7 @@ class SeriesReader(Reader):
                 )
             for file in inside or [path]:
                 if file.suffix.lower() in FILES:
-                    yield from series_in(file, self.scale.form)
+                    yield from inputs_in(file, partial(series_in, form=self.scale.form))
                 else:
                     yield file
 

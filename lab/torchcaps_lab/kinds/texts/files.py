@@ -7,11 +7,11 @@ from io import BytesIO
 from itertools import chain
 from pathlib import Path
 
-from torchcaps.whole import seen_from
 from torchcaps_lab.data.files import ClassFolders, Listing, is_there, list_folder
 from torchcaps_lab.data.listed import BrokenItem, Item, Listed
 from torchcaps_lab.data.parts import part_called
 from torchcaps_lab.data.plain_text import check_text, decoded, lines_of
+from torchcaps_lab.data.reader import Unread, inputs_in
 from torchcaps_lab.data.table_form import TableForm, split_parts
 from torchcaps_lab.data.tables import Table
 from torchcaps_lab.look import TABLES, Place, is_number, no_header
@@ -211,7 +211,7 @@ def _is_example(text: str, label: str) -> bool:
     return len(text.split()) > 1 or is_number(label)
 
 
-def texts_of(path: Path, column: str) -> Iterator["NamedText"]:
+def texts_of(path: Path, column: str) -> Iterator["NamedText | Unread"]:
     """The texts of a table, each with the row that it stands in.
 
     Args:
@@ -221,10 +221,11 @@ def texts_of(path: Path, column: str) -> Iterator["NamedText"]:
     table = Table(path)
     width = table.width([column])
     for number, row in enumerate(table.rows(), 1):
-        if not table.misfit(row, width):
-            text = NamedText(table.values(row, [column])[column])
-            text.place = f"{path.name}, row {number}: "
-            yield text
+        place = f"{path.name}, row {number}"
+        if why := table.misfit(row, width):
+            yield Unread(place, ValueError(f"{place}: {why}"))
+        else:
+            yield _placed(place, table.values(row, [column])[column])
 
 
 class NamedText(str):
@@ -238,38 +239,48 @@ class NamedText(str):
     place = ""
 
 
-def named_texts(named: Sequence[str]) -> Iterator[NamedText]:
+def named_texts(named: Sequence[str]) -> Iterator[NamedText | Unread]:
     """Texts named on the command line: lines of files, whole .txt files in folders, or
     texts themselves.
 
     Raises:
         ValueError: a folder holds no texts.
-        FileNotFoundError: a name that can only be a file does not exist.
     """
     for name in named:
         path = Path(name)
-        texts: list[tuple[str, str]] = []
+        may_be_file = path.suffix.lower() in (".txt", *TABLES)
         if name and is_there(path.is_dir):
-            texts = [
-                (str(file), decoded(file)) for file in Place(path).with_suffix(".txt")
-            ]
-            if not texts:
+            files = Place(path).with_suffix(".txt")
+            if not files:
                 raise ValueError(f"there are no .txt files in {name}")
-        elif name and is_there(path.exists):
-            texts = [
-                (f"{path}:{number}", line)
-                for number, line in enumerate(lines_of(path), 1)
-            ]
-            if path.suffix.lower() in TABLES:
-                warnings.warn(
-                    f"{path} is read line by line: all columns are parts of the texts",
-                    stacklevel=2,
-                )
-        elif path.suffix.lower() in (".txt", *TABLES) and len(name.split()) == 1:
-            raise FileNotFoundError(f"there is no file {name}{seen_from(name)}")
+            for file in files:
+                yield from inputs_in(file, _whole)
+        elif name and (
+            is_there(path.exists) or (may_be_file and len(name.split()) == 1)
+        ):
+            yield from inputs_in(path, _each_line)
         else:
-            texts = [("", name)]
-        for place, line in texts:
-            text = NamedText(line)
-            text.place = f"{place}: " if place else ""
-            yield text
+            yield NamedText(name)
+
+
+def _whole(path: Path) -> Iterator[NamedText]:
+    """The text that a file is."""
+    yield _placed(str(path), decoded(path))
+
+
+def _each_line(path: Path) -> Iterator[NamedText]:
+    """The text in each line of a file."""
+    if path.suffix.lower() in TABLES:
+        warnings.warn(
+            f"{path} is read line by line: all columns are parts of the texts",
+            stacklevel=2,
+        )
+    for number, line in enumerate(lines_of(path), 1):
+        yield _placed(f"{path}:{number}", line)
+
+
+def _placed(place: str, content: str) -> NamedText:
+    """A text that knows where it was found."""
+    text = NamedText(content)
+    text.place = f"{place}: "
+    return text

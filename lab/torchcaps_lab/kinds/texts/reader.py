@@ -12,11 +12,13 @@ from torch import Tensor
 from torchcaps.models import ClassifierNetwork
 from torchcaps_lab.data.columns import TEXTS, Columns, UnclearColumns, quoted
 from torchcaps_lab.data.examples import Examples
+from torchcaps_lab.data.files import is_there
 from torchcaps_lab.data.reader import (
     Read,
     Reader,
     beginning,
     holds_other_kinds,
+    inputs_in,
     register_reader,
 )
 from torchcaps_lab.data.table_form import (
@@ -213,16 +215,17 @@ class TextReader(Reader):
     def named(self, names: Sequence[str]) -> Iterable[Any]:
         """Texts, lines of files, the texts of tables, or whole files in folders."""
         for name in names:
-            if self.columns is not None and self._is_table(Path(name)):
-                yield from texts_of(Path(name), self.columns[0])
+            path = Path(name)
+            if path.suffix.lower() in TABLES and is_there(path.is_file):
+                yield from inputs_in(path, self._in_table)
             else:
                 yield from named_texts([name])
 
-    def _is_table(self, path: Path) -> bool:
-        """Whether a path is a table with the column of texts."""
-        if path.suffix.lower() not in TABLES or not path.is_file():
-            return False
-        return self.columns is not None and self.columns[0] in Table(path).columns
+    def _in_table(self, path: Path) -> Iterable[Any]:
+        """The texts of a table, or its lines if it lacks the column of texts."""
+        if self.columns is not None and self.columns[0] in Table(path).columns:
+            return texts_of(path, self.columns[0])
+        return named_texts([str(path)])
 
     def notes(self) -> dict[str, Any]:
         """The vocabulary, and the numbers that stand for no word of it."""
