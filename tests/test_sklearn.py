@@ -131,6 +131,13 @@ def test_weights_that_are_none(weights: list[int]) -> None:
         CapsNetClassifier(**FEW).fit(np.eye(3), [0, 1, 1], sample_weight=weights)
 
 
+def test_rows_may_run_backwards_through_their_memory() -> None:
+    rows, labels = two_clouds()
+    model = CapsNetClassifier(**FEW).fit(rows[::-1], labels[::-1])
+    answers = model.predict(rows)
+    np.testing.assert_array_equal(model.predict(rows[::-1]), answers[::-1])
+
+
 def test_images_that_are_no_rows_name_the_argument() -> None:
     with pytest.raises(ValueError, match=r"image_shape=\(1, 8, 8\)"):
         CapsNetClassifier(**FEW).fit(np.zeros((4, 8, 8)), [0, 1, 0, 1])

@@ -327,7 +327,9 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
         """
         check_is_fitted(self)
         _check_rows(X)
-        rows = torch.tensor(validate_data(self, X, dtype=np.float64, reset=False))
+        # ``copy`` because torch reads no array backwards, as X[::-1].
+        checked = validate_data(self, X, dtype=np.float64, reset=False)
+        rows = torch.from_numpy(checked.copy())
         lengths = self._lengths(rows)
         overflown = (~lengths.isfinite().all(1)).nonzero().flatten().tolist()
         if overflown:

@@ -60,6 +60,36 @@ def test_float32_stays(estimator: KMeans) -> None:
     assert clone(model).fit(points).score(points) == model.score(points)
 
 
+def fitted(estimator: KMeans, points: np.ndarray, **options: np.ndarray) -> KMeans:
+    name = "n_clusters" if hasattr(estimator, "n_clusters") else "n_components"
+    model = clone(estimator).set_params(random_state=0, max_iter=500, **{name: 2})
+    return model.fit(points, **options)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
+def test_arrays_may_run_backwards_through_their_memory(estimator: KMeans) -> None:
+    points, weights = np.abs(two_components(60)), np.linspace(1, 2, 60)
+    backwards = np.array(points[::-1]), np.array(weights[::-1])
+    model = fitted(estimator, points, sample_weight=weights)
+    same = fitted(estimator, backwards[0][::-1], sample_weight=backwards[1][::-1])
+    np.testing.assert_array_equal(model.labels_, same.labels_)
+    np.testing.assert_array_equal(
+        model.predict(points)[::-1], same.predict(points[::-1])
+    )
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
+def test_a_far_point_has_no_effect_on_the_answers_for_others(estimator: KMeans) -> None:
+    points = np.abs(two_components(60))
+    model = fitted(estimator, points)
+    with_a_far_one = np.vstack([points, np.full_like(points[:1], 1e20)])
+    np.testing.assert_allclose(
+        model.predict_proba(with_a_far_one)[:-1], model.predict_proba(points)
+    )
+
+
 @pytest.mark.filterwarnings("ignore:.*did not settle")
 @pytest.mark.parametrize("estimator", MEANS, ids=str)
 @pytest.mark.parametrize("scale", [1e-35, 1e-13, 1e13])

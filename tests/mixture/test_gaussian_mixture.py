@@ -258,6 +258,13 @@ def test_wrong_arguments() -> None:
         ValueError, match=r"means_init must have shape \(2, 2\), got \(2, 3\)"
     ):
         GaussianMixture(2, means_init=np.zeros((2, 3))).fit(points)
+    for precisions in (np.diag([1.0, -1.0]), np.zeros((2, 2)), [[1, 0.9], [-0.9, 1]]):
+        with pytest.raises(ValueError, match="precisions_init must be symmetric and"):
+            GaussianMixture(1, precisions_init=[precisions]).fit(points)
+    with pytest.raises(ValueError, match="precisions_init must be above 0, got 0"):
+        GaussianMixture(
+            1, covariance_type="diag", precisions_init=np.zeros((1, 2))
+        ).fit(points)
     for covariance_type in ("diag", "full"):
         with pytest.raises(
             ValueError, match=r"covariance of component 0 is singular.*reg_covar"

@@ -25,6 +25,13 @@ from torchcaps.spec import SuggestsNames
 Array = NDArray[Any]
 
 
+def numbers_of(array: Array) -> Tensor:
+    """The numbers of an array, copied in C order: torch reads none that runs backwards
+    through its memory, as ``X[::-1]`` does.
+    """
+    return torch.from_numpy(np.array(array, order="C"))
+
+
 def point_votes(points: Tensor, clusters: int, *, hard: bool = False) -> Votes:
     r"""Points as children that vote for every cluster with themselves, :math:`V_{ij} =
     x_i`.
@@ -261,7 +268,7 @@ class Clustering(SuggestsNames, BaseEstimator, ABC):
         check_number("tol", self.tol, 0)
         check_number("n_init", self.n_init, 1, integral=True)
         clusters = self._clusters()
-        points = torch.tensor(self._validated(X, reset=True))
+        points = numbers_of(self._validated(X, reset=True))
         if len(points) < clusters:
             raise ValueError(
                 f"n_samples={len(points)} should be at least the number of clusters, "
@@ -372,7 +379,7 @@ class Clustering(SuggestsNames, BaseEstimator, ABC):
     def _points(self, X: ArrayLike) -> Tensor:
         """Points for the fitted clusters, checked and in their dtype."""
         check_is_fitted(self)
-        return torch.tensor(self._validated(X, reset=False)).to(
+        return numbers_of(self._validated(X, reset=False)).to(
             next(iter(self._state())).dtype
         )
 
@@ -401,7 +408,7 @@ def check_weights(weights: ArrayLike | None, points: Tensor) -> Tensor | None:
     checked = check_array(
         weights, ensure_2d=False, dtype=np.float64, input_name="sample_weight"
     )
-    checked = torch.tensor(checked).to(points.dtype)
+    checked = numbers_of(checked).to(points.dtype)
     if checked.shape != (len(points),):
         raise ValueError(
             f"sample_weight must have shape ({len(points)},), got "
@@ -457,7 +464,7 @@ def check_initial(
     )
     if array.shape != shape:
         raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
-    return torch.tensor(array).to(points.dtype)
+    return numbers_of(array).to(points.dtype)
 
 
 def check_learn(learn: Any, choices: tuple[str, ...]) -> None:

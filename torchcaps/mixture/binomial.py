@@ -17,6 +17,7 @@ from torchcaps.mixture.base import (
     check_learn,
     check_number,
     cluster_moments,
+    numbers_of,
     plusplus_points,
     point_votes,
     shares_of_points,
@@ -130,7 +131,7 @@ class BinomialMixture(Mixture):
             ValueError: if the assignment does not fit, or a coin was never tossed.
         """
         clusters = self._clusters()
-        points = torch.tensor(self._validated(X, reset=True))
+        points = numbers_of(self._validated(X, reset=True))
         labels = np.asarray(assignment)
         if (
             labels.shape != (len(points),)
@@ -240,4 +241,4 @@ class BinomialMixture(Mixture):
         )
 
     def _state(self) -> Coins:
-        return Coins(torch.tensor(self.probabilities_), torch.tensor(self.weights_))
+        return Coins(numbers_of(self.probabilities_), numbers_of(self.weights_))

@@ -16,6 +16,7 @@ from torchcaps.mixture.base import (
     check_learn,
     check_number,
     cluster_moments,
+    numbers_of,
     point_votes,
     shares_of_points,
 )
@@ -45,8 +46,10 @@ class Covariance(Protocol):
     def shape(self, components: int, size: int) -> tuple[int, ...]:
         """The shape of all covariances."""
 
-    def inverse(self, matrices: Tensor) -> Tensor:
-        """Covariances from precisions, or the other way round."""
+    def inverse(self, precisions: Tensor) -> Tensor:
+        """Covariances from precisions; raises a ValueError that names
+        ``precisions_init`` for what is none.
+        """
 
     def view(self, points: Tensor, state: Gaussians) -> tuple[Votes, Gaussian]:
         """Votes and similarity whose logits are ``log pi_j p_j(x_i)``."""
@@ -92,9 +95,13 @@ class Diagonal:
         """(J, D)."""
         return components, size
 
-    def inverse(self, matrices: Tensor) -> Tensor:
+    def inverse(self, precisions: Tensor) -> Tensor:
         """Entry by entry."""
-        return matrices.reciprocal()
+        if not (precisions > 0).all():
+            raise ValueError(
+                f"precisions_init must be above 0, got {precisions.min().item():g}"
+            )
+        return precisions.reciprocal()
 
     def view(self, points: Tensor, state: Gaussians) -> tuple[Votes, Gaussian]:
         """Points as they are, precisions ``1 / sigma^2``."""
@@ -136,9 +143,15 @@ class Full:
         """(J, D, D)."""
         return components, size, size
 
-    def inverse(self, matrices: Tensor) -> Tensor:
+    def inverse(self, precisions: Tensor) -> Tensor:
         """Matrix by matrix."""
-        return torch.linalg.inv(matrices)
+        _, failed = torch.linalg.cholesky_ex(precisions)
+        if failed.any() or not torch.allclose(precisions, precisions.mT):
+            raise ValueError(
+                "precisions_init must be symmetric and positive definite, got "
+                f"{precisions.tolist()}"
+            )
+        return torch.linalg.inv(precisions)
 
     def view(self, points: Tensor, state: Gaussians) -> tuple[Votes, Gaussian]:
         """Points whitened by each component, precisions 1."""
@@ -152,8 +165,9 @@ class Full:
         whiten = torch.linalg.solve_triangular(
             factors, identity, upper=False
         ).mT  # [J, D, D]
-        # Products with far points would lose the digits that count.
-        middle = points.mean(0)
+        # Products with far numbers would lose the digits that count. One far point, or a
+        # component that it has to itself, must not move the middle.
+        middle = state.means[state.weights.argmax()]
         means = torch.einsum("jd,jde->je", state.means - middle, whiten)
         log_determinant = 2 * factors.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         votes = Votes((points - middle)[None], whiten[None])
@@ -301,9 +315,7 @@ class GaussianMixture(Mixture):
                 sample_weight=None if weights is None else weights.numpy(),
             )
         votes = point_votes(points, self.n_components, hard=True)
-        similarity = Gaussian.spherical(
-            torch.tensor(kmeans.cluster_centers_)[None], 1.0
-        )
+        similarity = Gaussian.spherical(numbers_of(kmeans.cluster_centers_)[None], 1.0)
         share, log_mass = shares_of_points(votes, similarity, weights)
         return Gaussians(
             *self._covariance.m_step(points, share, self.reg_covar), log_mass.softmax(0)
@@ -360,7 +372,7 @@ class GaussianMixture(Mixture):
     def _state(self) -> Gaussians:
         return Gaussians(
             *(
-                torch.tensor(array)
+                numbers_of(array)
                 for array in (self.means_, self.covariances_, self.weights_)
             )
         )

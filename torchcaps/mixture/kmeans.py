@@ -24,6 +24,7 @@ from torchcaps.mixture.base import (
     check_number,
     check_weights,
     cluster_moments,
+    numbers_of,
     plusplus_points,
     point_votes,
     shares_of_points,
@@ -172,7 +173,7 @@ class CentreClustering(
         self.losses_ = objectives
 
     def _state(self) -> Centres:
-        return Centres(torch.tensor(self.cluster_centers_))
+        return Centres(numbers_of(self.cluster_centers_))
 
     def _export(self, state: Centres) -> Array:
         return state.centres.numpy()
