@@ -64,6 +64,8 @@ def test_what_does_not_fit_is_said() -> None:
         head([1.0])
     with pytest.raises(ValueError, match="features must be maps"):
         head(torch.zeros(2, 3, dtype=torch.long))
+    with pytest.raises(ValueError, match="features must have 2 channels or more"):
+        head(torch.zeros(2, 1, 5, 5))
     head(torch.zeros(2, 9))
     with pytest.raises(
         ValueError, match=r"features must have 9 channels, got \(2, 8\)"

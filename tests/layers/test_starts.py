@@ -7,9 +7,10 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.utils.parametrizations import weight_norm
 
 import torchcaps as tc
-from torchcaps.layers import balanced_length, start_length
+from torchcaps.layers import balanced_length, preserve_deviation, start_length
 
 
 def start(
@@ -112,14 +113,19 @@ def test_168_classes_learn_by_the_margin_loss() -> None:
 class TestFirstBatch:
     @pytest.mark.parametrize(
         "features",
-        [torch.zeros(1, 9), torch.full((2, 9), torch.nan), torch.randn(1, 9)],
+        [
+            torch.zeros(1, 9),
+            torch.zeros(0, 9),
+            torch.full((2, 9), torch.nan),
+            torch.randn(1, 9),
+        ],
     )
     def test_of_any_numbers(self, features: Tensor) -> None:
         head = tc.CapsHead(3)
         head(features)
         assert head.class_caps.weight.isfinite().all()
         assert head.class_caps.weight.std() > 0
-        assert 0 < float(head(torch.randn(8, 9)).activation.detach().mean()) < 1
+        assert 0.1 < float(head(torch.randn(8, 9)).activation.detach().mean()) < 0.8
 
     def test_one_example_that_is_not_finite_does_not_count(self) -> None:
         features = torch.randn(4, 9)
@@ -129,6 +135,22 @@ class TestFirstBatch:
         assert float(
             head(torch.randn(8, 9)).activation.detach().mean()
         ) == pytest.approx(balanced_length(3), rel=0.5)
+
+    def test_of_a_head_for_other_classes_than_those_of_the_weights(self) -> None:
+        trained = tc.CapsHead(5)
+        trained(torch.randn(4, 9))
+        state = {
+            name: tensor
+            for name, tensor in trained.state_dict().items()
+            if "class_caps" not in name
+        }
+        head = tc.CapsHead(3)
+        head.load_state_dict(state, strict=False)
+        features = torch.randn(8, 9)
+        assert float(head(features).activation.detach().mean()) == pytest.approx(
+            balanced_length(3), rel=0.5
+        )
+        assert torch.equal(head.primary.weight, trained.primary.weight)
 
     def test_the_same_seed_gives_the_same_start(self) -> None:
         weights = []
@@ -184,3 +206,15 @@ def test_biases_of_votes_are_scaled_with_the_transforms() -> None:
     assert layer(children).activation.mean().item() == pytest.approx(
         balanced_length(10), rel=0.1
     )
+
+
+def test_transforms_behind_a_parametrization_are_scaled() -> None:
+    torch.manual_seed(0)
+    children = tc.Capsules(torch.randn(4, 5, 5, 6, 8), torch.ones(4, 5, 5, 6))
+    linear = weight_norm(tc.CapsLinear(None, 10, 8, 16, transforms="shared"))
+    start_length(linear, children)
+    mean = float(linear(children).activation.detach().mean())
+    assert mean == pytest.approx(balanced_length(10), rel=0.1)
+    convolution = weight_norm(tc.CapsConv2d(6, 6, 8, 8, 3, routing="mean"))
+    preserve_deviation(convolution, children)
+    assert float(convolution(children).pose.detach().std()) == pytest.approx(1, 0.05)

@@ -42,7 +42,7 @@ class CapsHead(CapsuleLayer):
     Raises:
         TypeError: if the features are no tensor.
         ValueError: if an argument is not a size, or the features have another number of
-            axes or of channels.
+            axes or of channels, or a single channel.
 
     Source: Sabour, Frosst & Hinton 2017, section 4; transforms that positions share:
     Hinton, Sabour & Frosst 2018, section 4.
@@ -77,6 +77,17 @@ class CapsHead(CapsuleLayer):
             types, classes, dim, pose_dim, routing=routing, coordinates=False
         )
         nn.init.zeros_(self.class_caps.weight)
+        # Classes whose transforms the next batch draws, 0 once they are there. A number,
+        # so that a network's reset_classifier sees it change with the transforms.
+        self._undrawn = 0 if self.class_caps.routing.own_transforms else classes
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Tensor], prefix: str, *args: Any
+    ) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        weight = state_dict.get(f"{prefix}class_caps.weight")
+        if weight is not None and (weight.is_meta or weight.any()):
+            self._undrawn = 0
 
     def children_of(self, features: Tensor) -> Capsules:
         """Return the primary capsules, poses (B, H, W, types, dim)."""
@@ -87,18 +98,23 @@ class CapsHead(CapsuleLayer):
             raise ValueError(
                 f"features must have {channels} channels, got {tuple(features.shape)}"
             )
-        numbers: Tensor = primary(F.layer_norm(rows, rows.shape[-1:]))
-        pose = squash(numbers.view(*rows.shape[:-1], self.types, self.dim))
-        children = Capsules(pose, length(pose))
-        has_values = not pose.is_meta
-        if lazy and has_values and not self.class_caps.weight.any():
-            self._start(children)
+        children = self._children(rows)
+        if self._undrawn and not children.pose.is_meta:
+            self._start(rows, children)
         return children
 
-    def _start(self, children: Capsules) -> None:
-        """Draws the transforms of the classes, and scales them to what these children
-        make of them.
+    def _children(self, rows: Tensor) -> Capsules:
+        numbers: Tensor = self.primary(F.layer_norm(rows, rows.shape[-1:]))
+        pose = squash(numbers.view(*rows.shape[:-1], self.types, self.dim))
+        return Capsules(pose, length(pose))
+
+    def _start(self, rows: Tensor, children: Capsules) -> None:
+        """Draws the transforms of the classes, unless they were loaded, and scales them
+        to what these children make of them.
         """
+        self._undrawn = 0
+        if self.class_caps.weight.any():
+            return
         std = math.sqrt(1 / self.dim)
         nn.init.trunc_normal_(
             self.class_caps.weight,
@@ -106,6 +122,11 @@ class CapsHead(CapsuleLayer):
             a=-2 * std,
             b=2 * std,
         )
+        # A batch of zeros, which only sets sizes, says nothing about children to come.
+        # Standardised features are like random ones.
+        finite = rows.isfinite().flatten(1).all(1)
+        if not (finite & _differ(rows)).any():
+            children = self._children(rows.new_empty(8, *rows.shape[1:]).normal_())
         start_length(self.class_caps, children)
 
     def route(self, features: Tensor) -> Routed:
@@ -117,6 +138,13 @@ class CapsHead(CapsuleLayer):
     def forward(self, features: Tensor) -> Capsules:
         """Return the class capsules."""
         return self.class_caps(self.children_of(features))
+
+
+def _differ(rows: Tensor) -> Tensor:
+    """Whether the features of an example, (B, H, W, C), differ over the channels at some
+    position, bool (B,).
+    """
+    return (rows.amax(-1) > rows.amin(-1)).flatten(1).any(1)
 
 
 def _channels(layer: nn.Module) -> int:
@@ -138,7 +166,14 @@ def _rows(features: Tensor) -> Tensor:
             f"{features.dtype} {tuple(features.shape)}"
         )
     if features.ndim == 4:
-        return features.movedim(1, -1)
-    if features.ndim == 3:
-        return features[:, :, None]
-    return features[:, None, None]
+        rows = features.movedim(1, -1)
+    elif features.ndim == 3:
+        rows = features[:, :, None]
+    else:
+        rows = features[:, None, None]
+    if rows.shape[-1] < 2:
+        raise ValueError(
+            "features must have 2 channels or more, over which they are standardised, "
+            f"got {tuple(features.shape)}"
+        )
+    return rows

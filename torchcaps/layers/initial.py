@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers.classcaps import ClassCaps
@@ -72,8 +73,7 @@ def _scaled(
         ratio = _deviation(pair[0]) / _deviation(pair[1])
         if 0.99 < ratio < 1.01:
             break
-        for parameter in _of_votes(layer):
-            parameter.mul_(ratio)
+        _set_votes(layer, [ratio * tensor for tensor in _of_votes(layer)])
         parents = layer.forward(*inputs, **named)
     return parents
 
@@ -197,14 +197,24 @@ def start_length(
     if not len(few.pose):
         return 1.0
     factor = _Probe(layer, few).factor(target)
-    for parameter in _of_votes(layer):
-        parameter.mul_(factor)
+    _set_votes(layer, [factor * tensor for tensor in _of_votes(layer)])
     return factor
 
 
-def _of_votes(layer: CapsConvNd | CapsLinear | ClassCaps) -> list[nn.Parameter]:
+def _of_votes(layer: CapsConvNd | CapsLinear | ClassCaps) -> list[Tensor]:
     """What the votes are linear in: the transforms and, if it is learned, the bias."""
     return [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
+
+
+def _set_votes(
+    layer: CapsConvNd | CapsLinear | ClassCaps, tensors: list[Tensor]
+) -> None:
+    """Changes what :func:`_of_votes` returns, through parametrizations if there are."""
+    for name, tensor in zip(("weight", "bias"), tensors, strict=False):
+        if parametrize.is_parametrized(layer, name):
+            setattr(layer, name, tensor)
+        else:
+            getattr(layer, name).copy_(tensor)
 
 
 class _Probe:
@@ -215,14 +225,13 @@ class _Probe:
     def __init__(self, layer: CapsLinear | ClassCaps, children: Capsules) -> None:
         self.layer = copy.deepcopy(layer)
         self.children = children
-        self.start = [parameter.detach().clone() for parameter in _of_votes(layer)]
+        self.start = [tensor.detach().clone() for tensor in _of_votes(layer)]
         self.logistic = False
         self.parents = 0
 
     def mean(self, factor: float) -> float:
         """The mean activation. It is infinite if it overflows or is NaN."""
-        for parameter, start in zip(_of_votes(self.layer), self.start, strict=True):
-            parameter.copy_(start * factor)
+        _set_votes(self.layer, [factor * start for start in self.start])
         routed = self.layer.route(self.children)
         self.logistic = routed.logit is not None
         self.parents = routed.activation.shape[-1]
