@@ -7,12 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import torchcaps as tc
 from tests.small_networks import SMALLER, one_of_each, shipped
-from torchcaps.models import ImageClassifier, create_model, load_pretrained
+from torchcaps.layers import balanced_length
+from torchcaps.models import (
+    CapsuleClassifier,
+    ImageClassifier,
+    create_model,
+    load_pretrained,
+)
 from torchcaps.models.differences import take_differences
 from torchcaps.models.registry import MODELS
 
@@ -95,6 +101,40 @@ def test_all_that_does_not_depend_on_it_stays(name: str, tmp_path: Path) -> None
     torch.testing.assert_close(unhooked, answer, rtol=1e-6, atol=1e-7)
     network.save_pretrained(tmp_path)
     assert torch.equal(load_pretrained(tmp_path)(inputs).activation, unhooked)
+
+
+class WithLazySizes(CapsuleClassifier):
+    """A head of capsules on features whose number the first batch tells."""
+
+    decoder = None
+
+    def __init__(self, classes: int = 5) -> None:
+        super().__init__((1, 8, 8), classes)
+        self.features = nn.Sequential(nn.LazyConv2d(6, 3), nn.LazyBatchNorm2d())
+        self.class_caps = tc.CapsHead(classes, types=4)
+
+    def children_of(self, images: Tensor) -> Tensor:
+        return self.features(images)
+
+
+def test_layers_whose_sizes_came_with_a_batch(tmp_path: Path) -> None:
+    images = torch.rand(8, 1, 8, 8)
+    network = WithLazySizes()
+    network(images)
+    network.save_pretrained(tmp_path)
+    loaded = load_pretrained(tmp_path)
+    network.eval()
+    assert torch.equal(loaded(images).activation, network(images).activation)
+    sized = dict(
+        network.features.named_parameters(), w=network.class_caps.primary.weight
+    )
+    network.reset_classifier(3)
+    kept = dict(
+        network.features.named_parameters(), w=network.class_caps.primary.weight
+    )
+    assert all(kept[name] is parameter for name, parameter in sized.items())
+    mean = float(network(images).activation.detach().mean())
+    assert mean == pytest.approx(balanced_length(3), rel=0.5)
 
 
 @pytest.mark.parametrize("name", ["capsnet_digits", "capsnet_on_backbone", "unet"])

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils.hooks import RemovableHandle
 
 NetworkType = TypeVar("NetworkType", bound=nn.Module)
 
@@ -205,14 +206,14 @@ def _different(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]
 
 
 def _essence(value: Any, inside: tuple[int, ...] = ()) -> Any:
-    """What two values have in common that mean the same; of tensors the shape, of
-    modules, which have names, nothing.
+    """What two values have in common that mean the same; of tensors the shape, nothing
+    of modules, which have names, and of hooks.
 
     Args:
         value: an attribute of a module.
         inside: what contains the value, by identity.
     """
-    if isinstance(value, nn.Module) or id(value) in inside:
+    if isinstance(value, nn.Module | RemovableHandle) or id(value) in inside:
         return None
     if isinstance(value, Tensor):
         return None if is_lazy(value) else (value.shape, value.dtype)

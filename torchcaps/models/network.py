@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar, get_args
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from torchcaps.models.elsewhere import CLASSES_OF_THE_LAB, load_lab
 from torchcaps.models.outline import (
@@ -461,7 +462,9 @@ def _read(path: Path, shapes: Collection[torch.Size]) -> tuple[_Saved, Network]:
             )
         outline = _outline(saved, shapes)
         if empty := [
-            name for name, tensor in outline.state_dict().items() if not tensor.numel()
+            name
+            for name, tensor in outline.state_dict().items()
+            if not is_lazy(tensor) and not tensor.numel()
         ]:
             raise ValueError(f"{empty[0]} has no elements: a size is 0")
     except NotKnown as error:
@@ -621,10 +624,12 @@ def _read_weights(
             dtype = stored
         else:
             dtype = want.dtype
-        if (tensor.shape, tensor.dtype) != (want.shape, dtype):
+        # A lazily sized layer takes its shape from the file.
+        shape = tensor.shape if is_lazy(want) else want.shape
+        if (tensor.shape, tensor.dtype) != (shape, dtype):
             have = f"{tensor.dtype} {tuple(tensor.shape)}"
             raise ValueError(
-                f"{wrong}: {name} must be {dtype} {tuple(want.shape)}, got {have}"
+                f"{wrong}: {name} must be {dtype} {tuple(shape)}, got {have}"
             )
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise ValueError(f"{path}: {name} holds numbers that are not finite")
