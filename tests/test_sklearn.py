@@ -131,6 +131,12 @@ def test_weights_that_are_none(weights: list[int]) -> None:
         CapsNetClassifier(**FEW).fit(np.eye(3), [0, 1, 1], sample_weight=weights)
 
 
+def test_images_may_be_one_pixel_high() -> None:
+    rows, labels = two_clouds()
+    model = CapsNetClassifier(**FEW, image_shape=(1, 1, rows.shape[1]))
+    assert model.fit(rows, labels).predict(rows).shape == labels.shape
+
+
 def test_rows_may_run_backwards_through_their_memory() -> None:
     rows, labels = two_clouds()
     model = CapsNetClassifier(**FEW).fit(rows[::-1], labels[::-1])

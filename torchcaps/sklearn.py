@@ -96,7 +96,7 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
     """
 
     image_shape: tuple[int, int, int] | None = None
-    hidden: Size = 64
+    hidden: Annotated[int, Within(2)] = 64
     types: Size = 16
     dim: Size = 8
     pose_dim: Size = 16
@@ -249,7 +249,7 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
         stem += [
             nn.Conv2d(self.hidden, self.hidden, 3, padding=1),
             nn.ReLU(),
-            nn.MaxPool2d(2),
+            nn.MaxPool2d(2, ceil_mode=True),
             nn.Flatten(),
         ]
         return nn.Sequential(nn.Unflatten(1, self.image_shape), *stem, head)
