@@ -71,6 +71,7 @@ class TestKindsOfImages:
                 str(tmp_path / "image.png"),
                 image,
                 array,
+                array[..., ::-1].copy()[..., ::-1],  # as of OpenCV
                 tensor,
             ]
             for kind in [*kinds, *([array[:, :, 0]] if channels == 1 else [])]:

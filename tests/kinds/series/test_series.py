@@ -10,7 +10,14 @@ import pytest
 import torch
 
 from torchcaps.spec import fit
-from torchcaps_lab.data import DataSet, MadeSeries, Scale, Series, SeriesSet
+from torchcaps_lab.data import (
+    DataSet,
+    MadeSeries,
+    Scale,
+    Series,
+    SeriesArrays,
+    SeriesSet,
+)
 from torchcaps_lab.kinds.series.files import read_sound
 from torchcaps_lab.kinds.series.sound import Sound
 from torchcaps_lab.look import Place
@@ -326,6 +333,14 @@ class InMemory(Series):
             person = "abcd"[number // 4]
             rows.append((f"{number:02}", label, values, person))
         return self.listed_of(rows)
+
+
+def test_series_in_memory_may_run_backwards_through_it() -> None:
+    series, labels = np.random.default_rng(0).normal(size=(20, 3, 50)), ["a", "b"] * 10
+    backwards = SeriesArrays(series[..., ::-1], labels).train.inputs
+    assert torch.equal(
+        backwards, SeriesArrays(series[..., ::-1].copy(), labels).train.inputs
+    )
 
 
 def test_series_in_memory_are_divided_by_their_groups() -> None:

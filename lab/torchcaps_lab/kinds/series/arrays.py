@@ -2,11 +2,9 @@
 
 from typing import Any, Literal
 
-import torch
-
 from torchcaps_lab.data.listed import Listed, list_labelled
 from torchcaps_lab.kinds.series.series import Series
-from torchcaps_lab.kinds.series.table import SeriesItem, checked
+from torchcaps_lab.kinds.series.table import SeriesItem, checked, floats_of
 from torchcaps_lab.look import counted
 
 
@@ -58,7 +56,7 @@ class SeriesArrays(Series):
 def _item(name: str, label: str, values: Any) -> SeriesItem:
     title = f"series {name}"
     try:
-        series = torch.as_tensor(values, dtype=torch.float32)
+        series = floats_of(values)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
             f"{title} must be an array (C, L) of numbers, got a "

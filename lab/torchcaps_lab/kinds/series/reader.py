@@ -7,7 +7,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from torchcaps.models import ClassifierNetwork
@@ -39,7 +38,7 @@ from torchcaps_lab.kinds.series.files import (
 )
 from torchcaps_lab.kinds.series.series_set import Scale, SeriesSet, padded
 from torchcaps_lab.kinds.series.sound import Sound
-from torchcaps_lab.kinds.series.table import SeriesItem, form_of_series
+from torchcaps_lab.kinds.series.table import SeriesItem, floats_of, form_of_series
 from torchcaps_lab.look import (
     Guess,
     Place,
@@ -147,7 +146,7 @@ class SeriesReader(Reader):
         values = given.values if isinstance(given, SeriesItem) else given
         if isinstance(given, str | Path):
             values = read_sound(Path(given), self.scale.sound)
-        values = torch.as_tensor(values, dtype=torch.float32)
+        values = floats_of(values)
         if (
             values.ndim != 2
             or len(values) != self.channels

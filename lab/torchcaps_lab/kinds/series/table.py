@@ -11,6 +11,7 @@ from itertools import chain, combinations, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -367,6 +368,13 @@ class _Numbers:
             raise ValueError(
                 f"{place}: every channel must be a number, got {wrong!r:.400}"
             ) from None
+
+
+def floats_of(values: Any) -> Tensor:
+    """Numbers of any kind in float32; an array may run backwards through its memory."""
+    if isinstance(values, np.ndarray):
+        values = values.copy()
+    return torch.as_tensor(values, dtype=torch.float32)
 
 
 def checked(values: Tensor, title: str) -> Tensor:

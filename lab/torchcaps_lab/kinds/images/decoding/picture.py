@@ -528,7 +528,9 @@ def as_tensor(image: Any) -> Tensor:
                 "an array must be (H, W) or (H, W, C), or (B, H, W, C) for several, "
                 f"got {_shape(image)}"
             )
-        tensor = torch.tensor(image)  # a copy: those of Pillow may not be written to
+        # A copy: those of Pillow may not be written to, and torch reads none backwards,
+        # as image[..., ::-1] of OpenCV.
+        tensor = torch.from_numpy(np.array(image, order="C"))
         tensor = tensor[None] if tensor.ndim == 2 else tensor.permute(2, 0, 1)
     _check_axes(image)
     if 0 in tensor.shape:
