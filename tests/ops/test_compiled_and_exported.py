@@ -139,6 +139,16 @@ def test_compiled_layers_take_other_batches(name: str) -> None:
 
 
 @pytest.mark.thorough
+def test_compiled_layers_take_maps_of_other_sizes() -> None:
+    torch.manual_seed(0)
+    layer = tc.ClassCaps(4, 3, 8, 8, routing="mean", vote_bias=True)
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    for sizes in ((2, 3, 3), (2, 4, 5), (3, 6, 2)):
+        children = tc.Capsules(torch.randn(*sizes, 4, 8), torch.rand(*sizes, 4))
+        torch.testing.assert_close(compiled(children), layer(children))
+
+
+@pytest.mark.thorough
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning"
 )  # torch's own, on its way to the code generator

@@ -254,7 +254,7 @@ class Votes:
         _, I, _, H = self.shape
         if self.vote_bias is not None or self.epsilon is not None:
             return False
-        if len(self.transforms) not in (1, I):
+        if len(self.transforms) != 1 and len(self.transforms) != I:
             return False
         coordinates = self.coordinates
         if coordinates is not None and (
@@ -299,7 +299,7 @@ class Votes:
         all share it, or each has its own.
         """
         I = self.shape[1]
-        if len(field) in (1, I):
+        if len(field) == 1 or len(field) == I:
             return field
         each = field.expand(I // len(field), *field.shape)
         return each.flatten(0, 1)
@@ -472,7 +472,7 @@ class Votes:
         """
         _, I, J, H = self.shape
         T = I // self.places
-        if bias.shape not in ((T, J, H), (1, J, H)):
+        if bias.shape[1:] != (J, H) or (len(bias) != 1 and len(bias) != T):
             raise ValueError(
                 f"bias must be (T or 1, J, H) = {(T, J, H)}, got {tuple(bias.shape)}"
             )
@@ -787,7 +787,8 @@ def check_votes(
             check_size(places=places)
         if I % places:
             raise ValueError(f"places must divide the {I} children, got {places}")
-    if distinct not in (1, I // places):
+    # Not ``in (1, ...)``: of a size that is a symbol torch.compile says no.
+    if distinct != 1 and distinct != I // places:
         kinds = "children" if places == 1 else f"types of children at {places} places"
         raise ValueError(
             f"transforms are for {distinct} {kinds} (1 would mean shared by all), but "
