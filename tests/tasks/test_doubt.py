@@ -50,8 +50,8 @@ class Dim(Doubt):
         return cls(0.5, false_alarms)
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any] | None) -> "Dim | None":
-        return None if config is None else cls(**config)
+    def from_config(cls, config: Mapping[str, Any]) -> "Dim":
+        return cls(**config)
 
     def config(self) -> dict[str, Any]:
         return asdict(self)

@@ -71,8 +71,8 @@ class Doubt(ABC):
 
     @classmethod
     @abstractmethod
-    def from_config(cls, config: Mapping[str, Any] | None) -> "Doubt | None":
-        """Return the doubt that :meth:`config` describes; None of None."""
+    def from_config(cls, config: Mapping[str, Any]) -> "Doubt":
+        """Return the doubt that :meth:`config` describes."""
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
@@ -169,12 +169,9 @@ def doubts_in(names: Sequence[str], saved: Mapping[str, Any]) -> dict[str, Doubt
     doubts: dict[str, Doubt] = {}
     # keys() does not import the kinds.
     for name in dict.fromkeys([*names, *DOUBTS.keys()]):
-        if saved.get(name) is None:
-            continue
-        kind: Any = DOUBTS.find(name)
-        doubt: Doubt | None = kind.from_config(saved[name])
-        if doubt is not None:
-            doubts[name] = doubt
+        if saved.get(name) is not None:
+            kind: type[Doubt] = DOUBTS.find(name)
+            doubts[name] = kind.from_config(saved[name])
     return doubts
 
 

@@ -96,7 +96,6 @@ class TestThreshold:
     def test_kept_as_json(self) -> None:
         actual = fit_strangers(digits_net(), image_set((1, 8, 8), count=30))
         assert Strangers.from_config(json.loads(json.dumps(actual.config()))) == actual
-        assert Strangers.from_config(None) is None
 
     def test_nothing_to_tell_them_by(self, monkeypatch: pytest.MonkeyPatch) -> None:
         images = image_set((1, 8, 8), count=30)

@@ -54,7 +54,6 @@ class TestWords:
 
     def test_saved_and_opened(self) -> None:
         assert Words.from_config(self.words.config()) == self.words
-        assert Words.from_config(None) is None
         with pytest.raises(
             ValueError, match="words that were saved with the network are damaged"
         ):

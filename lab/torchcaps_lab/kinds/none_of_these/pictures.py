@@ -107,9 +107,9 @@ class NoneOfThese(Exhibit):
         """The strangest of the test images, at most 10 of 1,000, if the network has a
         threshold.
         """
-        strangers = Strangers.from_config(tested.model.extra.get("strangers"))
-        if strangers is not None:
-            yield _strangest(tested.model, tested, strangers)
+        saved = tested.model.extra.get("strangers")
+        if saved is not None:
+            yield _strangest(tested.model, tested, Strangers.from_config(saved))
 
     def draw(self) -> Iterator[Picture]:
         """The images, and below each what its class draws and the difference."""

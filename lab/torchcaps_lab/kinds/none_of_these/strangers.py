@@ -189,10 +189,8 @@ class Strangers(Doubt):
         return {**asdict(self), "quantiles": list(self.quantiles)}
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any] | None) -> "Strangers | None":
-        """What :meth:`config` was made of; None of None."""
-        if config is None:
-            return None
+    def from_config(cls, config: Mapping[str, Any]) -> "Strangers":
+        """What :meth:`config` was made of."""
         return cls(**{**config, "quantiles": tuple(config["quantiles"])})
 
 

@@ -120,10 +120,7 @@ class SeriesReader(Reader):
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "SeriesReader":
         """The reader that :meth:`config` describes."""
-        scale = Scale.from_config(config["scale"])
-        if scale is None:
-            raise ValueError("the reader of series has no scale")
-        return cls(scale, int(config["channels"]))
+        return cls(Scale.from_config(config["scale"]), int(config["channels"]))
 
     def config(self) -> dict[str, Any]:
         """The scale, and how sounds become series."""

@@ -79,10 +79,8 @@ class Scale:
         }
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any] | None) -> "Scale | None":
-        """What :meth:`config` was made of; None of None."""
-        if config is None:
-            return None
+    def from_config(cls, config: Mapping[str, Any]) -> "Scale":
+        """What :meth:`config` was made of."""
         rows = (config[name] for name in ("mean", "deviation"))
         mean, deviation = (
             None if row is None else tuple(map(float, row)) for row in rows

@@ -137,8 +137,6 @@ class TextReader(Reader):
         """The reader that :meth:`config` describes."""
         words = Words.from_config(config["words"])
         columns = config.get("columns")
-        if words is None:
-            raise ValueError("the reader of texts has no words")
         if columns is None:
             return cls(words)
         text, label = map(str, columns)

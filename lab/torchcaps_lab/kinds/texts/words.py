@@ -190,14 +190,12 @@ class Words:
         }
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any] | None) -> "Words | None":
-        """Create it from the result of :meth:`config`; None for None.
+    def from_config(cls, config: Mapping[str, Any]) -> "Words":
+        """Create it from the result of :meth:`config`.
 
         Raises:
             ValueError: it is damaged.
         """
-        if config is None:
-            return None
         try:
             return cls(
                 tuple(map(str, config["vocabulary"])),
