@@ -10,7 +10,7 @@ from PIL import Image
 import torchcaps as tc
 from torchcaps_lab.cli import main
 from torchcaps_lab.data.files import list_folder
-from torchcaps_lab.kinds.images.decoding.picture import at_size, fit_image
+from torchcaps_lab.kinds.images.decoding.picture import at_size, load_image
 from torchcaps_lab.kinds.images.sets.folder import ImageListing
 from torchcaps_lab.options.reading import meant_option
 from torchcaps_lab.training.start import start_from
@@ -136,7 +136,7 @@ def test_classes_of_pixels_come_back_to_the_size_of_the_picture(
     height, width = size
     true = np.zeros(size, dtype=np.uint8)
     true[height // 4 : -height // 4, width // 4 : -width // 4] = 255
-    fitted = fit_image(Image.fromarray(true), (1, 64, 64), resize)[0]
+    fitted = load_image(Image.fromarray(true), (1, 64, 64), resize)[0]
     actual = at_size((fitted > 127).long(), height, width, resize)
     wrong = (actual != torch.from_numpy(true > 127).long()).float().mean()
     assert actual.shape == size

@@ -159,20 +159,6 @@ def fit_handwriting(
     return read_handwriting(image, image_shape)
 
 
-def fit_image(
-    image: "Image | Bands",
-    image_shape: tuple[int, int, int],
-    resize: Resize = "pad",
-    levels: Levels | None = None,
-) -> Tensor:
-    """Convert a picture to uint8 (C, H, W) as `load_image` does; raises what that
-    raises.
-    """
-    if resize == "handwriting":
-        return fit_handwriting(image, image_shape, levels).values
-    return to_tensor(in_mode(image, image_shape[0], levels), image_shape, resize)
-
-
 def check_resize(resize: str) -> None:
     """Raise a `ValueError` unless there is such a way to resize."""
     check_choice("resize", resize, get_args(Resize))
