@@ -97,7 +97,12 @@ def train(
     if isinstance(data, DataSet):
         options = {**_arguments_of(data), **options}
         data = type(data)
-    _check_data(data)
+    if data is None:
+        raise ValueError(
+            "data must be the path of a folder or a file, the name of a data set, "
+            "pairs of an image and a label, or images with labels beside them, got "
+            "None"
+        )
     data = _unboxed(data)
     if kind is not None:
         check_choice("kind", kind, tuple(_PAIRS))
@@ -282,16 +287,6 @@ def _arguments_of(data: DataSet) -> dict[str, Any]:
         except ValueError:
             arguments[name] = Given(value)
     return arguments
-
-
-def _check_data(data: Any) -> None:
-    """Raises an error if there are no data."""
-    if data is None:
-        raise ValueError(
-            "data must be the path of a folder or a file, the name of a data set, "
-            "pairs of an image and a label, or images with labels beside them, got "
-            "None"
-        )
 
 
 def _with_labels(images: Any, labels: Any) -> Any:
