@@ -16,7 +16,7 @@ from torchcaps_lab.evaluate import layer_entropy, observe_layers
 from torchcaps_lab.evaluate.health import routing_health
 from torchcaps_lab.options.declarations import Schedule, TrainerOptions
 from torchcaps_lab.training.callbacks import RoutingHealth
-from torchcaps_lab.training.fitting import fit
+from torchcaps_lab.training.fitting import Fitting
 from torchcaps_lab.training.learner import Learner
 
 
@@ -33,7 +33,9 @@ def trained(
     """With its own network and the rows of its metrics."""
     one = learner(channels=8, types=4, decoder_hidden=(8,))
     options = TrainerOptions(accelerator="cpu", precision=precision)
-    fit(one, DIGITS, DIGITS, folder, Schedule(epochs=epochs, batch_size=16), options)
+    Fitting(
+        one, DIGITS, DIGITS, folder, Schedule(epochs=epochs, batch_size=16), options
+    ).run()
     return one, rows(folder)
 
 

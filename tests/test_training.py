@@ -18,7 +18,7 @@ from torchcaps_lab.data import Preprocess
 from torchcaps_lab.options.declarations import Schedule, TrainerOptions
 from torchcaps_lab.training.checkpoints import check_network
 from torchcaps_lab.training.diverged import TrainingDiverged
-from torchcaps_lab.training.fitting import fit
+from torchcaps_lab.training.fitting import Fitting
 from torchcaps_lab.training.learner import Learner
 from torchcaps_lab.training.loaders import train_loader
 from torchcaps_lab.training.options import Optimisation
@@ -179,9 +179,9 @@ def task(preprocess: Preprocess | None = None, seed: int = 0, **model_args) -> L
 class TestFit:
     def test_learns(self, tmp_path):
         torch.manual_seed(0)
-        _, metrics = fit(
+        _, metrics = Fitting(
             task(), FEW, FEW, tmp_path, Schedule(epochs=8, batch_size=16), CPU
-        )
+        ).run()
         assert metrics[-1]["train_loss"] < metrics[0]["train_loss"]
         assert metrics[-1]["val_loss"] < metrics[0]["val_loss"]
         assert [row["epoch"] for row in metrics] == list(range(1, 9))
@@ -202,7 +202,9 @@ class TestFit:
             )
             options = TrainerOptions("cpu", precision="64-true", extra=extra)
             schedule = Schedule(epochs=2, batch_size=size, sampler=sampler)
-            trainer, _ = fit(learner, FEW, FEW, tmp_path / str(size), schedule, options)
+            trainer, _ = Fitting(
+                learner, FEW, FEW, tmp_path / str(size), schedule, options
+            ).run()
             return trainer.global_step, learner.model.state_dict()
 
         steps, weights = trained(batch_size, accumulate_grad_batches=group)
@@ -217,31 +219,33 @@ class TestFit:
         one = Schedule(epochs=1, batch_size=64)
         learner = task()
         learner.model.conv.eval()
-        fit(learner, FEW, FEW, tmp_path / "part", one, CPU)
+        Fitting(learner, FEW, FEW, tmp_path / "part", one, CPU).run()
         learner.model.eval()
         with pytest.warns(UserWarning, match="in eval mode at the start of training"):
-            fit(learner, FEW, FEW, tmp_path / "whole", one, CPU)
+            Fitting(learner, FEW, FEW, tmp_path / "whole", one, CPU).run()
 
     def test_works_without_validation_images(self, tmp_path):
-        _, metrics = fit(
+        _, metrics = Fitting(
             task(),
             FEW,
             FEW.subset(torch.arange(0)),
             tmp_path,
             Schedule(epochs=1, batch_size=16),
             CPU,
-        )
+        ).run()
         assert "val_loss" not in metrics[0]
 
     def test_half_precision_stays_finite(self, tmp_path):
         options = TrainerOptions(accelerator="cpu", precision="bf16-mixed")
-        _, metrics = fit(
+        _, metrics = Fitting(
             task(), FEW, FEW, tmp_path, Schedule(epochs=2, batch_size=16), options
-        )
+        ).run()
         assert all(torch.tensor(list(row.values())).isfinite().all() for row in metrics)
 
     def test_keeps_one_checkpoint_that_loads_without_code(self, tmp_path):
-        fit(task(), FEW, FEW, tmp_path, Schedule(epochs=3, batch_size=16), CPU)
+        Fitting(
+            task(), FEW, FEW, tmp_path, Schedule(epochs=3, batch_size=16), CPU
+        ).run()
         (checkpoint,) = (tmp_path / "checkpoints").iterdir()
         assert torch.load(checkpoint, weights_only=True)["epoch"] == 2
 
@@ -253,7 +257,9 @@ class TestFit:
             TrainingDiverged,
             match="not finite since epoch 1, step 1: class_loss is nan",
         ):
-            fit(sick, FEW, FEW, tmp_path, Schedule(epochs=1, batch_size=16), CPU)
+            Fitting(
+                sick, FEW, FEW, tmp_path, Schedule(epochs=1, batch_size=16), CPU
+            ).run()
 
     def test_names_the_change_that_made_another_model(self, tmp_path):
         network = torch.nn.Linear(2, 3)
@@ -264,23 +270,29 @@ class TestFit:
         check_network(tmp_path, checkpoint, network)
 
     def test_refuses_a_checkpoint_of_another_model(self, tmp_path):
-        fit(task(), FEW, FEW, tmp_path, Schedule(epochs=1, batch_size=16), CPU)
+        Fitting(
+            task(), FEW, FEW, tmp_path, Schedule(epochs=1, batch_size=16), CPU
+        ).run()
         with pytest.raises(ValueError, match=r"from another model: .*class_caps"):
-            fit(
+            Fitting(
                 task(pose_dim=4),
                 FEW,
                 FEW,
                 tmp_path,
                 Schedule(epochs=2, batch_size=16),
                 CPU,
-            )
+            ).run()
 
     def test_refuses_a_damaged_checkpoint(self, tmp_path):
-        fit(task(), FEW, FEW, tmp_path, Schedule(epochs=1, batch_size=16), CPU)
+        Fitting(
+            task(), FEW, FEW, tmp_path, Schedule(epochs=1, batch_size=16), CPU
+        ).run()
         (checkpoint,) = (tmp_path / "checkpoints").iterdir()
         checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
         with pytest.raises(ValueError, match=f"{checkpoint.name} is damaged"):
-            fit(task(), FEW, FEW, tmp_path, Schedule(epochs=2, batch_size=16), CPU)
+            Fitting(
+                task(), FEW, FEW, tmp_path, Schedule(epochs=2, batch_size=16), CPU
+            ).run()
 
 
 def test_training_and_validation_images_are_prepared_and_pixels_are_reconstructed(
@@ -296,14 +308,14 @@ def test_training_and_validation_images_are_prepared_and_pixels_are_reconstructe
     spied.reconstruction.register_forward_pre_hook(
         lambda _, arguments: targets.append(arguments[1])
     )
-    fit(
+    Fitting(
         spied,
         FEW,
         FEW.prepared(preprocess),
         tmp_path,
         Schedule(epochs=2, batch_size=16, seed=5),
         CPU,
-    )
+    ).run()
     expected = []
     for epoch in range(2):
         loader = train_loader(FEW, 16, seed=5)

@@ -18,7 +18,7 @@ from tests.runs import FEW, learner, rows
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import Digits
 from torchcaps_lab.options.declarations import Schedule, TrainerOptions
-from torchcaps_lab.training.fitting import Fitting, fit
+from torchcaps_lab.training.fitting import Fitting
 from torchcaps_lab.training.options import Optimisation
 
 EPOCHS, STEPS = 3, 10
@@ -235,4 +235,6 @@ def test_a_training_that_ends_before_its_first_step_is_an_error(tmp_path: Path) 
     with pytest.raises(
         ValueError, match=r"nothing was trained: trainer.extra max_time 00:00:00:00"
     ):
-        fit(learner(), FEW, FEW, tmp_path, Schedule(epochs=1, batch_size=64), options)
+        Fitting(
+            learner(), FEW, FEW, tmp_path, Schedule(epochs=1, batch_size=64), options
+        ).run()

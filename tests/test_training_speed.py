@@ -16,7 +16,7 @@ from torchcaps import create_model
 from torchcaps.models import load_pretrained
 from torchcaps_lab.data import Digits, Examples, Preprocess
 from torchcaps_lab.options.declarations import Schedule, TrainerOptions
-from torchcaps_lab.training.fitting import fit
+from torchcaps_lab.training.fitting import Fitting
 from torchcaps_lab.training.learner import Learner
 from torchcaps_lab.training.options import Optimisation, OptimizerFactory
 from torchcaps_lab.training.speed import Speed
@@ -75,7 +75,7 @@ def train(
 ) -> Rows:
     """Metrics of each epoch but the seconds."""
     schedule = Schedule(**{"epochs": epochs, "batch_size": 8, **how})
-    _, rows = fit(task, images, images, folder, schedule, options)
+    _, rows = Fitting(task, images, images, folder, schedule, options).run()
     return [
         {name: value for name, value in row.items() if name != "seconds"}
         for row in rows
@@ -443,9 +443,9 @@ class TestFused:
             optimizer = partial(kind, lr=0.01, weight_decay=0.1, **how)
             one = digits_task(Speed(), optimizer, image_shape=(2, 8, 8))
             schedule = Schedule(epochs=1, batch_size=8)
-            trainer, _ = fit(
+            trainer, _ = Fitting(
                 one, images, images, tmp_path / str(fused), schedule, EXACT
-            )
+            ).run()
             assert bool(trainer.optimizers[0].param_groups[0]["fused"]) is fused
             results.append(one.model.state_dict())
         torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)

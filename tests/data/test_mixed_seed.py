@@ -12,7 +12,7 @@ import torch
 from torchcaps.models import create_model
 from torchcaps_lab.data import Digits, mixed_seed
 from torchcaps_lab.options.declarations import Schedule, TrainerOptions
-from torchcaps_lab.training.fitting import fit
+from torchcaps_lab.training.fitting import Fitting
 from torchcaps_lab.training.learner import Learner
 from torchcaps_lab.training.options import Optimisation
 
@@ -52,14 +52,14 @@ def test_a_batch_starts_from_the_mixed_seed(tmp_path: Path) -> None:
         network, Optimisation(optimizer=partial(torch.optim.SGD, lr=0.1)), seed=5
     )
     images = Digits().train.subset(torch.arange(8))
-    fit(
+    Fitting(
         learner,
         images,
         images,
         tmp_path,
         Schedule(epochs=2, batch_size=4),
         TrainerOptions("cpu"),
-    )
+    ).run()
     seeds = [
         mixed_seed(5, epoch, 0) + batch for epoch in range(2) for batch in range(2)
     ]

@@ -16,7 +16,7 @@ from torchcaps import create_model
 from torchcaps_lab.data import Digits, Examples
 from torchcaps_lab.options.declarations import Schedule, TrainerOptions
 from torchcaps_lab.training import graphs
-from torchcaps_lab.training.fitting import fit
+from torchcaps_lab.training.fitting import Fitting
 from torchcaps_lab.training.graphs import COMPILING, GAIN, Prospect, graphs_pay
 from torchcaps_lab.training.learner import Learner
 from torchcaps_lab.training.options import Caller, Optimisation
@@ -89,7 +89,7 @@ def trained(
     task = learner(speed)
     caller = Caller(show=shown.append)
     schedule = Schedule(epochs=2, batch_size=8)
-    _, rows = fit(task, images, images, folder, schedule, CPU, caller)
+    _, rows = Fitting(task, images, images, folder, schedule, CPU, caller).run()
     metrics = [{**row, "seconds": 0.0} for row in rows]
     return metrics, task, [line for line in shown if line.startswith("steps are")]
 

@@ -24,7 +24,7 @@ from torchcaps_lab.options.declarations import Schedule, TrainerOptions
 from torchcaps_lab.tasks import Criteria
 from torchcaps_lab.training.checkpoints import differences, newest_checkpoint, seal
 from torchcaps_lab.training.diverged import TrainingDiverged, first_not_finite
-from torchcaps_lab.training.fitting import Fitting, fit, rehearse
+from torchcaps_lab.training.fitting import Fitting, rehearse
 from torchcaps_lab.training.learner import Learner
 from torchcaps_lab.training.options import Caller, Optimisation, moving_average
 
@@ -36,7 +36,7 @@ def trained(
     **schedule: object,
 ) -> list[dict]:
     how = Schedule(**{"epochs": 1, "batch_size": 16, **schedule})
-    return fit(learner(), images, images, folder, how, CPU, caller)[1]
+    return Fitting(learner(), images, images, folder, how, CPU, caller).run()[1]
 
 
 @pytest.fixture(scope="module")
@@ -254,9 +254,9 @@ class TestOptions:
             threshold=1e9,
             threshold_mode="abs",
         )
-        trainer, _ = fit(
+        trainer, _ = Fitting(
             trained, FEW, FEW, tmp_path, Schedule(epochs=4, batch_size=16), CPU
-        )
+        ).run()
         assert trainer.optimizers[0].param_groups[0]["lr"] < 1e-3
 
     @pytest.mark.parametrize(
@@ -352,14 +352,14 @@ class TestWhatTheNetworkDraws:
                 optimizer=partial(torch.optim.Adam, lr=1e-2), reconstruction=1.0
             ),
         )
-        fit(
+        Fitting(
             trained,
             FEW,
             FEW,
             folder,
             Schedule(epochs=epochs, batch_size=16),
             TrainerOptions("cpu", extra=extra),
-        )
+        ).run()
         return model.state_dict()
 
     def test_it_is_the_same_after_an_interruption(self, tmp_path: Path) -> None:
@@ -403,14 +403,14 @@ def test_ctrl_c_in_a_training_is_ctrl_c(tmp_path: Path) -> None:
     listening = signal.getsignal(signal.SIGINT)
     try:
         with pytest.raises(KeyboardInterrupt):
-            fit(
+            Fitting(
                 learner(Stopped()),
                 FEW,
                 FEW,
                 tmp_path,
                 Schedule(epochs=1, batch_size=16),
                 CPU,
-            )
+            ).run()
         assert (
             signal.getsignal(signal.SIGINT) == listening
         )  # a notebook goes on, and can be stopped again
@@ -448,14 +448,14 @@ class TestDiverged:
         with pytest.raises(
             TrainingDiverged, match="since epoch 2, step 3: class_loss is nan"
         ):
-            fit(
+            Fitting(
                 learner(SickAfter(6)),
                 FEW,
                 FEW,
                 tmp_path,
                 Schedule(epochs=3, batch_size=16),
                 CPU,
-            )
+            ).run()
         (checkpoint,) = (tmp_path / "checkpoints").iterdir()
         assert torch.load(checkpoint, weights_only=True)["epoch"] == 0
 
@@ -470,7 +470,7 @@ class TestDiverged:
             TrainingDiverged,
             match=r"epoch 1, step 1: layer class_caps \(\w+\) is the first",
         ):
-            fit(sick, FEW, FEW, tmp_path, Schedule(batch_size=16), CPU)
+            Fitting(sick, FEW, FEW, tmp_path, Schedule(batch_size=16), CPU).run()
 
     def test_weights_are_named(self) -> None:
         sick = learner()
@@ -486,7 +486,9 @@ class TestDiverged:
             TrainingDiverged,
             match=r"weights are not finite after epoch 1: conv\.weight",
         ):
-            fit(learner(lr=torch.inf), FEW, FEW, tmp_path, Schedule(batch_size=64), CPU)
+            Fitting(
+                learner(lr=torch.inf), FEW, FEW, tmp_path, Schedule(batch_size=64), CPU
+            ).run()
         assert newest_checkpoint(tmp_path / "checkpoints") is None
 
     def test_weights_too_large_for_the_next_step_are_not_kept(
@@ -495,7 +497,9 @@ class TestDiverged:
         with pytest.raises(
             TrainingDiverged, match="validation loss is nan after epoch"
         ):
-            fit(learner(lr=1e10), FEW, FEW, tmp_path, Schedule(batch_size=64), CPU)
+            Fitting(
+                learner(lr=1e10), FEW, FEW, tmp_path, Schedule(batch_size=64), CPU
+            ).run()
         assert newest_checkpoint(tmp_path / "checkpoints") is None
 
     def test_exit_status(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -526,7 +530,7 @@ class TestEnd:
 
     def run(self, folder: Path, epochs: int, **how: object) -> list[dict]:
         schedule = Schedule(epochs=epochs, batch_size=16, **how)
-        return fit(learner(), FEW, self.falling(), folder, schedule, CPU)[1]
+        return Fitting(learner(), FEW, self.falling(), folder, schedule, CPU).run()[1]
 
     @pytest.mark.thorough
     def test_early_and_resumed_is_the_same(self, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from test_several_machines import finish
 from torchcaps import create_model
 from torchcaps_lab.data import Digits
 from torchcaps_lab.options.declarations import Schedule, TrainerOptions
-from torchcaps_lab.training.fitting import fit
+from torchcaps_lab.training.fitting import Fitting
 from torchcaps_lab.training.learner import Learner
 from torchcaps_lab.training.options import Optimisation
 
@@ -37,14 +37,14 @@ def trained(
     learner = Learner(network, Optimisation(optimizer=optimizer, shard_optimizer=shard))
     images = Digits().train.subset(torch.arange(64))
     options = TrainerOptions("cpu", precision="64-true", **trainer)
-    ended, rows = fit(
+    ended, rows = Fitting(
         learner,
         images,
         images,
         folder,
         Schedule(epochs=epochs, batch_size=batch),
         options,
-    )
+    ).run()
     state = getattr(ended.optimizers[0], "optim", ended.optimizers[0]).state
     kept_bytes = sum(
         value.numel()

@@ -24,7 +24,7 @@ from torchcaps_lab.training.checkpoints import (
     seal,
     seal_is_right,
 )
-from torchcaps_lab.training.fitting import fit
+from torchcaps_lab.training.fitting import Fitting
 from torchcaps_lab.training.learner import Learner
 
 
@@ -32,14 +32,14 @@ def trained(
     folder: Path, epochs: int = 1, images: Examples = FEW, **schedule: int
 ) -> Learner:
     trained_learner = learner()
-    fit(
+    Fitting(
         trained_learner,
         images,
         images,
         folder,
         Schedule(epochs=epochs, **{"batch_size": 16, **schedule}),
         CPU,
-    )
+    ).run()
     return trained_learner
 
 

@@ -52,18 +52,10 @@ from torchcaps_lab.training.progress import Progress
 _LOGS = "tensorboard"
 
 
-def fit(
-    learner: Learner,
-    train: Examples,
-    validation: Examples,
-    folder: Path,
-    schedule: Schedule,
-    options: TrainerOptions | None = None,
-    caller: Caller | None = None,
-) -> tuple[L.Trainer, list[dict[str, float]]]:
-    """Trains, or continues from the newest checkpoint in the folder.
+class Fitting:
+    """A training, checked as far as possible without writing anything.
 
-    Writes ``metrics.csv``, ``checkpoints/`` (the end of the last epoch) and
+    :meth:`run` writes ``metrics.csv``, ``checkpoints/`` (the end of the last epoch) and
     ``tensorboard/`` into the folder.
 
     Args:
@@ -75,26 +67,11 @@ def fit(
         options: where and how to train.
         caller: what to show.
 
-    Returns:
-        The trainer, and the metrics of each epoch.
-
     Raises:
-        TrainingDiverged: if the loss is not finite.
-        ValueError: if a checkpoint is damaged, from another model or other images or
-            options, if the network does not take the images, the batch does not suit
-            the processes, the machine does not have what the options ask for, or
-            validation images are missing; or if ``checkpoints``, ``tensorboard``,
-            ``metrics.csv`` or something in them is a link that leads out of the folder.
-    """
-    return Fitting(learner, train, validation, folder, schedule, options, caller).run()
-
-
-class Fitting:
-    """A training, checked as far as possible without writing anything; for the
-    arguments see :func:`fit`.
-
-    Raises:
-        ValueError: as :func:`fit`, except for checkpoints.
+        ValueError: if the network does not take the images, the batch does not suit the
+            processes, the machine does not have what the options ask for, or validation
+            images are missing; or if ``checkpoints``, ``tensorboard``, ``metrics.csv``
+            or something in them is a link that leads out of the folder.
     """
 
     def __init__(
@@ -107,11 +84,9 @@ class Fitting:
         options: TrainerOptions | None = None,
         caller: Caller | None = None,
     ) -> None:
-        self.learner, self.caller, self.options = (
-            learner,
-            caller or Caller(),
-            options or TrainerOptions(),
-        )
+        self.learner = learner
+        self.caller = caller or Caller()
+        self.options = options or TrainerOptions()
         self.checkpoints, _, metrics = (
             owned(folder, name) for name in ("checkpoints", _LOGS, "metrics.csv")
         )
@@ -130,30 +105,25 @@ class Fitting:
             raise ValueError(
                 f"{needing[0]} needs validation {train.what}, and there are none"
             )
-        preprocess = learner.preprocess.config()
-        default_metrics = {
+        compared = {
             "seed": schedule.seed,
             "batch_size": schedule.batch_size,
-            "preprocess": preprocess,
+            "preprocess": learner.preprocess.config(),
+            **self.caller.options,
         }
-        self.fingerprint = Fingerprint(
-            {**default_metrics, **self.caller.options}, train, validation
-        )
+        self.fingerprint = Fingerprint(compared, train, validation)
         self.history = History(metrics, self.caller.show, main.name)
         self.progress = Progress(
             self.caller.show if self.caller.header else None, self.caller.progress_bar
         )
-        ends: list[Callback] = (
-            []
-            if schedule.stop_at is None
-            else [StopAt(schedule.stop_at, self.history, main)]
-        )
-        ends += [] if schedule.stop is None else [StopEarly(schedule.patience, main)]
-        self.best = (
-            KeepBest(self.checkpoints / "best", main)
-            if schedule.keep == "best"
-            else None
-        )
+        ends: list[Callback] = []
+        if schedule.stop_at is not None:
+            ends.append(StopAt(schedule.stop_at, self.history, main))
+        if schedule.stop is not None:
+            ends.append(StopEarly(schedule.patience, main))
+        self.best = None
+        if schedule.keep == "best":
+            self.best = KeepBest(self.checkpoints / "best", main)
         health = RoutingHealth(
             validation if len(validation) else train.prepared(learner.preprocess)
         )
@@ -254,11 +224,10 @@ class Fitting:
         """Steps of a whole epoch, and of the training if nothing ends it early;
         Lightning computes the same later.
         """
-        each = batches // self.trainer.accumulate_grad_batches
-        steps = each * (self.trainer.max_epochs or 1)
-        return each, steps if self.trainer.max_steps == -1 else min(
-            steps, self.trainer.max_steps
-        )
+        trainer = self.trainer
+        each = batches // trainer.accumulate_grad_batches
+        steps = each * (trainer.max_epochs or 1)
+        return each, steps if trainer.max_steps == -1 else min(steps, trainer.max_steps)
 
     def notes(self) -> list[str]:
         """What people should know before they wait for the training."""
@@ -274,11 +243,18 @@ class Fitting:
     def run(
         self, begin: Callable[[], None] | None = None
     ) -> tuple[L.Trainer, list[dict[str, float]]]:
-        """Trains from the start, or from the newest checkpoint that is whole; see
-        :func:`fit`.
+        """Trains from the start, or from the newest checkpoint that is whole.
 
         Args:
             begin: called once that checkpoint is known to fit.
+
+        Returns:
+            The trainer, and the metrics of each epoch.
+
+        Raises:
+            TrainingDiverged: if the loss is not finite.
+            ValueError: if a checkpoint is damaged, or from another model or other
+                images or options.
         """
         if is_first_process():
             newest = checkpoint_to_resume(self.checkpoints)
@@ -304,9 +280,8 @@ class Fitting:
                 f"{_extra(self.options)}"
             )
         if is_first_process():
-            checkpoint_to_resume(
-                self.checkpoints
-            )  # Lightning does not delete the one it resumed from
+            # Lightning does not delete the one it resumed from.
+            checkpoint_to_resume(self.checkpoints)
         return self.trainer, self.history.rows
 
     def _check_resumed(self, newest: Path) -> None:
