@@ -124,30 +124,23 @@ def _saved_studies(
     recipe: Recipe[Any], lab: Lab, results: Path | None
 ) -> dict[int, Study]:
     """What the result file of a recipe that grows has already, by seed."""
-    path = result_path(results or Path(), recipe.name, lab.preset)
-    if results is None or not recipe.grows or not path.is_file():
+    result = _saved(recipe, lab, results)
+    if not result:
         return {}
-    result = read_json(path, LARGEST_NOTE)
     settings = recipe.presets[lab.preset]
     settings_now = json.loads(json.dumps(asdict(settings)))
     rows = set(chain.from_iterable(result["facts"]))
     if _settings_of(result["settings"], rows) != _settings_of(settings_now, rows):
+        path = result_path(results or Path(), recipe.name, lab.preset)
         raise ValueError(
             f"{path} was measured with other settings of the preset {lab.preset}: "
             "move it"
         )
     shared = {line["row"] for line in result["rows"]} - rows  # figures of no network
     studies = {}
-    for seed, facts, curves in zip(
-        result["seeds"], result["facts"], result["curves"], strict=True
-    ):
-        study = Study(
-            replace(lab, seed=seed),
-            settings,
-            facts=facts,
-            curves=curves,
-        )
-        place = result["seeds"].index(seed)
+    for place, seed in enumerate(result["seeds"]):
+        facts, curves = result["facts"][place], result["curves"][place]
+        study = Study(replace(lab, seed=seed), settings, facts=facts, curves=curves)
         for row, facts_of_row in facts.items():
             for measure, value in facts_of_row["figures"].items():
                 study.figures[row, measure] = value
@@ -156,6 +149,15 @@ def _saved_studies(
                 study.figures[row, measure] = value
         studies[seed] = study
     return studies
+
+
+def _saved(recipe: Recipe[Any], lab: Lab, results: Path | None) -> dict[str, Any]:
+    """The content of the result file that a recipe grows; empty for none."""
+    path = result_path(results or Path(), recipe.name, lab.preset)
+    if results is None or not recipe.grows or not path.is_file():
+        return {}
+    result: dict[str, Any] = read_json(path, LARGEST_NOTE)
+    return result
 
 
 def _figures_of(result: Mapping[str, Any], row: str, place: int) -> dict[str, float]:
@@ -209,25 +211,14 @@ def _finished(
         f"{recipe.name}-{lab.preset}-{short}.png": picture
         for short, picture in pictures.items()
     }
-    captions = {file: picture.caption for file, picture in files.items()}
-    captions = {**_saved_captions(recipe, lab, results), **captions}
+    # What networks drew that are gone stays.
+    saved = _saved(recipe, lab, results).get("pictures", ())
+    captions = {picture["file"]: picture["caption"] for picture in saved}
+    captions |= {file: picture.caption for file, picture in files.items()}
     result = _result(recipe, studies, lab, captions)
     if results is not None:
         _write(results, result, files)
     return result
-
-
-def _saved_captions(
-    recipe: Recipe[Any], lab: Lab, results: Path | None
-) -> dict[str, str]:
-    """The captions of the pictures, by file, that the result file of a recipe that
-    grows has already: what networks drew that are gone stays.
-    """
-    path = result_path(results or Path(), recipe.name, lab.preset)
-    if results is None or not recipe.grows or not path.is_file():
-        return {}
-    result = read_json(path, LARGEST_NOTE)
-    return {picture["file"]: picture["caption"] for picture in result["pictures"]}
 
 
 def _result(
@@ -326,14 +317,7 @@ def _write(
     for file, picture in files.items():
         with written_whole(folder / file) as part:
             picture.figure.savefig(part, dpi=150, format=Path(file).suffix[1:])
-    text = (
-        json.dumps(
-            jsonable(result),
-            indent=1,
-            ensure_ascii=False,
-        )
-        + "\n"
-    )
+    text = json.dumps(jsonable(result), indent=1, ensure_ascii=False) + "\n"
     # lists of numbers take one line each
     text = re.sub(
         r"\[[^][{}\"]+\]", lambda numbers: " ".join(numbers.group().split()), text
