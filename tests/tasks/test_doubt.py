@@ -45,7 +45,6 @@ class Dim(Doubt):
         network: ClassifierNetwork,
         examples: Examples,
         false_alarms: float = 0.05,
-        batch_size: int = 128,
     ) -> "Dim":
         return cls(0.5, false_alarms)
 

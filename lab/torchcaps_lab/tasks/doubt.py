@@ -57,7 +57,6 @@ class Doubt(ABC):
         network: ClassifierNetwork,
         examples: Examples,
         false_alarms: float = FALSE_ALARMS,
-        batch_size: int = 128,
     ) -> "Doubt | None":
         """Return it, fitted for a network; None where it is :meth:`unfit`.
 
@@ -66,7 +65,6 @@ class Doubt(ABC):
             examples: of its classes, that it was not trained on, prepared for it.
             false_alarms: the share of the examples to take for unknown, above 0 and
                 below 1.
-            batch_size: examples at a time.
         """
 
     @classmethod

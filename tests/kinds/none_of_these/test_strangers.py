@@ -18,7 +18,6 @@ from torchcaps_lab.data import Digits
 from torchcaps_lab.evaluate import Verdict
 from torchcaps_lab.report import (
     Strangers,
-    fit_strangers,
     reconstruction_error,
     reconstruction_errors,
     told_apart,
@@ -71,7 +70,7 @@ class TestThreshold:
     def test_so_many_validation_images_lie_above_it(self, false_alarms: float) -> None:
         network = digits_net()
         images = image_set((1, 8, 8), count=200)
-        actual = fit_strangers(network, images, false_alarms)
+        actual = Strangers.fit(network, images, false_alarms)
         assert actual is not None
         known = actual.known(reconstruction_errors(network, images))
         assert (~known).double().mean().item() == pytest.approx(
@@ -82,29 +81,29 @@ class TestThreshold:
         network = digits_net()
         images = image_set((1, 8, 8), count=200)
         errors = reconstruction_errors(network, images)
-        share = fit_strangers(network, images, 0.07).strangeness(errors)
+        share = Strangers.fit(network, images, 0.07).strangeness(errors)
         ranks = errors.argsort().argsort().double() / (len(errors) - 1)
         torch.testing.assert_close(share, ranks, atol=0.01, rtol=0)
 
     def test_known_is_what_is_at_most_so_strange(self) -> None:
-        actual = fit_strangers(digits_net(), image_set((1, 8, 8), count=100), 0.033)
+        actual = Strangers.fit(digits_net(), image_set((1, 8, 8), count=100), 0.033)
         errors = torch.linspace(actual.quantiles[0], actual.quantiles[-1], 1001)
         assert torch.equal(
             actual.known(errors), actual.strangeness(errors) <= 1 - 0.033 + 1e-9
         )
 
     def test_kept_as_json(self) -> None:
-        actual = fit_strangers(digits_net(), image_set((1, 8, 8), count=30))
+        actual = Strangers.fit(digits_net(), image_set((1, 8, 8), count=30))
         assert Strangers.from_config(json.loads(json.dumps(actual.config()))) == actual
 
     def test_nothing_to_tell_them_by(self, monkeypatch: pytest.MonkeyPatch) -> None:
         images = image_set((1, 8, 8), count=30)
-        assert fit_strangers(digits_net(decoder_hidden=None), images) is None
-        assert fit_strangers(plain_net(), image_set((1, 16, 16), count=30)) is None
-        assert fit_strangers(digits_net(), images.subset(torch.arange(19))) is None
+        assert Strangers.fit(digits_net(decoder_hidden=None), images) is None
+        assert Strangers.fit(plain_net(), image_set((1, 16, 16), count=30)) is None
+        assert Strangers.fit(digits_net(), images.subset(torch.arange(19))) is None
         blind = Verdict(images=30, entropy=0.8, changed=0.2, explained=0.05)
         monkeypatch.setattr(JUDGE, lambda *_: blind)
-        assert fit_strangers(digits_net(), images) is None
+        assert Strangers.fit(digits_net(), images) is None
 
     @pytest.mark.parametrize(("explained", "offered"), [(0.49, False), (0.51, True)])
     def test_a_drawing_that_explains_little_tells_nothing(
@@ -116,7 +115,7 @@ class TestThreshold:
         images = image_set((1, 8, 8), count=30)
         verdict = Verdict(images=30, entropy=0.8, changed=0.2, explained=explained)
         monkeypatch.setattr(JUDGE, lambda *_: verdict)
-        assert bool(fit_strangers(digits_net(), images)) == offered
+        assert bool(Strangers.fit(digits_net(), images)) == offered
         reason = Strangers.unfit(digits_net(), images)
         assert ("49% of the variance" in reason) != offered
 
@@ -125,7 +124,7 @@ class TestThreshold:
         with pytest.raises(
             ValueError, match="false_alarms must be a share between 0 and 1, got"
         ):
-            fit_strangers(digits_net(), image_set((1, 8, 8)), false_alarms)
+            Strangers.fit(digits_net(), image_set((1, 8, 8)), false_alarms)
 
     @pytest.mark.parametrize("quantiles", [(0.1,), (0.2, 0.1), (0.1, float("inf"))])
     def test_damaged(self, quantiles: tuple[float, ...]) -> None:

@@ -4,9 +4,6 @@ from torchcaps_lab.kinds.none_of_these.pictures import NoneOfThese as NoneOfThes
 from torchcaps_lab.kinds.none_of_these.strangers import Apart as Apart
 from torchcaps_lab.kinds.none_of_these.strangers import Strangers as Strangers
 from torchcaps_lab.kinds.none_of_these.strangers import (
-    fit_strangers as fit_strangers,
-)
-from torchcaps_lab.kinds.none_of_these.strangers import (
     reconstruction_error,
     told_apart,
 )

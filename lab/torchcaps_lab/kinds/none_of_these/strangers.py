@@ -138,10 +138,23 @@ class Strangers(Doubt):
         network: ClassifierNetwork,
         examples: Examples,
         false_alarms: float = FALSE_ALARMS,
-        batch_size: int = 128,
     ) -> "Strangers | None":
-        """Fit the threshold: :func:`fit_strangers`."""
-        return fit_strangers(network, examples, false_alarms, batch_size)
+        """The threshold above which lies the share ``false_alarms`` of the errors; None
+        also for errors that are not finite.
+        """
+        check_false_alarms(false_alarms)
+        if cls.unfit(network, examples):
+            return None
+        errors = reconstruction_errors(network, examples)
+        if errors is None or not errors.isfinite().all():
+            return None
+        errors = errors.double()
+        quantiles = errors.quantile(
+            torch.linspace(0, 1, _LEVELS + 1, dtype=errors.dtype)
+        ).tolist()
+        rounded = tuple(float(f"{quantile:.4g}") for quantile in quantiles)
+        threshold = errors.quantile(1 - false_alarms).item()
+        return cls(threshold, false_alarms, rounded, len(errors))
 
     def error(self, prediction: Prediction, pictures: Tensor) -> Tensor | None:
         """The :func:`reconstruction_error` of each image; None without
@@ -255,42 +268,3 @@ def told_apart(known: Tensor, strange: Tensor, threshold: float) -> Apart:
     )
     above = [(errors > threshold).double().mean().item() for errors in (known, strange)]
     return Apart(float(auc), 1 - above[1], above[0])
-
-
-def fit_strangers(
-    model: ClassifierNetwork,
-    image_set: Examples,
-    false_alarms: float = FALSE_ALARMS,
-    batch_size: int = 128,
-) -> Strangers | None:
-    """The threshold above which lies the share ``false_alarms`` of the errors of images
-    that a network knows.
-
-    Args:
-        model: any network.
-        image_set: of its classes, images that it was not trained on, prepared for it.
-        false_alarms: above 0 and below 1.
-        batch_size: how many at a time.
-
-    Returns:
-        None without a decoder, or with one that explains less than half of the
-        variance of the images, see :func:`~torchcaps_lab.evaluate.judge`; for fewer than
-        20 images; and for errors that are not finite.
-
-    Raises:
-        ValueError: if ``false_alarms`` is out of range.
-    """
-    check_false_alarms(false_alarms)
-    if Strangers.unfit(model, image_set):
-        return None
-    errors = reconstruction_errors(model, image_set, batch_size)
-    if errors is None or not errors.isfinite().all():
-        return None
-    errors = errors.double()
-    quantiles = errors.quantile(
-        torch.linspace(0, 1, _LEVELS + 1, dtype=errors.dtype)
-    ).tolist()
-    rounded = tuple(float(f"{quantile:.4g}") for quantile in quantiles)
-    return Strangers(
-        errors.quantile(1 - false_alarms).item(), false_alarms, rounded, len(errors)
-    )
