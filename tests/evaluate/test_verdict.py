@@ -13,13 +13,14 @@ from torchcaps_lab.data import Digits
 from torchcaps_lab.evaluate import Verdict, even_assignments, judge
 from torchcaps_lab.explore import Explorer, local_samples
 from torchcaps_lab.kinds.images.samples import digit_samples
-from torchcaps_lab.report import Observation, Selection, write_report
+from torchcaps_lab.report import Observation, Selection
 from torchcaps_lab.report.pictures import (
     Assignments,
     ClassPose,
     Perturbations,
     Reconstructions,
 )
+from torchcaps_lab.tasks import Classification
 
 SHAPE = (1, 8, 8)
 NOTHING = Verdict(images=200, entropy=0.9998, changed=0.0, explained=0.01)
@@ -135,7 +136,9 @@ def test_what_would_show_nothing_is_left_out() -> None:
 @pytest.mark.thorough
 def test_a_report_says_so(tmp_path: Path) -> None:
     summary = {"verdict": vars(NOTHING)}
-    index = write_report(tmp_path, digits_net(), image_set(SHAPE), summary, [])
+    index = Classification().report(
+        tmp_path, digits_net(), image_set(SHAPE), summary, []
+    )
     page = index.read_text()
     assert page.count("Routing had no effect") == 1
     routing = page[page.index("<h2>Routing</h2>") :]

@@ -36,6 +36,7 @@ from torchcaps_lab.report.pictures import (
     Summary,
 )
 from torchcaps_lab.report.pictures.summary import Quantity
+from torchcaps_lab.tasks import Classification
 
 METRICS = [
     {"epoch": 0.0, "train_loss": math.nan, "assignment_entropy_conv": 0.5},
@@ -130,7 +131,7 @@ def test_every_exhibit_is_valid_json_and_holds_no_more_than_is_shown(
             value for value in vars(exhibit).values() if isinstance(value, Tensor)
         ]
         assert png_pixels(read) <= sum(value.numel() for value in tensors)
-    report.write_report(tmp_path, model, images, {"rate": math.nan}, METRICS)
+    Classification().report(tmp_path, model, images, {"rate": math.nan}, METRICS)
     written = json.loads(
         (tmp_path / "report" / "exhibits.json").read_text(), parse_constant=pytest.fail
     )

@@ -9,9 +9,10 @@ import torch
 from tests.report.small import answers
 from torchcaps import create_model
 from torchcaps_lab.data import Examples
-from torchcaps_lab.report import select_examples, write_page, write_report
+from torchcaps_lab.report import select_examples, write_page
 from torchcaps_lab.report.canvas import make_legible
 from torchcaps_lab.report.pictures import Confusion, Mistakes
+from torchcaps_lab.tasks import Classification
 
 
 class TestManyClasses:
@@ -24,7 +25,7 @@ class TestManyClasses:
         images = Examples(
             images, torch.arange(300), tuple(f"class {number}" for number in range(300))
         )
-        write_report(tmp_path, network, images, {}, [])
+        Classification().report(tmp_path, network, images, {}, [])
         pictures = list((tmp_path / "report").glob("*.png"))
         assert (
             len([file for file in pictures if file.name.startswith("perturbation")])

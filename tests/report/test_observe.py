@@ -105,7 +105,10 @@ def test_a_report_runs_the_network_few_times(
     model = build()
     images = image_set(model.image_shape, 30)
     runs = runs_of(model)
-    report.write_report(tmp_path, model, images, {}, [], batch_size)
+    findings = examine(model, images, batch_size)
+    page.write_page(
+        tmp_path, report.exhibits_of_classifier(model, images, findings, {}, [])
+    )
     expected = [min(batch_size, 30 - start) for start in range(0, 30, batch_size)]
     if isinstance(model, CapsuleClassifier):
         decoder = (

@@ -11,9 +11,9 @@ from tests.report.small import image_set
 from torchcaps import create_model
 from torchcaps.models import ImageClassifier
 from torchcaps_lab.data import Digits, Scenery
-from torchcaps_lab.report import write_report
 from torchcaps_lab.report.exhibit import Table
 from torchcaps_lab.report.page import _table, _with_commands
+from torchcaps_lab.tasks import Classification
 
 METRICS = [
     {"epoch": 0.0, "train_loss": 0.5},
@@ -82,7 +82,7 @@ def check(index: Path) -> set[str]:
 def test_a_network_with_everything(tmp_path: Path) -> None:
     model = tiny("capsnet_digits", 2).train()
     images = image_set((1, 8, 8), 4, ("a", "b"))
-    index = write_report(
+    index = Classification().report(
         tmp_path, model, images, {"seed": 7, "rate": 0.123456}, METRICS
     )
     assert index == tmp_path / "report" / "index.html"
@@ -104,14 +104,18 @@ def test_a_network_with_everything(tmp_path: Path) -> None:
     )
 
     first = {path.name: path.read_bytes() for path in index.parent.iterdir()}
-    write_report(tmp_path, model, images, {"seed": 7, "rate": 0.123456}, METRICS)
+    Classification().report(
+        tmp_path, model, images, {"seed": 7, "rate": 0.123456}, METRICS
+    )
     assert {path.name: path.read_bytes() for path in index.parent.iterdir()} == first
 
 
 def test_colour_images_and_names_that_are_markup(tmp_path: Path) -> None:
     model = tiny("capsnet_digits", 5, image_shape=(3, 8, 10)).eval()
     images = image_set((3, 8, 10), 6, WEIRD, "folder/<i> & co.png")
-    index = write_report(tmp_path, model, images, {"<u>": "<s>&amp;"}, METRICS)
+    index = Classification().report(
+        tmp_path, model, images, {"<u>": "<s>&amp;"}, METRICS
+    )
     check(index)
     page = Page(index)
     assert not {"b", "i", "u", "s"} & set(page.tags)
@@ -143,19 +147,24 @@ def test_what_a_network_lacks_is_left_out(
     images = image_set((1, 19, 21), 6, ("cat", "dog"))
     (tmp_path / "report").mkdir()
     (tmp_path / "report" / "perturbation_000.png").touch()  # of an earlier network
-    assert check(write_report(tmp_path, tiny(name, 2), images, {}, [])) == pictures
+    assert (
+        check(Classification().report(tmp_path, tiny(name, 2), images, {}, []))
+        == pictures
+    )
 
 
 def test_a_network_without_mistakes_has_none_to_show(tmp_path: Path) -> None:
     images = image_set((1, 16, 16), 2, ("only",))
-    index = write_report(tmp_path, tiny("sharedcapsnet_cnn", 1), images, {}, [])
+    index = Classification().report(
+        tmp_path, tiny("sharedcapsnet_cnn", 1), images, {}, []
+    )
     assert check(index) == {"confusion_matrix.png"}
     assert "All 2 images are classified correctly" in Page(index).text
 
 
 def test_misfits_write_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="2 classes, but the model has 3"):
-        write_report(
+        Classification().report(
             tmp_path,
             tiny("sharedcapsnet_cnn", 3),
             image_set((1, 16, 16), classes=("a", "b")),
@@ -229,5 +238,5 @@ def test_images_of_several_classes_are_refused_in_words(
         ValueError,
         match=r"of one class each, these have masks of several.*SeveralLabels",
     ):
-        write_report(tmp_path, model, images, {}, [])
+        Classification().report(tmp_path, model, images, {}, [])
     assert not list(tmp_path.iterdir())

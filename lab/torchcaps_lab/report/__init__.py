@@ -24,12 +24,7 @@ from torchcaps_lab.report.observe import (
     select_examples,
     select_samples,
 )
-from torchcaps_lab.report.page import (
-    exhibits_of,
-    exhibits_of_classifier,
-    write_page,
-    write_report,
-)
+from torchcaps_lab.report.page import exhibits_of, exhibits_of_classifier, write_page
 from torchcaps_lab.report.places import Extent, layer_extents
 
 from torchcaps_lab.report import pictures  # isort: skip  # which registers them

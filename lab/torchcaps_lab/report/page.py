@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torchcaps.models.base import ClassifierNetwork
 from torchcaps.whole import owned, write_whole, written_whole
 from torchcaps_lab.data.examples import Examples
-from torchcaps_lab.evaluate.findings import Findings, Metrics, examine
+from torchcaps_lab.evaluate.findings import Findings, Metrics
 from torchcaps_lab.report.canvas import make_legible
 from torchcaps_lab.report.exhibit import EXHIBITS, Exhibit, Table
 from torchcaps_lab.report.observe import Observation, Tested
@@ -47,42 +47,6 @@ the short ones, too.
 
 _NARROW = 60
 """Letters that a row of a table may have on a narrow screen."""
-
-
-def write_report(
-    folder: str | Path,
-    model: ClassifierNetwork,
-    image_set: Examples,
-    summary: dict[str, Any],
-    metrics: Sequence[dict[str, float]],
-    batch_size: int = 256,
-) -> Path:
-    """Writes ``report/index.html``, its pictures and its data. The same arguments give
-    the same bytes.
-
-    What the network cannot show is left out: poses without a decoder, assignments
-    without capsules.
-
-    Args:
-        folder: where ``report`` is made; pictures of an earlier report in there are
-            replaced.
-        model: any network, on any device; it is left in the mode it came in.
-        image_set: what to test it on.
-        summary: shown as a table, in this order, folded, at the end.
-        metrics: rows for :class:`~torchcaps_lab.report.pictures.LearningCurves`; may be
-            empty.
-        batch_size: how many images at a time.
-
-    Returns:
-        The path of ``index.html``.
-
-    Raises:
-        ValueError: if there are no images, or they do not fit the network.
-    """
-    findings = examine(model, image_set, batch_size)
-    return write_page(
-        folder, exhibits_of_classifier(model, image_set, findings, summary, metrics)
-    )
 
 
 def exhibits_of(

@@ -161,7 +161,7 @@ class Classification(Task):
         summary: Mapping[str, Any],
         metrics: Metrics,
     ) -> Iterator[Exhibit]:
-        """Yield those of :func:`torchcaps_lab.report.write_report`."""
+        """Yield those of :func:`torchcaps_lab.report.exhibits_of_classifier`."""
         summary_of_run = {
             name: value for name, value in summary.items() if name != "test_per_class"
         }  # it has its own table
