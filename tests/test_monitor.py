@@ -11,7 +11,6 @@ from tests.runs import FEW as DIGITS
 from tests.runs import learner, rows
 from torchcaps import create_model
 from torchcaps.models import ImageClassifier
-from torchcaps_lab.data import Examples
 from torchcaps_lab.evaluate import layer_entropy, observe_layers
 from torchcaps_lab.evaluate.health import routing_health
 from torchcaps_lab.options.declarations import Schedule, TrainerOptions
@@ -173,13 +172,3 @@ def test_every_layer_of_matrix_capsules_is_watched(name: str) -> None:
 def test_a_network_without_capsules_has_nothing_to_watch() -> None:
     model = create_model("sharedcapsnet_cnn", channels=(4, 4, 4, 4), hidden=4)
     assert routing_health(model, torch.rand(2, 1, 16, 16)) == {}
-
-
-def test_misfits_are_named() -> None:
-    empty: Examples = DIGITS.subset(torch.arange(0))
-    with pytest.raises(
-        ValueError, match="there must be images to observe, got count=64 of 0 images"
-    ):
-        RoutingHealth(empty)
-    with pytest.raises(ValueError, match="got count=0 of 64 images"):
-        RoutingHealth(DIGITS, count=0)

@@ -459,10 +459,9 @@ def error_bars(
     figures: Mapping[Key, float],
     title: str,
     caption: str = "",
-    measure: str = TEST_ERROR,
 ) -> Picture:
-    """Bars of one measure, ours and the published figure beside each other, a pair for
-    each row that has either.
+    """Bars of the test error, ours and the published figure beside each other, a pair
+    for each row that has either.
 
     The rows stand from top to bottom in the order of the lines; the axis is linear and
     begins at 0, its unit is that of the lines. A row that has only one of the two
@@ -473,31 +472,30 @@ def error_bars(
         figures: our figures, by (row, measure), as in :class:`Study`.
         title: the text over the bars.
         caption: the text below the bars; default: one made of the title.
-        measure: the measure that is drawn, one of those of the lines.
 
     Raises:
-        ValueError: if no line of this measure has a figure, or their units differ.
+        ValueError: if no line of the test error has a figure, or their units differ.
     """
     shown = [
         line
         for line in lines
-        if line.measure == measure
-        and ((line.row, measure) in figures or line.published is not None)
+        if line.measure == TEST_ERROR
+        and ((line.row, TEST_ERROR) in figures or line.published is not None)
     ]
     units = {line.unit for line in shown}
     if len(units) != 1:
         raise ValueError(
-            f"the lines of {measure!r} must have figures, and one unit, got units "
+            f"the lines of {TEST_ERROR!r} must have figures, and one unit, got units "
             f"{sorted(units)}"
         )
-    ours = [figures.get((line.row, measure)) for line in shown]
+    ours = [figures.get((line.row, TEST_ERROR)) for line in shown]
     published = [line.published for line in shown]
     figure = bars_across([line.row for line in shown], ours, published)
     (unit,) = units
     (axes,) = figure.axes
-    axes.set_xlabel(f"{measure}, {unit}" if unit else measure)
+    axes.set_xlabel(f"{TEST_ERROR}, {unit}" if unit else TEST_ERROR)
     axes.set_title(title, fontsize=11)
     return Picture(
         figure,
-        caption or f"{title}: {measure} of each row, ours and the published figure.",
+        caption or f"{title}: {TEST_ERROR} of each row, ours and the published figure.",
     )

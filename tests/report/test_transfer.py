@@ -77,10 +77,6 @@ class TestAttributes:
             ValueError, match=r"images must be \(B, C, H, W\), got shape \(8, 8\)"
         ):
             attributes(torch.zeros(8, 8))
-        with pytest.raises(
-            ValueError, match="threshold must lie between 0 and 1, got 1"
-        ):
-            attributes(torch.zeros(1, 1, 8, 8), 1.0)
 
 
 def capsules(count: int = 3) -> Capsules:

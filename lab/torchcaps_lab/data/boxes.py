@@ -9,22 +9,21 @@ INK = 0.25
 """Pixels that are at least this bright belong to a digit."""
 
 
-def ink_boxes(pictures: Tensor, ink: float = INK) -> Tensor:
+def ink_boxes(pictures: Tensor) -> Tensor:
     """The smallest boxes around all bright pixels: left, top, right, bottom; pixel k
     covers [k, k + 1].
 
     Args:
         pictures: (..., C, H, W).
-        ink: least brightness.
 
     Returns:
         float32 (..., 4), zeros if nothing is bright.
     """
     brightest = pictures.amax(-3)
     sides = []
-    # What is left over are columns, then rows.
+    # Over the rows, which leaves the columns; then the other way round.
     for axis in (-2, -1):
-        seen = brightest.amax(axis) >= ink
+        seen = brightest.amax(axis) >= INK
         low = seen.int().argmax(-1)
         high = seen.shape[-1] - seen.flip(-1).int().argmax(-1)
         sides.append((low * seen.any(-1), high * seen.any(-1)))

@@ -134,7 +134,7 @@ _DARK = 0.02
 """In an image that is brighter nowhere there is no figure."""
 
 
-def attributes(images: Tensor, threshold: float = 0.5) -> Tensor:
+def attributes(images: Tensor) -> Tensor:
     """Measure slant, thickness, aspect and size of the bright figure on the dark ground
     of each image.
 
@@ -147,41 +147,35 @@ def attributes(images: Tensor, threshold: float = 0.5) -> Tensor:
     ``size``      in pixels: the root of that box's area
     ============= ==================================================================================================
 
-    The last three are of the pixels above ``threshold`` times the brightest one, in the
-    image enlarged four times (scikit-image's ``rescale`` and ``skeletonize``; the
-    distances are those that its ``medial_axis`` gives, from SciPy in a fortieth of the
-    time).
+    The last three are of the pixels above half of the brightest one, in the image
+    enlarged four times (scikit-image's ``rescale`` and ``skeletonize``; the distances
+    are those that its ``medial_axis`` gives, from SciPy in a fortieth of the time).
 
     Args:
         images: (B, C, H, W) in [0, 1]; channels are averaged.
-        threshold: share of the brightest grey value from which on a pixel belongs to
-            the figure.
 
     Returns:
         float64 (B, 4); NaN for an image without a figure.
 
     Raises:
         ModuleNotFoundError: if scikit-image is not installed; it names the extra.
-        ValueError: if ``images`` have another number of axes, or ``threshold`` is not
-            between 0 and 1.
+        ValueError: if ``images`` have another number of axes.
     """
     if images.ndim != 4:
         raise ValueError(
             f"images must be (B, C, H, W), got shape {tuple(images.shape)}"
         )
-    if not 0 < threshold < 1:
-        raise ValueError(f"threshold must lie between 0 and 1, got {threshold}")
     images = images.detach().cpu()
     rows = zip(
         shape_moments(images)[:, 0].tolist(),
         images.double().mean(1).numpy(),
         strict=True,
     )
-    measured = [_measured(slant, image, threshold) for slant, image in rows]
+    measured = [_measured(slant, image) for slant, image in rows]
     return torch.tensor(measured, dtype=torch.float64).reshape(-1, len(ATTRIBUTES))
 
 
-def _measured(slant: float, image: np.ndarray, threshold: float) -> tuple[float, ...]:
+def _measured(slant: float, image: np.ndarray) -> tuple[float, ...]:
     """The attributes of one image (H, W) whose slant is known."""
     with needing("attributes", "torchcaps-lab[poses]"):
         from scipy import ndimage
@@ -189,7 +183,7 @@ def _measured(slant: float, image: np.ndarray, threshold: float) -> tuple[float,
     if not image.max() > _DARK:  # NaN included
         return (math.nan,) * len(ATTRIBUTES)
     enlarged = transform.rescale(image, _ENLARGED, order=1, mode="constant")
-    figure = enlarged > threshold * enlarged.max()
+    figure = enlarged > enlarged.max() / 2
     distance = ndimage.distance_transform_edt(figure)
     thickness = 2 * distance[morphology.skeletonize(figure)].mean() / _ENLARGED
     top, left, bottom, right = measure.regionprops(figure.astype(int))[0].bbox

@@ -125,10 +125,6 @@ class Remedies(NamedTuple):
     extra: str = ""
 
 
-NO_REMEDIES = Remedies()
-"""Where no option is known to help."""
-
-
 def _column(metrics: Metrics, name: str) -> list[float]:
     """The figures of that name, of the epochs that have one."""
     return [row[name] for row in metrics if row.get(name) is not None]

@@ -31,6 +31,7 @@ _EXPLAINED = 0.1
 explains none of it; one that explains a tenth draws differences a third as strong as in
 truth: digits at 7 % still are one grey bar to the eye, all alike.
 """
+_MOST = 200
 _AT_ONCE = 16
 _OBSERVED = 64
 
@@ -139,11 +140,9 @@ class Verdict:
         )
 
 
-def judge(
-    model: ClassifierNetwork, image_set: Examples, most: int = 200
-) -> Verdict | None:
-    """Measures on images from all over a set whether routing and decoder of a network
-    do anything.
+def judge(model: ClassifierNetwork, image_set: Examples) -> Verdict | None:
+    """Measures on at most 200 images from all over a set whether routing and decoder of
+    a network do anything.
 
     Even assignments are those of a single step of routing without evidence, as in
     :func:`~torchcaps_lab.evaluate.even_assignments`. The explained variance is, with x the
@@ -155,9 +154,8 @@ def judge(
     Args:
         model: any network, on any device; it is left in the mode it came in.
         image_set: at least one image, prepared for it.
-        most: how many are tried at most.
     """
-    places = torch.linspace(0, len(image_set) - 1, min(most, len(image_set))).long()
+    places = torch.linspace(0, len(image_set) - 1, min(_MOST, len(image_set))).long()
     batch = image_set.seen(places.tolist())
     if batch is None:
         return None

@@ -101,9 +101,9 @@ def shorten(name: str, limit: int = 24) -> str:
     return name if len(name) <= limit else name[: limit - 1] + "…"
 
 
-def shorten_lines(title: str, limit: int = 14) -> str:
-    """Each line of a title cut to a number of characters."""
-    return "\n".join(shorten(line, limit) for line in title.split("\n"))
+def shorten_lines(title: str) -> str:
+    """Each line of a title cut to 14 characters."""
+    return "\n".join(shorten(line, 14) for line in title.split("\n"))
 
 
 def line_count(titles: Sequence[str]) -> int:
@@ -130,12 +130,12 @@ def set_title(axes: "Axes", text: str, fontsize: float = 9) -> None:
     axes.set_title(text, y=1.0, fontsize=fontsize, parse_math=False)
 
 
-def title_width(text: str, fontsize: float = 9) -> float:
+def title_width(text: str) -> float:
     """Width of the widest line in inches."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
-    font = FontProperties(family=_families(), size=fontsize)
+    font = FontProperties(family=_families(), size=9)
     letters = [letter if _drawn(letter) else "M" for letter in text]
     lines = "".join(letters).split("\n")
     widths = [

@@ -417,10 +417,7 @@ class Task(ABC):
         raise NotImplementedError(f"task {self.name!r} shows classes")
 
     def calibrate(
-        self,
-        network: ClassifierNetwork,
-        images: Examples,
-        batch_size: int = 128,
+        self, network: ClassifierNetwork, images: Examples
     ) -> Calibration | None:
         """Fit the map from activations to probabilities, on images that the network was
         not trained on.

@@ -142,16 +142,11 @@ class Classification(Task):
         return answers_of(prediction, predicted, shares, classes)
 
     def calibrate(
-        self,
-        network: ClassifierNetwork,
-        images: Examples,
-        batch_size: int = 128,
+        self, network: ClassifierNetwork, images: Examples
     ) -> Calibration | None:
         """Temperature scaling: :func:`~torchcaps_lab.evaluate.fit_temperature`."""
         if len(images):
-            return fit_temperature(
-                ask(network, images, batch_size).activation, images.labels
-            )
+            return fit_temperature(ask(network, images).activation, images.labels)
         return None
 
     def exhibits(

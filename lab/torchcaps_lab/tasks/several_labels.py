@@ -232,19 +232,14 @@ class SeveralLabels(Task):
         )
 
     def calibrate(
-        self,
-        network: ClassifierNetwork,
-        images: Examples,
-        batch_size: int = 128,
+        self, network: ClassifierNetwork, images: Examples
     ) -> Calibration | None:
         """Platt scaling, one slope and one intercept for all classes:
         :func:`~torchcaps_lab.evaluate.fit_platt`.
         """
         if not len(images):
             return None
-        return fit_platt(
-            ask(network, images, batch_size).activation, _labels(images, batch_size)
-        )
+        return fit_platt(ask(network, images).activation, _labels(images, 256))
 
     def exhibits(
         self,

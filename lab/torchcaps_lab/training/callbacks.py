@@ -346,7 +346,7 @@ class KeepBest(ModelCheckpoint):
 
 
 class RoutingHealth(Callback):
-    """Logs :func:`routing_health` of the same few images at the end of each epoch.
+    """Logs :func:`routing_health` of the first 64 images at the end of each epoch.
 
     Must come before :class:`~torchcaps_lab.training.History` in the list of callbacks:
     that writes what was logged. All processes observe the same images; the mean over
@@ -354,33 +354,15 @@ class RoutingHealth(Callback):
 
     Args:
         images: the validation images, or the training images if there are none.
-        count: how many, the first of the set; all if there are fewer.
-        threshold: the threshold of the activation, for dead capsules.
-
-    Raises:
-        ValueError: if there are no images, or ``count`` is less than 1.
 
     Example:
         >>> from torchcaps_lab.data import Digits
         >>> from torchcaps_lab.training.callbacks import RoutingHealth
-        >>> health = RoutingHealth(
-        ...     Digits().validation, count=16
-        ... )  # a callback of the trainer
+        >>> health = RoutingHealth(Digits().validation)  # a callback of the trainer
     """
 
-    def __init__(
-        self,
-        images: Examples,
-        count: int = 64,
-        threshold: float = 0.01,
-    ) -> None:
-        if count < 1 or not len(images):
-            raise ValueError(
-                f"there must be images to observe, got count={count} of {len(images)} "
-                "images"
-            )
-        self.images = images.__getitems__(list(range(min(count, len(images))))).inputs
-        self.threshold = threshold
+    def __init__(self, images: Examples) -> None:
+        self.images = images.__getitems__(list(range(min(64, len(images))))).inputs
 
     def on_train_epoch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule
@@ -390,7 +372,7 @@ class RoutingHealth(Callback):
         precision = trainer.precision_plugin
         images = precision.convert_input(self.images.to(pl_module.device))
         with precision.forward_context():
-            health = routing_health(model, images, self.threshold)
+            health = routing_health(model, images)
         for name, value in health.items():
             pl_module.log(
                 name, value, on_step=False, on_epoch=True, batch_size=1, sync_dist=True

@@ -142,12 +142,7 @@ def drawings_of(mask: Tensor | None, picture: Tensor, count: int) -> dict[str, b
     return {".png": file.getvalue(), ".overlay.png": png(laid_over)}
 
 
-def overlay(
-    image: Tensor,
-    mask: Tensor,
-    count: int,
-    strength: float = 0.5,
-) -> Tensor:
+def overlay(image: Tensor, mask: Tensor, count: int) -> Tensor:
     """An image (C, H, W) with the colours of its classes but the first over it: (3, H,
     W) in [0, 1].
     """
@@ -155,7 +150,7 @@ def overlay(
     table = torch.cat([colours(count), torch.zeros(1, 3)])
     painted = table[mask.clamp_max(count)].movedim(-1, 0)
     covered = (mask > 0) & (mask < count)
-    return torch.where(covered, (1 - strength) * shown + strength * painted, shown)
+    return torch.where(covered, (shown + painted) / 2, shown)
 
 
 def segments_figure(

@@ -9,7 +9,6 @@ from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.evaluate.advice import classifier_hints
 from torchcaps_lab.evaluate.findings import Findings, Metrics
 from torchcaps_lab.evaluate.hints import (
-    NO_REMEDIES,
     Commands,
     Hint,
     Progress,
@@ -80,7 +79,6 @@ class Advice(Exhibit):
         metrics: Metrics,
         *,
         of_class: str = "recall",
-        remedies: Remedies = NO_REMEDIES,
         draw: str = "",
     ) -> "Advice":
         """Make the exhibit of any task with a measure of which more is better, from 0
@@ -94,13 +92,12 @@ class Advice(Exhibit):
             summary: what the run says of itself; may be empty.
             metrics: rows with ``train_<measure>`` and ``val_<measure>``; may be empty.
             of_class: what the shares are, for people.
-            remedies: options that help such a network.
             draw: the option of ``torchcaps predict`` that draws the answers, with the
                 folder to write; may be empty.
         """
         progress = Progress.of(measure, metrics, tested, images.what)
         hints = chain(
-            progress.hints(remedies),
+            progress.hints(Remedies()),
             weak_classes(shares, of_class, images.what),
             few_tested(images),
         )
