@@ -436,15 +436,7 @@ class Classifier:
             answers = with_things(
                 self.network, self.task, self.classes, answers, self._ready(together)
             )
-        more: dict[str, Sequence[Any]] = {
-            "seen": [
-                looked.note or answer.seen
-                for (_, looked), answer in zip(batch, answers, strict=True)
-            ]
-        }
-        more["picture"] = [
-            view.values if view.values.ndim == 3 else None for _, view in batch
-        ]  # of texts there is none
+        more: dict[str, Sequence[Any]] = {}
         if self.calibration is not None:
             shares = self.calibration(prediction.activation).tolist()
             more["calibrated"] = [
@@ -453,11 +445,17 @@ class Classifier:
         for doubt in self.doubts.values():
             pictures = self.preprocess.evaluate(together).pictures
             more |= doubt.of_answers(prediction, pictures)
-        for place, ((image, _), answer) in enumerate(zip(batch, answers, strict=True)):
+        for place, ((image, looked), answer) in enumerate(
+            zip(batch, answers, strict=True)
+        ):
             yield (
                 image,
                 replace(
-                    answer, **{name: values[place] for name, values in more.items()}
+                    answer,
+                    seen=looked.note or answer.seen,
+                    # Of texts there is none.
+                    picture=looked.values if looked.values.ndim == 3 else None,
+                    **{name: values[place] for name, values in more.items()},
                 ),
             )
 
@@ -577,33 +575,24 @@ class Classifier:
         """
         crops = self.preprocess.evaluate_crops(pixels.to(self.device))
         prediction = self.network(in_precision_of(self.network, crops.flatten(0, 1)))
+
+        def of_centre(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor[:: crops.shape[1]].float().cpu()
+
         activation = (
             prediction.activation.unflatten(0, crops.shape[:2]).float().mean(1).cpu()
         )
         capsules = prediction.capsules
         if capsules is not None:
-            capsules = capsules._replace(
-                pose=capsules.pose[:: crops.shape[1]].float().cpu(),
-                activation=activation,
-            )
-        of_crops = (
-            prediction.reconstruction,
-            prediction.boxes,
-            prediction.masks,
-            prediction.assigned,
-        )
-        first_crops = (
-            None if tensor is None else tensor[:: crops.shape[1]].float().cpu()
-            for tensor in of_crops
-        )
-        reconstruction, boxes, masks, assigned = first_crops
+            pose = cast(Tensor, of_centre(capsules.pose))
+            capsules = capsules._replace(pose=pose, activation=activation)
         return Prediction(
             activation,
             capsules,
-            reconstruction,
-            boxes,
-            masks=masks,
-            assigned=assigned,
+            of_centre(prediction.reconstruction),
+            of_centre(prediction.boxes),
+            masks=of_centre(prediction.masks),
+            assigned=of_centre(prediction.assigned),
         )
 
 
