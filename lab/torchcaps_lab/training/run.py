@@ -73,13 +73,12 @@ def train(
     changes = follow_record(folder, subject.data)
     task = subject.purpose()
     data = subject.data
-    if len(data.test):
-        untested = []
-    else:
-        untested = [
+    untested = []
+    if not len(data.test):
+        untested.append(
             f"there are no test {data.train.what}: nothing is tested, and no report is "
             "written"
-        ]
+        )
     resumed = folder.config.exists()
     trained = resumed and newest_checkpoint(folder.checkpoints) is not None
     if folder.summary.exists() and not trained:
@@ -126,18 +125,17 @@ def train(
         test = data.test.in_classes(
             data.classes, f"the test {data.train.what}"
         ).prepared(subject.preprocess)
+        results: dict[str, Any] = {}
+        if len(test):
+            results = _findings(task.examine(network, test, schedule.batch_size))
+            results |= _verdict(network, test)
         summary = {
             "run": str(folder.path),
             **_described(subject, task, network),
             "epochs": len(metrics),
             "used_epoch": used,
             "seed": schedule.seed,
-            **(
-                _findings(task.examine(network, test, schedule.batch_size))
-                if len(test)
-                else {}
-            ),
-            **(_verdict(network, test) if len(test) else {}),
+            **results,
             **({"notes": notes} if notes else {}),
             "last_epoch": metrics[-1] if metrics else {},
             **circumstances(runner, metrics),
@@ -175,6 +173,7 @@ def _described(
 ) -> dict[str, Any]:
     """Network, data and task, for the summary."""
     data = subject.data
+    counts = _per_class(data.train)
     return {
         "model": subject.architecture,
         "parameters": sum(map(torch.Tensor.numel, network.parameters())),
@@ -186,24 +185,19 @@ def _described(
             "validation": len(data.validation),
             "test": len(data.test),
         },
-        **_per_class(data.train),
+        **({"train_per_class": counts} if counts else {}),
         "preprocess": subject.preprocess.config(),
     }
 
 
-def _per_class(images: Examples) -> dict[str, dict[str, int]]:
-    """How many training images there are of each class; nothing for images of several
-    classes.
-    """
-    if images[0].labels.ndim != 1:
-        return {}
-    counts = torch.bincount(images.labels, minlength=len(images.classes)).tolist()
-    return {"train_per_class": dict(zip(images.classes, counts, strict=True))}
+def _per_class(images: Examples) -> dict[str, int]:
+    """How many images there are of each class; nothing for images of several classes."""
+    return images.counts() if images[0].labels.ndim == 1 else {}
 
 
 def _by_class(images: Examples) -> str:
     """The same for people, in short."""
-    counts = _per_class(images).get("train_per_class", {})
+    counts = _per_class(images)
     if not counts:
         return ""
     if len(counts) <= MOST_NAMED:
@@ -214,19 +208,15 @@ def _by_class(images: Examples) -> str:
 
 def _findings(examination: Examination) -> dict[str, Any]:
     """The results of the test, for the summary."""
-    figures = {
-        name: round(figure, 4) if name.endswith("_percent") else figure
+    results: dict[str, Any] = {
+        f"test_{name}": round(figure, 4) if name.endswith("_percent") else figure
         for name, figure in examination.figures.items()
     }
-    return {
-        **{f"test_{name}": value for name, value in figures.items()},
-        **(
-            {"test_per_class": examination.details["per_class"]}
-            if "per_class" in examination.details
-            else {}
-        ),
-        **({"warnings": list(examination.warnings)} if examination.warnings else {}),
-    }
+    if "per_class" in examination.details:
+        results["test_per_class"] = examination.details["per_class"]
+    if examination.warnings:
+        results["warnings"] = list(examination.warnings)
+    return results
 
 
 def _verdict(network: ClassifierNetwork, test: Examples) -> dict[str, Any]:
