@@ -16,8 +16,8 @@ GROUPS = (Subject, Optimisation, Schedule, Running)
 in YAML.
 """
 
-DEFAULTS: dict[str, Any] = {"optimizer": {"name": "Adam", "lr": 1e-3}}
-"""The options that have a default here, and none in Python."""
+OPTIMIZER = {"name": "Adam", "lr": 1e-3}
+"""The default here; there is none in Python."""
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,9 @@ class TrainingOptions:
 
     def with_rate(self, lr: float) -> "TrainingOptions":
         """Return the same options with that learning rate."""
-        groups = [
-            replace(
-                group,
-                arguments={
-                    **group.arguments,
-                    **({"lr": lr} if group.cls is Optimisation else {}),
-                },
-            )
-            for group in self.groups
-        ]
-        return replace(self, groups=tuple(groups))
+        subject, optimisation, *others = self.groups
+        found = replace(optimisation, arguments={**optimisation.arguments, "lr": lr})
+        return replace(self, groups=(subject, found, *others))
 
     def plain(self) -> dict[str, Any]:
         """Return all options by name, ready for JSON and YAML."""
@@ -105,13 +97,7 @@ def training_options(
         raise ValueError(
             f"there is no option {unknown[0]}{meant(unknown[0], arguments)}"
         )
-    values = {
-        **values,
-        **{
-            name: merged(default, values.get(name, {}))
-            for name, default in DEFAULTS.items()
-        },
-    }
+    values["optimizer"] = merged(OPTIMIZER, values.get("optimizer", {}))
     groups = []
     for group in GROUPS:
         of_group = {
