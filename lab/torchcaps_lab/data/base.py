@@ -499,7 +499,7 @@ DATASETS = SharedRegistry("data set", DataSet)
 """The data sets that :func:`create_dataset` knows."""
 
 register_dataset = DATASETS.register
-"""Decorate an `DataSet` so that `create_dataset` knows it as `name`; a name taken is
+"""Decorate a `DataSet` so that `create_dataset` knows it as `name`; a name taken is
 a `ValueError`.
 """
 

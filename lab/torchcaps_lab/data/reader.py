@@ -364,15 +364,8 @@ def _report_of(options: Mapping[str, Any]) -> DataReport:
 READERS = SharedRegistry("reader", Reader)
 """The readers by name."""
 
-
-def register_reader(name: str) -> Any:
-    """Decorate a :class:`Reader` so that it is known, and asked, as ``name``."""
-
-    def enter(cls: type[Reader]) -> type[Reader]:
-        cls.name = name
-        return READERS.register(name)(cls)
-
-    return enter
+register_reader = READERS.register
+"""Decorate a :class:`Reader` so that it is known, and asked, by a name."""
 
 
 def holds_other_kinds(place: "Place", reader: type[Reader]) -> bool:

@@ -13,7 +13,7 @@ a task by name in a :class:`SharedRegistry`, which loads the kinds when it is fi
 asked.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pkgutil import iter_modules
@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from torchcaps.spec import Registry, package_of
+from torchcaps.spec.registry import Decorated
 
 KINDS = ("scenes", "pixels", "images", "series", "texts")
 """The kinds, each with a reader of its name, in the order in which they are asked what
@@ -84,6 +85,19 @@ class SharedRegistry(Registry):
     It loads the kinds as soon as somebody looks something up, not when they register:
     for one name, only until a kind has it.
     """
+
+    def register(self, name: str) -> Callable[[Decorated], Decorated]:
+        """As :meth:`torchcaps.spec.Registry.register`; the class has the name as its
+        ``name``, too.
+        """
+
+        enter = super().register(name)
+
+        def named(cls: Any) -> Any:
+            enter(cls).name = name
+            return cls
+
+        return named
 
     def find(self, name: object, place: str = "") -> type:
         """The class of a name, see :meth:`torchcaps.spec.Registry.find`."""

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -259,9 +259,6 @@ def _thing_row(thing: Thing) -> dict[str, Any]:
     return {"length": thing.activation, "box": thing.box.tolist(), **pose}
 
 
-TaskType = TypeVar("TaskType", bound="type[Task]")
-
-
 class Task(ABC):
     """The purpose of a network: its targets, loss, measures, evaluation and answers.
 
@@ -481,16 +478,10 @@ TASKS = SharedRegistry("task", Task)
 """The tasks that :func:`create_task` knows."""
 
 
-def register_task(name: str) -> Callable[[TaskType], TaskType]:
-    """Register a task for :func:`create_task`, as a class decorator; a `ValueError` if
-    the name is taken.
-    """
-
-    def register(cls: TaskType) -> TaskType:
-        cls.name = name
-        return TASKS.register(name)(cls)
-
-    return register
+register_task = TASKS.register
+"""Register a task for :func:`create_task`, as a class decorator; a `ValueError` if the
+name is taken.
+"""
 
 
 def list_tasks() -> list[str]:

@@ -1,8 +1,8 @@
 """The interface of a doubt: whether an input is anything that a network knows at all."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -14,8 +14,6 @@ from torchcaps_lab.report.observe import Observation
 
 FALSE_ALARMS = 0.05
 """The share of known examples that may be doubted, unless another is asked for."""
-
-DoubtType = TypeVar("DoubtType", bound="type[Doubt]")
 
 
 class Doubt(ABC):
@@ -135,17 +133,8 @@ class Doubt(ABC):
 DOUBTS = SharedRegistry("doubt", Doubt)
 """The doubts by name."""
 
-
-def register_doubt(name: str) -> Callable[[DoubtType], DoubtType]:
-    """Register a :class:`Doubt`, as a class decorator; a `ValueError` if the name is
-    taken.
-    """
-
-    def register(cls: DoubtType) -> DoubtType:
-        cls.name = name
-        return DOUBTS.register(name)(cls)
-
-    return register
+register_doubt = DOUBTS.register
+"""Register a :class:`Doubt`, as a class decorator; a `ValueError` if the name is taken."""
 
 
 def check_false_alarms(false_alarms: float) -> None:
