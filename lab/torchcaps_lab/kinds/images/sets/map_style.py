@@ -1,12 +1,12 @@
 """Any data set of (image, label) in Python."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from torchcaps.spec import settings
 from torchcaps_lab.data.classes import places_of
@@ -34,24 +34,6 @@ if TYPE_CHECKING:
 
 _BETWEEN = "|"
 """What stands between several labels of an image in its category."""
-
-
-class _Row(NamedTuple):
-    """One pair as it was given.
-
-    Args:
-        part: the split.
-        name: the split and the number of the pair.
-        labels: its labels.
-        image: gives the image, or the path of its file.
-        seen: facts about it.
-    """
-
-    part: str
-    name: str
-    labels: tuple[Label, ...]
-    image: "Callable[[], Source]"
-    seen: Seen
 
 
 @dataclass(frozen=True)
@@ -194,16 +176,15 @@ class MapStyle(ListedImages):
         """
         listed = Listed()
         rows = list(self._rows(listed))
-        self._labels = labels = Labels.of([row.labels for row in rows])
+        self._labels = labels = Labels.of([given for _, given, _ in rows])
         check_names(self.named, labels, _BETWEEN)
         trained = set[Label]()
-        for row, of_row in zip(rows, labels.rows, strict=True):
-            if row.part == "train":
+        for (part, _, pair), of_row in zip(rows, labels.rows, strict=True):
+            if part == "train":
                 trained.update(of_row)
-            names = self._names_in(row.part)
+            names = self._names_in(part)
             category = _BETWEEN.join(_category(label, names) for label in of_row)
-            pair = _Pair(row.name, category, row.image, row.seen)
-            listed.parts.setdefault(row.part, []).append(pair)
+            listed.parts[part].append(replace(pair, category=category))
         kinds = {type(label) for row in labels.rows for label in row}
         if len(kinds) > 1 and not self.named:
             raise ValueError(
@@ -216,8 +197,10 @@ class MapStyle(ListedImages):
         listed.notes = tuple(dict.fromkeys((*notes, *listed.notes)))
         return listed
 
-    def _rows(self, listed: Listed) -> Iterator["_Row"]:
-        """The pairs of each split in turn; tells ``listed`` which are left out."""
+    def _rows(self, listed: Listed) -> Iterator[tuple[str, tuple[Label, ...], _Pair]]:
+        """The split, the labels, and the pair without a category, one after the other;
+        tells ``listed`` which are left out.
+        """
         for part, pairs in self.given.items():
             listed.parts[part] = []
             for index in range(len(pairs)):
@@ -229,9 +212,9 @@ class MapStyle(ListedImages):
                         raise
                     listed.left_out[name] = problem.why
                     continue
-                seen = look(partial(self._source, image, name), name)
+                seen = look(partial(_source, image, name, self.levels), name)
                 opened = partial(self._image, pairs, index, name)
-                yield _Row(part, name, labels, opened, seen)
+                yield part, labels, _Pair(name, "", opened, seen)
 
     @property
     def separator(self) -> str:
@@ -248,10 +231,6 @@ class MapStyle(ListedImages):
         places = places_of(names, self.of_train, f"the {part} data")
         return tuple(self.named[place] for place in places)
 
-    def _source(self, image: Any, name: str) -> "Source":
-        """An image of any kind as what is opened, or as the path of its file."""
-        return _source(image, name, self.levels)
-
     @cached_property
     def _seen(self) -> dict[str, Seen]:
         items = chain.from_iterable(self.listed.parts.values())
@@ -265,7 +244,7 @@ class MapStyle(ListedImages):
     ) -> "Source":
         with self._asked:
             image = _pair(pairs, index, name)[0]
-        return self._source(image, name)
+        return _source(image, name, self.levels)
 
 
 def _refuse_texts(pairs: Any, part: str) -> None:
