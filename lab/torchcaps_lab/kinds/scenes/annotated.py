@@ -26,7 +26,6 @@ from torchcaps_lab.data.base import (
     TEST_SEED,
     DataSet,
     HeldOut,
-    check_held_out_share,
     group_of,
     register_dataset,
     stable_split,
@@ -231,7 +230,6 @@ class AnnotatedImages(DataSet):
     skip_broken: bool = argument(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_held_out_share("test", self.test_share)
         check_range(self.levels)
         check_background(self.background)
         _ = self._annotated  # problems of the files are reported at once
