@@ -102,21 +102,18 @@ class Verdict:
                 "Routing had no effect here: every child is shared almost evenly among "
                 "the classes, so there is no map to show."
             )
+        elif self.entropy > _EVEN:
+            statement = (
+                "Routing had little effect: the assignments are nearly even, but some "
+                "answers depend on them."
+            )
+        elif self.changed is None or self.changed >= _CHANGED:
+            statement = "Routing had an effect."
         else:
-            if self.entropy > _EVEN:
-                statement = (
-                    "Routing had little effect: the assignments are nearly even, but "
-                    "some answers depend on them."
-                )
-            else:
-                statement = (
-                    "Routing had an effect."
-                    if self.changed is None or self.changed >= _CHANGED
-                    else (
-                        "Routing had little effect: the assignments are not even, but the "
-                        "answers barely depend on them."
-                    )
-                )
+            statement = (
+                "Routing had little effect: the assignments are not even, but the "
+                "answers barely depend on them."
+            )
         return f"{statement} {entropy}. {tried}"
 
     @property
