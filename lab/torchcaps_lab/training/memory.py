@@ -1,7 +1,7 @@
 """Whether a training fits into memory, counted before anything is made."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -220,34 +220,22 @@ def _what_fits(
             return need is not None and _on_the_machine(need, running) <= have
         return False
 
-    batches = (
-        schedule.batch_size >> half
-        for half in range(1, schedule.batch_size.bit_length())
-    )
-    yield from (
-        f"--batch_size {batch}"
-        for batch in _first(batches, lambda batch: fits(subject, batch))
-    )
+    size = schedule.batch_size
+    for half in range(1, size.bit_length()):
+        if fits(subject, size >> half):
+            yield f"--batch_size {size >> half}"
+            break
     shape = subject.data.arguments(subject.preprocess).get("image_shape")
     if shape is not None:
-        sides = [side for side in SMALLER_SIDES if side < max(shape[1:])]
-        smaller = _first(
-            sides,
-            lambda side: fits(
-                subject, schedule.batch_size, image_shape=(shape[0], side, side)
-            ),
-        )
-        yield from (f"--data.size {side}" for side in smaller)
-    models = [replace(subject, model=name, model_args=None) for name in SMALLER_MODELS]
-    smaller_models = _first(models, lambda model: fits(model, schedule.batch_size))
-    yield from (f"--model {choice.model}" for choice in smaller_models)
-
-
-def _first(choices: Any, fits: Callable[[Any], bool]) -> list[Any]:
-    """The first of some choices that fits, or none."""
-    return [
-        choice for choice in [next(filter(fits, choices), None)] if choice is not None
-    ]
+        for side in SMALLER_SIDES:
+            smaller = (shape[0], side, side)
+            if side < max(shape[1:]) and fits(subject, size, image_shape=smaller):
+                yield f"--data.size {side}"
+                break
+    for name in SMALLER_MODELS:
+        if fits(replace(subject, model=name, model_args=None), size):
+            yield f"--model {name}"
+            break
 
 
 def _activations(network: ClassifierNetwork, batch_size: int) -> int:
