@@ -23,6 +23,8 @@ from torchcaps_lab.cli.runs import open_run
 from torchcaps_lab.data import DataSet, Examples
 from torchcaps_lab.tasks.doubt import DOUBTS, Doubt, check_false_alarms
 
+_NOTHING = "there is nothing that an image of no class is recognised by"
+
 
 def fit_again(
     classifier: Classifier,
@@ -40,26 +42,24 @@ def fit_again(
     check_false_alarms(false_alarms)
     _, images = open_run(run, data, "validation", imported)
     examples = classifier.prepared(images)
+    if not classifier.task.doubts:
+        raise ValueError(f"--false_alarms: {_no_doubt(classifier)}")
     lines = []
     for name in classifier.task.doubts:
         kind: type[Doubt] = DOUBTS.find(name)
-        reason = kind.unfit(classifier.network, examples)
         doubt = kind.fit(classifier.network, examples, false_alarms)
-        if reason or doubt is None:
-            raise ValueError(f"--false_alarms: {_nothing(kind, reason)}")
+        if doubt is None:
+            reason = kind.unfit(classifier.network, examples)
+            because = f"; {reason}" if reason else ""
+            raise ValueError(f"--false_alarms: {_NOTHING}: {kind.needs}{because}")
         classifier.doubts[name] = doubt
         lines.append(f"{doubt}; {_kept(name, doubt, run)}")
-    if not lines:
-        raise ValueError(f"--false_alarms: {_no_doubt(classifier)}")
     return lines
 
 
 def _no_doubt(classifier: Classifier) -> str:
     """Why the task of a classifier has nothing to doubt with."""
-    return (
-        "there is nothing that an image of no class is recognised by: task "
-        f"{classifier.task.name!r} has no such threshold"
-    )
+    return f"{_NOTHING}: task {classifier.task.name!r} has no such threshold"
 
 
 def _kept(name: str, doubt: Doubt, run: str) -> str:
@@ -74,27 +74,17 @@ def _kept(name: str, doubt: Doubt, run: str) -> str:
     return f"saved in {folder / CONFIG_FILE}"
 
 
-def _nothing(kind: type[Doubt], reason: str) -> str:
-    """Why there is nothing to recognise an image of no class by."""
-    because = f"; {reason}" if reason else ""
-    return (
-        "there is nothing that an image of no class is recognised by: "
-        f"{kind.needs}{because}"
-    )
-
-
 def _unfitted(classifier: Classifier, images: Examples) -> str:
     """Why a classifier has no doubt, and what to do."""
-    examples = classifier.prepared(images)
-    for name in classifier.task.doubts:
-        kind: type[Doubt] = DOUBTS.find(name)
-        reason = kind.unfit(classifier.network, examples)
-        advice = reason or "--false_alarms 0.05 fits it"
-        return (
-            "nothing was fitted that an image of no class is recognised by: "
-            f"{kind.needs}; {advice}"
-        )
-    return _no_doubt(classifier)
+    if not classifier.task.doubts:
+        return _no_doubt(classifier)
+    kind: type[Doubt] = DOUBTS.find(classifier.task.doubts[0])
+    reason = kind.unfit(classifier.network, classifier.prepared(images))
+    advice = reason or "--false_alarms 0.05 fits it"
+    return (
+        "nothing was fitted that an image of no class is recognised by: "
+        f"{kind.needs}; {advice}"
+    )
 
 
 def examine_strange(
