@@ -44,9 +44,8 @@ class Classifier:
     ``mnist/efficient_capsnet``, or a repository on the Hugging Face Hub. A classifier
     of a network at hand: ``Classifier(network, classes=[...])``.
 
-        classifier = tc.Classifier.open("runs/photos") answer = classifier("new.jpg")
-        answer.classes, answer.probabilities["cat"], answer.lengths["cat"],
-        answer.poses["cat"]
+        answer = tc.Classifier.open("runs/photos")("new.jpg")
+        answer.classes, answer.probabilities["cat"], answer.poses["cat"]
 
     Args:
         network: in evaluation mode from now on.

@@ -53,7 +53,7 @@ def _make(source: DataSet | Callable[..., DataSet], **changes: Any) -> DataSet:
         data = source(**changes)
         _require(
             isinstance(data, DataSet),
-            f"it must be an DataSet, got {type(data).__name__}",
+            f"it must be a DataSet, got {type(data).__name__}",
         )
         return data
     twin = copy.copy(source)

@@ -273,5 +273,5 @@ def test_a_seed_that_does_nothing_is_found() -> None:
 
 
 def test_it_must_be_a_data_set() -> None:
-    with pytest.raises(AssertionError, match="it must be an DataSet, got dict"):
+    with pytest.raises(AssertionError, match="it must be a DataSet, got dict"):
         check_dataset(dict)

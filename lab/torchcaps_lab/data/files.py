@@ -58,7 +58,7 @@ class Listing(Listed):
 
     Attributes:
         root: the folder; names are relative to it.
-        empty: the class folders for which it cannot, since they hold none.
+        empty: the class folders without files, for which it is refused.
         skip_empty: whether empty class folders are left out, with a note, instead of
             refused.
         class_folders: the folders that are classes; None: the outer ones, unless both

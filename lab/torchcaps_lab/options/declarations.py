@@ -47,9 +47,7 @@ OURS = {
         "",
     ),
 }
-"""Arguments of Lightning's Trainer that :func:`torchcaps_lab.training.fit` sets, and
-the options they come from.
-"""
+"""Arguments of Trainer that a training sets, with the options that they come from."""
 
 
 def later(module: str, name: str) -> Callable[[], Any]:

@@ -26,7 +26,7 @@ def answer_card(
     Args:
         answer: the answer, in words.
         shares: of the classes, from 0 to 1.
-        description: the shares are.
+        description: what the shares are.
         picture: (C, H, W) in [0, 1]; None for none.
         note: on how the picture was made.
     """

@@ -26,9 +26,8 @@ from torchcaps_lab.tasks.base import Answer, Task
 Things = Sequence[Sequence[Thing]]
 """Those of each image."""
 
-_FAINT = (
-    0.05  # things of classes with a larger activation count in the average precision
-)
+_FAINT = 0.05
+"""Things of classes with a larger activation count in the average precision."""
 
 
 def finds_things(network: Any) -> bool:
