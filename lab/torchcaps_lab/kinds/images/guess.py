@@ -134,8 +134,8 @@ def shape_of(looks: "Looks") -> tuple[dict[str, Any], dict[str, str]]:
     if looks.colours:
         data["channels"] = 3
         share = ""
-        if looks.colours < looks.seen:
-            share = f": {looks.colours} of {looks.seen} that were looked at"
+        if looks.colours < len(looks.sizes):
+            share = f": {looks.colours} of {len(looks.sizes)} that were looked at"
         why["data.channels"] = f"3, colour{share}"
     if looks.levels is not None:
         data["range"] = list(looks.levels)
@@ -229,13 +229,11 @@ class Looks(NamedTuple):
     """What some files look like.
 
     Args:
-        seen: how many can be read.
-        sizes: height and width of each, when upright.
+        sizes: height and width of each that can be read, when upright.
         colours: how many have colours.
         levels: the range of pixels, if it is not the usual one.
     """
 
-    seen: int
     sizes: list[tuple[int, int]]
     colours: int
     levels: tuple[float, float] | None
@@ -251,9 +249,8 @@ def looked_at(files: Sequence[Path]) -> Looks:
             with opened(path) as image:
                 stored = image.size
                 if hasattr(image, "draft"):
-                    image.draft(
-                        "RGB", (LARGEST_SIDE, LARGEST_SIDE)
-                    )  # decodes a JPEG file at a fraction of its size
+                    # Decodes a JPEG file at a fraction of its size.
+                    image.draft("RGB", (LARGEST_SIDE, LARGEST_SIDE))
                 sides = _upright_sides(image, stored)
                 extent = extent_of(image)
                 reduced = pictured(image, extent and range_for([extent])).resize(
@@ -266,15 +263,9 @@ def looked_at(files: Sequence[Path]) -> Looks:
         sizes.append(sides)
         extents += [] if extent is None else [extent]
         colours += coloured and not red == green == blue
-    deep = len(extents) == len(
-        sizes
-    )  # of pictures of 8 bit beside them, the range would be another one
-    return Looks(
-        len(sizes),
-        sizes,
-        colours,
-        range_for(extents) if deep else None,
-    )
+    # Of pictures of 8 bit beside them, the range would be another one.
+    deep = len(extents) == len(sizes)
+    return Looks(sizes, colours, range_for(extents) if deep else None)
 
 
 def _upright_sides(image: Any, stored: tuple[int, int]) -> tuple[int, int]:
@@ -296,7 +287,7 @@ def range_line(looks: Looks) -> str:
     """Tell people the range of pixels that was seen."""
     return (
         f"{range_text(looks.levels or (0, 1))}, the values of pixels in "
-        f"{looks.seen} images that were looked at"
+        f"{len(looks.sizes)} images that were looked at"
     )
 
 
