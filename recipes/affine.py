@@ -19,8 +19,9 @@ from recipes.kit.base import (
 )
 from recipes.kit.charts import Cell, Factor, factor_curves, image_grid
 from recipes.kit.lab import at_random, data_of
-from recipes.kit.options import TrainingOptions, option, plain
+from recipes.kit.options import TrainingOptions, option
 from torchcaps.models import ImageClassifier
+from torchcaps.spec import plain
 from torchcaps_lab.data import Affine, AffineRanges, Examples, Padded, apply_affine
 from torchcaps_lab.evaluate import examine
 

@@ -14,9 +14,10 @@ from recipes.kit.base import Line, Picture, Recipe, Study, register_recipe
 from recipes.kit.charts import transfer_grid
 from recipes.kit.lab import Trained, at_random
 from recipes.kit.measures import percent
-from recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, plain
+from recipes.kit.options import ENTROPY, MARGIN, TrainingOptions
 from torchcaps.capsules import Capsules
 from torchcaps.models import CapsuleClassifier
+from torchcaps.spec import plain
 from torchcaps_lab.data import Examples
 from torchcaps_lab.evaluate import (
     ATTRIBUTES,

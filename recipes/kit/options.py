@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from torchcaps.spec import plain
+
 
 def option(kind: str | type, **arguments: Any) -> dict[str, Any]:
     """An object as an option: its class, or the name of that, and its arguments."""
@@ -100,12 +102,3 @@ def changed(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
         )
         merged[name] = {**merged[name], **value} if adds_arguments else value
     return merged
-
-
-def plain(value: Any) -> Any:
-    """A value as in YAML: lists for tuples, dictionaries for mappings."""
-    if isinstance(value, Mapping):
-        return {key: plain(entry) for key, entry in value.items()}
-    if isinstance(value, tuple | list):
-        return [plain(entry) for entry in value]
-    return value
