@@ -55,7 +55,15 @@ def test_the_torch_that_is_asked_for_is_one() -> None:
     )
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+CODE = [
+    path.relative_to(ROOT).as_posix()
+    for package in ("torchcaps", "lab")
+    for path in ROOT.glob(f"{package}/**/*.py")
+    if "needing(" in path.read_text(encoding="utf-8")
+]
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, *CODE])
 def test_extras_to_install_exist(document: str) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
     named = re.findall(

@@ -12,7 +12,6 @@ from functools import partial
 from importlib import import_module
 from io import TextIOWrapper
 
-from torchcaps_lab.cli.extras import advice
 from torchcaps_lab.cli.output import harmless_output, shortened, until_unread
 from torchcaps_lab.cli.parser import OptionParser, WrongUsage, parser_of
 from torchcaps_lab.cli.plugins import import_plugins, importing, named_imports
@@ -98,8 +97,9 @@ def _main(arguments: list[str]) -> int:
         print(f"torchcaps {name}: stopped", file=sys.stderr)
         return 128 + 2
     except (ValueError, OSError, FloatingPointError, ModuleNotFoundError) as error:
-        text = advice(error) if isinstance(error, ModuleNotFoundError) else str(error)
-        if text is None or os.environ.get("TORCHCAPS_TRACEBACK"):
+        text = str(error)
+        is_fault = isinstance(error, ModuleNotFoundError) and "pip install" not in text
+        if is_fault or os.environ.get("TORCHCAPS_TRACEBACK"):
             raise
         print(f"torchcaps {name}: error: {shortened(text)}", file=sys.stderr)
         return 1

@@ -39,7 +39,7 @@ def _test_images(name: str, imported: list[str]) -> Examples | None:
     """The test images of a run; None, with a message, if they are no longer there."""
     try:
         return open_run(name, imported=imported)[1]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ModuleNotFoundError) as error:
         _note(f"{name} is shown without its test images: {error}")
         return None
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchcaps.names import needing
 from torchcaps.ops import use_backend
 from torchcaps.whole import opened, written_whole
 from torchcaps_lab.classifier import Classifier
@@ -204,9 +205,9 @@ def _write_onnx(
     part: Path,
     notes: dict[str, Any],
 ) -> list[Tensor]:
-    import onnxruntime
+    with needing("ONNX files", "torchcaps-lab[export]"), _without_own_noise():
+        import onnxruntime
 
-    with _without_own_noise():
         program = torch.onnx.export(
             model,
             (images[:2],),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from torchcaps.names import needing
 from torchcaps.whole import parsed_json
 from torchcaps_lab.explore.explorer import Explorer
 
@@ -76,12 +77,13 @@ def application(
             cookie keeps it. Without it every answer has status 401. None: nobody is
             asked.
     """
-    from anyio import CapacityLimiter
-    from starlette.applications import Starlette
-    from starlette.middleware import Middleware
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
-    from starlette.routing import Mount, Route
-    from starlette.staticfiles import StaticFiles
+    with needing("pages for a browser", "torchcaps-lab[explore]"):
+        from anyio import CapacityLimiter
+        from starlette.applications import Starlette
+        from starlette.middleware import Middleware
+        from starlette.middleware.trustedhost import TrustedHostMiddleware
+        from starlette.routing import Mount, Route
+        from starlette.staticfiles import StaticFiles
 
     calls = _Calls(explorer)
     uploads = _Uploads()
@@ -357,7 +359,8 @@ def serve(
     import socket
     from threading import Thread
 
-    import uvicorn
+    with needing("pages for a browser", "torchcaps-lab[explore]"):
+        import uvicorn
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family) as listening:

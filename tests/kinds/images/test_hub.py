@@ -190,9 +190,9 @@ def test_errors(tmp_path, monkeypatch):
         _ = Hub(str(tmp_path / "empty")).train
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(
-        ValueError,
+        ModuleNotFoundError,
         match=(
-            r"Hub needs the package datasets: pip install "
+            r"data sets of the hub need datasets, which is not installed: pip install "
             r"'torchcaps-lab\[datasets\]'"
         ),
     ):

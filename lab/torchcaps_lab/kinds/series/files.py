@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchcaps.names import needing
 from torchcaps.whole import (
     LARGEST_TABLE,
     check_file,
@@ -198,7 +199,8 @@ def read_sound(path: Path, sound: Sound) -> Tensor:
         ValueError: it cannot be read, or is silent; names the file.
         FileNotFoundError: there is no such file.
     """
-    import soundfile
+    with needing("sounds", "torchcaps-lab[series]"):
+        import soundfile
 
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}{seen_from(path)}")
@@ -219,7 +221,8 @@ def read_sound(path: Path, sound: Sound) -> Tensor:
 
 def rate_of(path: Path) -> int | None:
     """Return the samples a second that a sound states; None if it cannot be read."""
-    import soundfile
+    with needing("sounds", "torchcaps-lab[series]"):
+        import soundfile
 
     try:
         check_file(path, LARGEST_TABLE)
@@ -390,10 +393,12 @@ def _ucr(path: Path) -> Iterator[SeriesItem]:
 
 def _archive(path: Path) -> Iterator[SeriesItem]:
     """The series of a .ts or .arff file, read by aeon."""
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # of packages that aeon could use and does not need
+    with (
+        needing(".ts and .arff files", "torchcaps-lab[series]"),
+        warnings.catch_warnings(),
+    ):
+        # Of packages that aeon could use and does not need.
+        warnings.simplefilter("ignore")
         from aeon.datasets import load_from_arff_file, load_from_ts_file
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}{seen_from(path)}")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from torchcaps.names import needing
 from torchcaps.numerics import check_size
 from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.plain_text import check_text
@@ -209,7 +210,8 @@ class Words:
 
     @cached_property
     def _tokenizer(self) -> "Tokenizer":
-        from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+        with needing("texts", "torchcaps-lab[text]"):
+            from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
         numbers = {
             "[padding]": PADDING,

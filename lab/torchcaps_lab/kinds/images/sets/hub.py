@@ -10,6 +10,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from torchcaps.names import needing
 from torchcaps.spec import settings
 from torchcaps.whole import resolved
 from torchcaps_lab.data.base import register_dataset
@@ -102,13 +103,8 @@ class Hub(ListedImages):
     @cached_property
     def splits(self) -> Mapping[str, Any]:
         """The splits that ``datasets`` opened, by name."""
-        try:
+        with needing("data sets of the hub", "torchcaps-lab[datasets]"):
             import datasets
-        except ModuleNotFoundError as error:
-            raise ValueError(
-                f"Hub needs the package {error.name}: pip install "
-                "'torchcaps-lab[datasets]'"
-            ) from error
         path = Path(self.path).expanduser()
         try:
             if any(
