@@ -49,9 +49,8 @@ def cache(tmp_path, monkeypatch):
 def test_evaluate_explain_and_resume_use_the_split_of_the_run(
     tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(
-        "torchcaps_lab.report.write_report", lambda folder, *_: folder
-    )  # the drawing takes its time
+    # The drawing takes its time.
+    monkeypatch.setattr("torchcaps_lab.tasks.base.write_page", lambda folder, _: folder)
     root = make_root(tmp_path / "images")
     run = tmp_path / "run"
     options = ["--data", "ImageFolder", "--data.root", str(root)]
