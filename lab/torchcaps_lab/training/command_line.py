@@ -53,8 +53,8 @@ class TrainingOptions:
     def with_rate(self, lr: float) -> "TrainingOptions":
         """Return the same options with that learning rate."""
         subject, optimisation, *others = self.groups
-        found = replace(optimisation, arguments={**optimisation.arguments, "lr": lr})
-        return replace(self, groups=(subject, found, *others))
+        tried = replace(optimisation, arguments={**optimisation.arguments, "lr": lr})
+        return replace(self, groups=(subject, tried, *others))
 
     def plain(self) -> dict[str, Any]:
         """Return all options by name, ready for JSON and YAML."""

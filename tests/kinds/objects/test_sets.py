@@ -84,6 +84,11 @@ def test_sub_folders_are_no_classes(tmp_path: Path) -> None:
     assert min(parts) >= 1
 
 
+def test_a_test_share_of_0_leaves_all_to_the_training(tmp_path: Path) -> None:
+    data = PictureFolder(pictures(tmp_path), size=16, test=0, validation=0)
+    assert (len(data.train), len(data.test)) == (12, 0)
+
+
 def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         PictureFolder(tmp_path / "none")

@@ -243,7 +243,7 @@ class _OwnPictures(DataSet):
                 f"{what} must hold at least three pictures, it holds {count}"
             )
         none = torch.zeros(count, dtype=torch.int64)
-        self._parts = stratified_split(none, self.test_share or 0.2, TEST_SEED)
+        self._parts = stratified_split(none, self.test_share, TEST_SEED)
 
     @abstractmethod
     def _source(self, place: int) -> tuple[Any, str]:
@@ -265,7 +265,9 @@ class _OwnPictures(DataSet):
     def _read(self, places: Tensor) -> ObjectSet:
         shape = (self.channels, self.size, self.size)
         names = tuple(self._source(place)[1] for place in places.tolist())
-        images = torch.stack([self._loaded(place, shape) for place in places.tolist()])
+        images = torch.empty((len(places), *shape), dtype=torch.uint8)
+        for row, place in enumerate(places.tolist()):
+            images[row] = self._loaded(place, shape)
         labels = torch.full(
             (len(names), self.size, self.size), UNKNOWN, dtype=torch.uint8
         )
