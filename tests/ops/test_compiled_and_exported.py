@@ -236,6 +236,21 @@ def test_every_routing_exports_with_any_batch(
 
 
 @pytest.mark.thorough
+def test_class_layers_export_with_any_size_of_the_map() -> None:
+    torch.manual_seed(0)
+    layer = tc.ClassCaps(4, 3, 8, 8, routing="em").eval()
+
+    def children(*sizes: int) -> tc.Capsules:
+        return tc.Capsules(torch.randn(*sizes, 4, 8), torch.rand(*sizes, 4))
+
+    of_any_size = dict.fromkeys(range(3), torch.export.Dim.AUTO)
+    sizes = (tc.Capsules(of_any_size, of_any_size),)
+    program = torch.export.export(layer, (children(3, 5, 6),), dynamic_shapes=sizes)
+    others = children(4, 7, 4)
+    torch.testing.assert_close(program.module()(others).pose, layer(others).pose)
+
+
+@pytest.mark.thorough
 @pytest.mark.filterwarnings(
     "ignore:.*should not be instantiated:DeprecationWarning"
 )  # torch's own

@@ -291,7 +291,8 @@ class Votes:
         _, I, _, H = self.shape
         if coordinates.shape != (I, H):
             coordinates = pad(coordinates, (0, H - coordinates.shape[1]))
-            coordinates = coordinates.repeat_interleave(I // len(coordinates), 0)
+            # Not ``len``, which makes a number of a size that an export leaves open.
+            coordinates = coordinates.repeat_interleave(I // coordinates.shape[0], 0)
         return coordinates
 
     def _of_each(self, field: Tensor) -> Tensor:
