@@ -12,7 +12,7 @@ from lightning import Trainer
 
 import torchcaps
 from torchcaps.models import ClassifierNetwork
-from torchcaps.whole import write_whole
+from torchcaps.whole import owned, write_whole
 from torchcaps_lab.card import Card
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.evaluate.verdict import judge
@@ -81,12 +81,6 @@ def train(
         )
     resumed = folder.config.exists()
     trained = resumed and newest_checkpoint(folder.checkpoints) is not None
-    if folder.summary.exists() and not trained:
-        raise ValueError(
-            f"{folder.checkpoints} holds no whole checkpoint to continue from, and a "
-            f"new start would overwrite the trained network in {folder.model}: train "
-            f"in another folder, with --from {folder.path} to begin with its weights"
-        )
     need = check_memory(subject, optimisation.optimizer, schedule, running)
     starts: list[str] = []
     network = subject.network(schedule.seed, trained, starts)
@@ -97,6 +91,12 @@ def train(
     fitting = Fitting(
         learner, data.train, validation, folder.path, schedule, running.trainer, caller
     )
+    if not trained and owned(folder.path, folder.summary.name).exists():
+        raise ValueError(
+            f"{folder.checkpoints} holds no whole checkpoint to continue from, and a "
+            f"new start would overwrite the trained network in {folder.model}: train "
+            f"in another folder, with --from {folder.path} to begin with its weights"
+        )
     check_device(need, fitting.trainer, subject, schedule)
     rehearse(learner, data.train, fitting.steps, schedule.epochs)
     notes = list(
