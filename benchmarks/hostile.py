@@ -1,5 +1,6 @@
 """Files of options that try to run something, and what they may do at most."""
 
+import encodings.utf_8_sig  # noqa: F401
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -10,8 +11,13 @@ import yaml
 from hypothesis import strategies as st
 
 from torchcaps.spec import Spec
+from torchcaps_lab import kinds
 from torchcaps_lab.options.reading import read_options
 from torchcaps_lab.training.command_line import training_options
+
+# What is imported when it is first needed, such as the kinds here and the codec of byte
+# order marks above, is nothing that a file names.
+kinds.load()
 
 TRIED: dict[str, Any] = yaml.safe_load(
     (Path(__file__).parent / "faults.yaml").read_text(encoding="utf-8")
