@@ -32,8 +32,9 @@ Role = Literal[
     "empty",
 ]
 """What a column holds: texts, one label each, several labels each, yes or no, a number
-each, a row of numbers each, dates or times, names of files, whom or what a row is of, which split it belongs to, the
-name of the row, an object of JSON, the same everywhere, or nothing.
+each, a row of numbers each, dates or times, names of files, whom or what a row is of,
+which split it belongs to, the name of the row, an object of JSON, the same everywhere,
+or nothing.
 """
 
 LABELS = (
