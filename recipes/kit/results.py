@@ -10,6 +10,7 @@ from typing import Any
 from recipes.kit.base import RECIPES, Line, Recipe
 from recipes.kit.estimates import Estimate, Key, read_estimates
 from recipes.kit.lab import PRESETS, PresetName
+from recipes.kit.measures import half_interval
 from torchcaps.whole import LARGEST_NOTE, read_json, write_whole
 
 TABLE = "README.md"
@@ -110,13 +111,14 @@ def published_in_words(line: Line) -> str:
 
 
 def gap_in_words(values: list[float], line: Line) -> str:
-    """The difference from the published figure, with its sign, and whether it is better
-    or worse.
+    """The difference from the published figure, with its sign; better or worse, if the
+    95 % interval of several seeds excludes that figure.
     """
     if not values or line.published is None:
         return ""
     gap = mean(values) - line.published
-    if line.higher_is_better is None or round(gap, 2) == 0:
+    unclear = len(values) == 1 or abs(gap) <= half_interval(values)
+    if line.higher_is_better is None or unclear:
         return f"{gap:+.2f}"
     better = (gap > 0) == line.higher_is_better
     return f"{gap:+.2f} ({'better' if better else 'worse'})"
@@ -191,8 +193,10 @@ _INTRODUCTION = """# The published experiments
 This page is written by `python -m recipes run`. Do not edit it. `python -m recipes run NAME` runs one recipe.
 
 Every figure is from the last epoch (or, where noted, from the first epoch that reached a validation accuracy). Nothing
-was chosen on test images. The gap is our figure (quick preset, unless the paper preset was run) minus the published
-one. The papers trained for days, and the quick presets train for minutes on a CPU. Compare the rows with each other."""
+was chosen on test images. A figure with ± is the mean and the standard deviation over the seeds. The gap is our figure
+(quick preset, unless the paper preset was run) minus the published one. It is called "better" or "worse" only
+if the 95 % interval of our mean (Student's t, several seeds) excludes the published figure. The papers trained for
+days, and the quick presets train for minutes on a CPU. Compare the rows with each other."""
 
 
 def _overview(

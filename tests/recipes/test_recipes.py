@@ -237,7 +237,7 @@ class TestResults:
         start = "| [made-up](#made-up-nothing) | a"
         assert (
             f"{start} | error | 2 % (somebody 1999) | not run | 4.00 ± 1.41 % | +2.00 "
-            "(worse) | 0, 2 |" in table
+            "| 0, 2 |" in table
         )
         assert (
             f"{start} | accuracy | 90 % (somebody 1999) | not run | 95.00 ± 0.00 % | "
@@ -265,7 +265,7 @@ class TestResults:
         run_recipe("made-up", "quick", [0], runs=tmp_path, results=tmp_path)
         run_recipe("made-up", "paper", [1], runs=tmp_path, results=tmp_path)
         assert (
-            "| a | error | 2 % (somebody 1999) | 4.00 % | 3.00 % | +2.00 (worse) |"
+            "| a | error | 2 % (somebody 1999) | 4.00 % | 3.00 % | +2.00 |"
             in (tmp_path / "README.md").read_text()
         )
 
@@ -306,10 +306,11 @@ class TestResults:
     @pytest.mark.parametrize(
         ("values", "line", "words"),
         [
-            ([1.5], Line("", "", 1.5), "+0.00"),
-            ([1.0], Line("", "", 1.5), "-0.50 (better)"),
-            ([1.0], Line("", "", 1.5, higher_is_better=True), "-0.50 (worse)"),
-            ([1.0], Line("", "", 1.5, higher_is_better=None), "-0.50"),
+            ([1.0], Line("", "", 1.5), "-0.50"),
+            ([1.0, 1.0], Line("", "", 1.5), "-0.50 (better)"),
+            ([1.0, 1.0], Line("", "", 1.5, higher_is_better=True), "-0.50 (worse)"),
+            ([0.5, 1.5], Line("", "", 1.5), "-0.50"),
+            ([1.0, 1.0], Line("", "", 1.5, higher_is_better=None), "-0.50"),
             ([1.0], Line("", ""), ""),
             ([], Line("", "", 1.5), ""),
         ],
