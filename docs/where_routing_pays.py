@@ -542,6 +542,7 @@ def draw_digits() -> Any:
         reference = WITHOUT[head]
         points = differences(runs, head, reference)
         intervals(axes, points, dict.fromkeys(points, "C0"))
+        axes.tick_params(labelbottom=True)
         axes.set(title=head, xlabel=f"error less that of {reference}, points")
     return figure
 
