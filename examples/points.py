@@ -3,8 +3,7 @@ in any order, told apart.
 
     python examples/points.py
 
-A set has no grid and no order, and its sets may be of any size. About ten seconds on a
-CPU.
+A set has no grid and no order, and sets may be of any size. About ten seconds on a CPU.
 """
 
 import math

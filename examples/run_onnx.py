@@ -4,7 +4,7 @@ onnxruntime, NumPy and Pillow.
     torchcaps export mnist/efficient_capsnet --to digits.onnx
     python examples/run_onnx.py digits.onnx digit.png
 
-The picture is brought to the network's size with its shape kept, and padded with black;
+The picture keeps its shape, is brought to the network's size and padded with black.
 ``torchcaps predict`` does more for networks that read handwriting.
 """
 

@@ -3,8 +3,8 @@ and however long the signal.
 
     python examples/sequences.py
 
-The same layers as over images, with one axis less; a mask leaves out what lies behind
-the end of shorter signals. A few seconds on a CPU.
+The layers are those over images, with one axis less. A mask leaves out what is behind the
+end of shorter signals. A few seconds on a CPU.
 """
 
 import torch

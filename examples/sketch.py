@@ -3,13 +3,16 @@ by exp(-distance), binary digits.
 
     python examples/sketch.py
 
-What it can mean: routing weights exp(-distance), normalised over the parents, are soft
-K-Means with the plain distance and not its square, here `euclidean` with
-`distance="plain"`; tanh units are poses between -1 and 1 whose length shows
-how sure they are. What it cannot: a squash that gives back its input times its length
-bounds nothing; weights that add outputs of earlier steps to their own softmax are no
-routing; and once all pixels are flattened no capsule has a place. A few seconds on a
-CPU.
+Some of it has a meaning. Routing weights exp(-distance), normalised over the parents, are
+soft K-Means with the plain distance in place of its square: `euclidean` with
+`distance="plain"`. Tanh units are poses between -1 and 1, whose length shows how sure they
+are.
+
+Some of it has none. A squash that returns its input times its length bounds nothing.
+Weights that add outputs of earlier steps to their own softmax are no routing. Once all
+pixels are flattened, no capsule has a place.
+
+About fifteen seconds on a CPU.
 """
 
 import torch
