@@ -133,11 +133,6 @@ def to(value: float, decimals: int, sign: str = "") -> str:
     return f"{value:{sign},.{decimals}f}"
 
 
-def each(values: Sequence[float], decimals: int) -> str:
-    """Numbers in a row."""
-    return ", ".join(to(value, decimals) for value in values)
-
-
 def spread(values: Sequence[float], decimals: int) -> str:
     """The mean and the range of numbers, or the only number."""
     if len(values) == 1:
@@ -155,7 +150,7 @@ def environment() -> Environment:
         keep_trailing_newline=True,
         trim_blocks=True,
     )
-    made.filters.update(to=to, each=each, spread=spread, mean_of=mean)
+    made.filters.update(to=to, spread=spread, mean_of=mean)
     made.globals.update(
         facts=lambda recipe, row: result(recipe)["facts"][0][row],
         seeds=lambda *place: seeds(*place).ours,

@@ -45,7 +45,6 @@ def test_numbers_are_written_as_in_pages() -> None:
     assert figures.to(1234567, 0) == "1,234,567"
     assert figures.to(0.25, 1, "+") == "+0.2"
     assert figures.spread([1.0, 2.0, 6.0], 1) == "3.0 (1.0 to 6.0)"
-    assert figures.each([1.0, 2.5], 1) == "1.0, 2.5"
     assert figures.spread([2.0], 1) == "2.0"
 
 
