@@ -1,5 +1,6 @@
 """Slots of images: what they draw does not depend on their order."""
 
+import math
 from typing import Any
 
 import pytest
@@ -29,6 +30,25 @@ def test_slots_in_another_order_draw_the_same_image(name: str) -> None:
     torch.testing.assert_close(after.reconstruction, before.reconstruction)
     torch.testing.assert_close(after.masks, before.masks[:, order])
     torch.testing.assert_close(after.capsules.pose, before.capsules.pose[:, order])
+
+
+@pytest.mark.parametrize("name", ["slot_autoencoder", "slot_autoencoder_mixture"])
+def test_images_of_another_light_have_the_same_masks(name: str) -> None:
+    network = tc.create_model(name, classes=4, **NETWORK).double().eval()
+    images = network.examples(2).double()
+    light = torch.tensor([0.3, -0.1, 0.2]).double()[:, None, None]
+    before, after = network(images), network(images + light)
+    torch.testing.assert_close(after.masks, before.masks)
+    torch.testing.assert_close(after.colours, before.colours + light)
+    torch.testing.assert_close(after.reconstruction, before.reconstruction + light)
+
+
+def test_slots_collect_different_places_before_the_first_update() -> None:
+    torch.manual_seed(0)
+    network = tc.create_model("slot_autoencoder", classes=6).eval()
+    share = network.route(network.examples(4)).assignment.double()
+    entropy = torch.special.entr(share).sum(2).mean() / math.log(6)
+    assert entropy < 0.9
 
 
 def mixture(images: torch.Tensor, colours: torch.Tensor, masks: torch.Tensor) -> Any:

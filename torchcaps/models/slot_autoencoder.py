@@ -4,7 +4,7 @@
 
 import math
 from dataclasses import InitVar
-from typing import NamedTuple, Self, cast
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -232,6 +232,10 @@ class SlotAutoencoder(SlotNetwork):
     slot with its own mask. Trained to draw what it sees, it has no labels: an object
     ends up in a slot because that is the shortest description.
 
+    It sees and draws how far pixels are from the mean colour of their image, because
+    networks that have to learn this colour learn little else in their first thousands
+    of updates.
+
     Its classes are its slots, which have no order. The activation of a slot is the
     largest share that it has of a pixel, so a slot that draws nothing has about 0.
 
@@ -273,7 +277,7 @@ class SlotAutoencoder(SlotNetwork):
 
     def features_of(self, images: Tensor) -> Tensor:
         """The features of places, with the code of their place, (B, I, dim)."""
-        return self.features(images)
+        return self.features(images - mean_colour(images))
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
         """The slots of images (B, C, H, W), their masks, and what they draw together;
@@ -281,7 +285,7 @@ class SlotAutoencoder(SlotNetwork):
         """
         self._check(images)
         slots: Capsules = self.slots(self.features_of(images))
-        prediction = self.drawn(slots.pose.to(images.dtype))
+        prediction = self.drawn(slots.pose.to(images.dtype), mean_colour(images))
         if self.training:
             return prediction
         assert prediction.colours is not None
@@ -290,9 +294,13 @@ class SlotAutoencoder(SlotNetwork):
             assigned=assigned_pixels(images, prediction.colours, prediction.masks)
         )
 
-    def drawn(self, pose: Tensor) -> Prediction:
-        """What slots of these poses, (B, J, dim), draw."""
-        colours, masks = self.each(pose)
+    def drawn(self, pose: Tensor, mean: Tensor) -> Prediction:
+        """What slots of these poses, (B, J, dim), draw on images with that mean
+        colour, (B, C, 1, 1).
+        """
+        _, height, width = self.image_shape
+        differences, masks = self.decoder(pose, height, width)
+        colours = differences + mean[:, None]
         activation = masks.flatten(2).amax(2)
         reconstruction = (colours * masks[:, :, None]).sum(1)
         capsules = Capsules(pose, activation)
@@ -302,20 +310,19 @@ class SlotAutoencoder(SlotNetwork):
 
     def parts(self, pictures: Tensor, prediction: Prediction) -> Tensor:
         """What each slot draws, on grey where it draws nothing, (B, J, C, H, W)."""
-        assert prediction.capsules is not None
-        colours, masks = self.each(prediction.capsules.pose)
-        return on_grey(colours, masks)
+        assert prediction.colours is not None
+        assert prediction.masks is not None
+        return on_grey(prediction.colours, prediction.masks)
 
     def drawing(self, prediction: Prediction) -> Tensor:
         """The reconstruction, in [0, 1]."""
         assert prediction.reconstruction is not None
         return prediction.reconstruction.clamp(0, 1)
 
-    def each(self, pose: Tensor) -> Drawing:
-        """What each slot draws, colours (B, J, C, H, W) and masks (B, J, H, W)."""
-        _, height, width = self.image_shape
-        drawn = self.decoder(pose, height, width)
-        return cast(Drawing, drawn)
+
+def mean_colour(images: Tensor) -> Tensor:
+    """The mean of each channel of images (B, C, H, W), (B, C, 1, 1)."""
+    return images.mean((2, 3), keepdim=True)
 
 
 def assigned_pixels(images: Tensor, colours: Tensor, masks: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torchcaps.models import (
     SlotAutoencoder,
     SlotNetwork,
 )
+from torchcaps.models.slot_autoencoder import mean_colour
 from torchcaps_lab.data import Examples
 from torchcaps_lab.evaluate.findings import evaluating, predicted
 from torchcaps_lab.report.canvas import (
@@ -153,10 +154,14 @@ class SlotMoves(Exhibit):
             poses.append(prediction.capsules.pose.float().cpu())
         pose = torch.cat(poses)
         area = torch.cat(areas)
-        ground = area == area.amax(1, keepdim=True)
-        objects = pose[(area > _LEAST_PIXELS) & ~ground]
-        if len(objects) < 2:
-            objects = pose.flatten(0, 1)
+        largest = area == area.amax(1, keepdim=True)
+        drawn_slots = (area > _LEAST_PIXELS) & ~largest
+        if drawn_slots.sum() < 2:
+            drawn_slots = torch.ones_like(drawn_slots)
+        objects = pose[drawn_slots]
+        # That of the picture of the first object.
+        of_object = few.subset(drawn_slots.any(1).nonzero()[0])
+        ground = mean_colour(next(of_object.batches(1)).inputs)[0]
         centred = objects - objects.mean(0)
         _, size, directions = torch.linalg.svd(centred, full_matrices=False)
         deviation = size / max(len(objects) - 1, 1) ** 0.5
@@ -164,7 +169,7 @@ class SlotMoves(Exhibit):
         steps = deviation[:_AXES, None] * directions[:_AXES]
         moved = objects[0] + moves[:, None, None] * steps
         with evaluating(network) as device:
-            drawn = _alone(network, moved.movedim(1, 0).to(device)).cpu()
+            drawn = _alone(network, moved.movedim(1, 0).to(device), ground).cpu()
         return cls(
             title="What the pose of a slot says",
             text="One object, drawn alone. Along each row its pose moves in a direction "
@@ -188,14 +193,16 @@ class SlotMoves(Exhibit):
         yield Picture("slot-moves.png", "One slot with its pose moved", figure)
 
 
-def _alone(network: SlotAutoencoder, poses: Tensor) -> Tensor:
-    """What single slots (..., D) draw on black, (..., C, H, W)."""
+def _alone(network: SlotAutoencoder, poses: Tensor, ground: Tensor) -> Tensor:
+    """What single slots (..., D) draw on a ground of one colour (C, 1, 1), (..., C, H,
+    W).
+    """
     _, height, width = network.image_shape
     rows = poses.flatten(0, -2)[:, None]
     decoder: Any = network.decoder
-    colours, claims = decoder.claimed(rows, height, width)
-    drawn = (colours * claims.sigmoid()[:, :, None])[:, 0].clamp(0, 1)
-    return drawn.unflatten(0, poses.shape[:-1])
+    differences, claims = decoder.claimed(rows, height, width)
+    drawn = ground.to(differences) + (differences * claims.sigmoid()[:, :, None])[:, 0]
+    return drawn.clamp(0, 1).unflatten(0, poses.shape[:-1])
 
 
 def slot_of_pixels(prediction: Prediction) -> Tensor:
