@@ -87,7 +87,7 @@ def test_other_mistakes() -> None:
 
 
 def test_coordinates_go_from_edge_to_edge() -> None:
-    grid = positions(3, 5, torch.empty(0))
+    grid = positions(3, 5)
     torch.testing.assert_close(grid[0, 0], torch.tensor([0.0, 0.0, 1.0, 1.0]))
     torch.testing.assert_close(grid[2, 4], torch.tensor([1.0, 1.0, 0.0, 0.0]))
     torch.testing.assert_close(grid[1, 1], torch.tensor([0.5, 0.25, 0.5, 0.75]))

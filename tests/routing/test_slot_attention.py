@@ -223,3 +223,16 @@ def test_a_sum_is_the_mean_times_the_share_of_the_children() -> None:
     taken = activation[..., None] * routed.assignment  # [B, I, J]
     whole = activation.sum(1)[:, None, None]
     torch.testing.assert_close(routed.pose, taken.mT @ value / whole)
+
+
+@pytest.mark.parametrize("backend", ["naive", "chunked"])
+def test_a_projection_that_was_put_in_has_its_own_bias(backend: str) -> None:
+    biased, plain = bound(bias=True), bound()
+    plain.load_state_dict(biased.state_dict(), strict=False)
+    plain.to_key_value, plain.to_query = biased.to_key_value, biased.to_query
+    children = numbers(B, I, H)
+    results = (
+        routing.eval()(votes_of(children, backend=backend)).pose
+        for routing in (plain, biased)
+    )
+    torch.testing.assert_close(*results)

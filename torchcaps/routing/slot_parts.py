@@ -170,7 +170,6 @@ def projected_votes(
     votes: Votes,
     norm: nn.LayerNorm,
     projection: nn.Module,
-    bias: bool = False,
     *,
     folded: bool = False,
 ) -> Votes:
@@ -182,15 +181,14 @@ def projected_votes(
         norm: their normalisation, flattened.
         projection: the linear map from them to the votes, which no kernel stores. One
             with hooks, or whatever stands in its place, as after quantisation, is
-            called once, with the identity.
-        bias: whether the map has a bias.
+            called once, with the unit vectors and the origin.
         folded: whether the scale and shift of the normalisation become parts of the
             projection, so that inner products keep no normalised child.
     """
     dtype = votes.dtype
     children = votes.children.flatten(2).to(dtype)
     P = children.shape[-1]
-    weight, offset = matrix_of(projection, P, bias, children)
+    weight, offset = matrix_of(projection, P, children)
     # Matrix products need a normalised copy, which all steps then share.
     many = by_matrix_products(votes.parents, P)
     folded = folded and not (many or hooked(norm))
@@ -216,24 +214,22 @@ def projected_votes(
 
 
 def matrix_of(
-    projection: nn.Module, numbers: int, bias: bool, like: Tensor
+    projection: nn.Module, numbers: int, like: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """The matrix (P, H) and the bias (1, H) of a linear map.
+    """The matrix (P, H) and the bias (1, H) of a linear map, if it has one.
 
     Args:
         projection: the map.
         numbers: P.
-        bias: whether it has a bias.
         like: a tensor of the dtype and device.
     """
     if type(projection) is nn.Linear and not hooked(projection):
         matrix = cast(projection.weight, like.dtype).mT
-        return matrix, cast(projection.bias, like.dtype)[None] if bias else None
+        bias = projection.bias
+        return matrix, None if bias is None else cast(bias, like.dtype)[None]
     # What anything else does to the unit vectors, and the origin.
-    points = torch.eye(numbers + bias, numbers, dtype=like.dtype, device=like.device)
+    points = torch.eye(numbers + 1, numbers, dtype=like.dtype, device=like.device)
     rows = applied(projection, points)
-    if not bias:
-        return rows, None
     return rows[:numbers] - rows[numbers:], rows[numbers:]
 
 
