@@ -191,7 +191,7 @@ def projected_votes(
     weight, offset = matrix_of(projection, P, children)
     # Matrix products need a normalised copy, which all steps then share.
     many = by_matrix_products(votes.parents, P)
-    folded = folded and not (many or hooked(norm))
+    folded = folded and not many and type(norm) is nn.LayerNorm and not hooked(norm)
     if folded:
         shift = (cast(norm.bias, dtype) @ weight)[None]
         offset = shift if offset is None else offset + shift
