@@ -7,7 +7,7 @@ import torch
 
 import torchcaps as tc
 from torchcaps.layers.slot_layer import positions
-from torchcaps.routing import MeanRouting
+from torchcaps.routing import MeanRouting, SlotStart
 
 
 def test_two_lines_on_features_of_any_size() -> None:
@@ -49,6 +49,13 @@ def test_the_frame_before_is_where_slots_start() -> None:
     before = slots.route(frames[:, 0])
     after = slots(frames[:, 1], initial=before)
     assert not torch.allclose(after.pose, slots(frames[:, 1]).pose)
+
+
+def test_more_slots_than_in_training_start_behind_the_others() -> None:
+    for size in (5, 20, 64):
+        start = SlotStart("normal", 3, size).eval()
+        few, many = (start(2, slots, torch.float32) for slots in (3, 5))
+        torch.testing.assert_close(many[:, :3], few, rtol=0, atol=0)
 
 
 def test_weights_and_start_come_back_with_the_state() -> None:

@@ -2,7 +2,7 @@
 mixture.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -101,9 +101,10 @@ class SlotStart(SuggestsNames, nn.Module):
 def _noise(slots: int, size: int) -> Tensor:
     """Normal numbers (J, H), always the same; those of fewer slots are the first."""
     generator = torch.Generator("cpu").manual_seed(_SEED)
-    return torch.randn(
-        slots, size, generator=generator, dtype=torch.float32, device="cpu"
-    )
+    options: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
+    # One after the other: of tensors of two sizes the first numbers may differ.
+    drawn = [torch.randn(size, generator=generator, **options) for _ in range(slots)]
+    return torch.stack(drawn)
 
 
 class SlotUpdate(SuggestsNames, nn.Module):
