@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils import parametrizations, prune
+from torch.utils.checkpoint import checkpoint
 
 import torchcaps as tc
 
@@ -154,6 +155,18 @@ def test_a_first_batch_without_numbers_sets_sizes_alone() -> None:
         assert head(fake).pose.shape == (2, 3, 16)
     assert not head.class_caps.weight.any()
     assert (head(torch.randn(2, 9)).activation > 0).all()
+
+
+def test_a_first_batch_in_a_checkpoint_has_its_gradients() -> None:
+    head = tc.CapsHead(3)
+    features = torch.randn(2, 9, requires_grad=True)
+
+    def gradient(lengths: Tensor) -> Tensor:
+        return torch.autograd.grad(lengths.square().sum(), features)[0]
+
+    lengths = checkpoint(lambda x: head(x).activation, features, use_reentrant=False)
+    first = gradient(lengths)
+    assert torch.equal(first, gradient(head(features).activation))
 
 
 @pytest.mark.parametrize("layer", [tc.CapsHead(3), tc.layers.Slots(3)])

@@ -111,6 +111,7 @@ class CapsHead(CapsuleLayer):
         pose = squash(numbers.view(*rows.shape[:-1], self.types, self.dim))
         return Capsules(pose, length(pose))
 
+    @torch.no_grad()
     def _start(self, rows: Tensor, children: Capsules) -> None:
         """Draws the transforms of the classes, unless they were loaded, and scales them
         to what these children make of them.
