@@ -5,6 +5,7 @@ import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from PIL import Image
 
 from tests.kinds.shapes import COLOURS, picture
 from tests.runs import status
+from torchcaps.spec import fit
+from torchcaps_lab.data import DataSet
 from torchcaps_lab.options.guess import guess
 
 WORDS = ("storm", "flood", "fire", "help", "sun", "walk", "happy", "cat")
@@ -25,6 +28,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def photos(folder: str, count: int = 12) -> None:
     for row in range(count):
         picture(Path(folder, f"{row}.png"), [*COLOURS][row % 2], row)
+
+
+def data_at(path: str) -> Any:
+    """The data set that a training on a path would read."""
+    return fit(DataSet, guess(path).options["data"], "data").make()
 
 
 def masks(name: Callable[[int], str], count: int = 12) -> None:
@@ -154,3 +162,18 @@ def test_what_is_not_read_beside_loose_pictures_is_named(name: str) -> None:
     Path("loose", name).write_bytes(b"PK")
     with pytest.raises(ValueError, match=f"{name}: (save|unpack) this"):
         guess("loose")
+
+
+def test_rows_for_validation_are_tested_on_with_a_note() -> None:
+    """They became the test without a word; of two tables none was read."""
+    rows = [f"{' '.join(WORDS)} {row},{'ab'[row % 2]}" for row in range(40)]
+    parts = [("train", "val")[row > 29] for row in range(40)]
+    split = [f"{row},{part}" for row, part in zip(rows, parts, strict=True)]
+    Path("one.csv").write_text("\n".join(["text,label,split", *split]))
+    Path("two").mkdir()
+    Path("two/train.csv").write_text("\n".join(["text,label", *rows[:30]]))
+    Path("two/val.csv").write_text("\n".join(["text,label", *rows[30:]]))
+    for path in ("one.csv", "two"):
+        data = data_at(path)
+        assert len(data.test) == 10
+        assert any("are used as the test" in note for note in data.notes())

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal, TypeVar
 from torchcaps.whole import resolved, seen_from
 from torchcaps_lab.data.base import find_data_dir
 from torchcaps_lab.data.classes import UnknownClasses, called_like, places_of
-from torchcaps_lab.data.listed import Item, Listed, validation_is_test
+from torchcaps_lab.data.listed import Item, Listed
 from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.parts import PART_NAMES, part_called
 from torchcaps_lab.look import TABLES, advice_on, counted, is_junk, is_written
@@ -340,13 +340,10 @@ def _add_parts(listing: Listing) -> None:
     if parts is None:
         listing.add("all", listing.root)
         return
-    if "test" not in parts:
-        parts["test"] = parts.pop("validation")
-        tested, train = parts["test"].name, parts["train"].name
-        listing.notes += (validation_is_test(tested, train, listing.what),)
     for part in PART_NAMES:
         if part in parts:
             listing.add(part, parts[part])
+    listing.find_test(listing.what)
     listing._leave_out_loose(listing.root)
 
 

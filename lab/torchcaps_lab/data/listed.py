@@ -41,20 +41,6 @@ from torchcaps_lab.data.streams import digest_of
 _LISTED = 100  # broken items in one error
 
 
-def validation_is_test(tested: str, train: str, what: str) -> str:
-    """The note for data with validation examples but without test examples.
-
-    Args:
-        tested: the name of the split that is tested on.
-        train: the name of the split that validation examples are taken from.
-        what: what the examples are called, such as "images".
-    """
-    return (
-        f"there are no separate test {what}: the {what} in {readable(tested)!r} are "
-        f"used as the test, and validation {what} are taken from {readable(train)!r}"
-    )
-
-
 class BrokenItem(ValueError):
     """The error for an item that cannot be read.
 
@@ -131,6 +117,34 @@ class Listed:
                 self.parts[part] = [
                     replace(item, group=group_of(item.name, before)) for item in items
                 ]
+
+    def find_test(self, what: str) -> None:
+        """Test on the items for validation if there are none to test on, with a note;
+        without these, make the items to train on ``all``, of which a share is put aside.
+
+        Args:
+            what: what the items are called, such as "images".
+
+        Raises:
+            ValueError: there are no items to train on.
+        """
+        parts = self.parts
+        if "all" in parts or not parts:
+            return
+        if "train" not in parts:
+            raise ValueError(
+                f"there are no training {what} with labels, only {' and '.join(parts)}"
+            )
+        if "test" in parts:
+            return
+        if "validation" not in parts:
+            parts["all"] = parts.pop("train")
+            return
+        parts["test"] = parts.pop("validation")
+        self.notes += (
+            f"there are no separate test {what}: the validation {what} are used as the "
+            f"test, and a share of the training {what} for validation",
+        )
 
     @property
     def items(self) -> list[Item]:
@@ -225,6 +239,8 @@ class ListedData(DataSet):
         if listed.broken and not self.skip_broken:
             raise all_broken(list(listed.broken.values()), self.advice)
         listed.left_out |= {name: why.why for name, why in listed.broken.items()}
+        things = f"{self.thing.removesuffix('s')}s"
+        listed.find_test(things)
         listed.group(self.group_before)
         self._check_groups(listed)
         trained = listed.parts.get("train", listed.parts.get("all", ()))
@@ -235,7 +251,6 @@ class ListedData(DataSet):
         categories = [item.category for item in trained if item.category]
         if not self.named and not self.separator and (why := measurements(categories)):
             raise measured(str(root) or "the data", why)
-        things = f"{self.thing.removesuffix('s')}s"
         if len(listed.classes) < 2:
             holds = f"{root} must hold {things} of" if root else "there must be"
             raise ValueError(f"{holds} two or more classes, got {listed.classes}")

@@ -53,7 +53,7 @@ def tables_of(place: Place) -> list[Path]:
         return tables
     parts = {part_of_table(path): path for path in tables[::-1]}
     named = [parts[part] for part in ("train", "validation", "test") if part in parts]
-    return named if {"train", "test"} <= {*parts} else []
+    return named if "train" in parts and len(named) > 1 else []
 
 
 def tables_beside(place: Place) -> list[Path]:
@@ -355,18 +355,3 @@ def reasons(options: Mapping[str, Any], columns: Columns) -> dict[str, str]:
     if unused := columns.unused(used):
         why["columns"] = f"not used: {unused}"
     return why
-
-
-def split_parts(parts: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """The splits of a table: without one to test on, that for validation is, or else a
-    share is put aside of all.
-
-    Args:
-        parts: the items of each split; under an empty name those of no split.
-    """
-    if "" in parts:
-        parts["all"] = parts.pop("")
-    if "train" in parts and "test" not in parts:
-        to, of = ("test", "validation") if "validation" in parts else ("all", "train")
-        parts[to] = parts.pop(of)
-    return parts

@@ -84,7 +84,7 @@ def list_series(
         raise FileNotFoundError(f"root {root} does not exist{seen_from(root)}")
     parts = _tables(root)
     if parts:
-        if not {"train", "test"} <= parts.keys():
+        if "train" not in parts or len(parts) == 1:
             held = ", ".join(path.name for path in parts.values())
             raise ValueError(
                 f"{root} must hold files for train and test, got {held}: give one "

@@ -17,12 +17,10 @@ from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.listed import (
     Decoded,
     Item,
-    Listed,
     ListedData,
     all_broken,
-    validation_is_test,
 )
-from torchcaps_lab.data.manifest import PARTS, Entry, Manifest, count_of, some
+from torchcaps_lab.data.manifest import PARTS, Entry, Manifest, count_of
 from torchcaps_lab.data.streams import digest_of
 from torchcaps_lab.data.transforms.steps import MOST_PIXELS
 from torchcaps_lab.kinds.images.alike import (
@@ -61,25 +59,6 @@ Side = Annotated[int, Within(1, MOST_PIXELS)]
 
 # Images among which training looks for those that look alike, which takes seconds
 _COMPARED = 20_000
-
-
-def arranged(listed: Listed, named: Mapping[str, str]) -> Listed:
-    """The splits to use: without test images, validation images take their place, or a
-    share is put aside.
-    """
-    parts = listed.parts
-    if "train" not in parts:
-        raise ValueError(
-            "there is no split of training images with labels, only "
-            f"{some(list(named.values()))}"
-        )
-    if "test" not in parts and "validation" in parts:
-        parts["test"] = parts.pop("validation")
-        note = validation_is_test(named["validation"], named["train"], "images")
-        listed.notes = (note,)
-    elif "test" not in parts:
-        parts["all"] = parts.pop("train")
-    return listed
 
 
 @settings

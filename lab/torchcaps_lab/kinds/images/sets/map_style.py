@@ -26,7 +26,7 @@ from torchcaps_lab.kinds.images.decoding.picture import (
     check_pixels,
 )
 from torchcaps_lab.kinds.images.sets.arrays import Arrays, Axes, paired
-from torchcaps_lab.kinds.images.sets.listed import ListedImages, Seen, arranged, look
+from torchcaps_lab.kinds.images.sets.listed import ListedImages, Seen, look
 from torchcaps_lab.look import counted
 
 if TYPE_CHECKING:
@@ -192,9 +192,7 @@ class MapStyle(ListedImages):
                 f"{some(sorted(map(str, trained)))}"
             )
         listed.classes = labels.classes(trained)
-        notes = (*_axes_lines(self.given), *labels.notes())
-        listed = arranged(listed, {part: part for part in listed.parts})
-        listed.notes = tuple(dict.fromkeys((*notes, *listed.notes)))
+        listed.notes = (*_axes_lines(self.given), *labels.notes())
         return listed
 
     def _rows(self, listed: Listed) -> Iterator[tuple[str, tuple[Label, ...], _Pair]]:

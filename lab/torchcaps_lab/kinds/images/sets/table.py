@@ -19,7 +19,6 @@ from torchcaps_lab.data.table_form import (
     LabelledRow,
     TableForm,
     names_in,
-    split_parts,
     tables_beside,
 )
 from torchcaps_lab.data.tables import Cells, Table
@@ -418,7 +417,7 @@ def list_table(named: TableOfImages) -> Listed:
         raise ValueError(
             f"no row of {named.table} names an image that is there, with a label"
         )
-    split_parts(parts)
+    listed.find_test("images")
     counts = {len(named.form.labels_of(item.category)) for item in listed.items}
     if named.form.separator and counts == {1}:
         listed.notes += (
