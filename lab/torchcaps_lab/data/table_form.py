@@ -17,6 +17,7 @@ from torchcaps_lab.data.columns import (
     parts_of,
     quoted,
 )
+from torchcaps_lab.data.labels import columns_note
 from torchcaps_lab.data.listed import Listed
 from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.parts import part_called
@@ -178,11 +179,22 @@ class TableForm(NamedTuple):
         """The columns whose cells are read."""
         return tuple(filter(None, (self.item, *self.labels, self.split, self.group)))
 
-    def labels_of(self, category: str) -> tuple[str, ...]:
-        """The labels that the category of an item stands for."""
-        if not self.separator:
-            return (category,)
-        return tuple(parts_of(category, self.separator))
+    def divide_labels(self, listed: Listed) -> None:
+        """Say what stands between the labels of listed rows. Columns of which each row
+        has exactly one hold classes, as in arrays, unless there is a delimiter.
+
+        Args:
+            listed: the rows of all tables.
+        """
+        listed.separator = self.separator
+        if len(self.labels) == 1:
+            return
+        counts = {len(listed.labels_of(item.category)) for item in listed.items}
+        several = counts != {1} or bool(self.delimiter)
+        if not several:
+            listed.separator = ""
+        other = f"for several labels: --data.delimiter '{JOINED}'"
+        listed.notes += (columns_note(len(self.labels), several, other),)
 
     def category(self, values: Mapping[str, str]) -> str:
         """The category of an item, by the cells of its row; its labels in one order.

@@ -505,7 +505,7 @@ def _of_table(
     if unread := [path.name for path in tables if path != named.table]:
         why["tables"] = f"not read: {some(unread)}"
     guess = guess._replace(seen=tuple(named.columns.lines()), why=why)
-    if not named.form.separator:
+    if not named.form.delimiter:
         return guess
     # Photos may show several of the classes, so none is left out of the loss.
     why["task"] = "several_labels, since an image may have several labels"

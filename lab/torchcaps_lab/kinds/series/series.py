@@ -135,11 +135,6 @@ class Series(ListedData):
         return SeriesForm(form, series, self.time, tuple(self.values))
 
     @property
-    def separator(self) -> str:
-        """What stands between the labels of a series in a table."""
-        return self.form.form.separator
-
-    @property
     def scale(self) -> Scale:
         """The scale of the training series."""
         return SeriesSet.require(self.train).scale
@@ -161,6 +156,7 @@ class Series(ListedData):
                     f"{len(first.values)}, "
                     f"{item.title} has {len(item.values)}"
                 )
+        self.form.form.divide_labels(listed)
         return listed
 
     def list_series(self) -> Listed:

@@ -331,7 +331,8 @@ class ImageTable(ListedImages):
     names, with or without suffix. Labels stand in one column, which may hold several of
     them, or in a column of yes and no (1 and 0, true and false) for each class. Images
     with several labels have masks as labels, and are trained on by the task
-    ``several_labels``. Rows of images that are not there, and rows without a label, are
+    ``several_labels``. Columns of which each row has exactly one hold classes, unless
+    there is a ``delimiter``. Rows of images that are not there, and rows without a label, are
     left out with a note.
 
     Args:
@@ -390,11 +391,6 @@ class ImageTable(ListedImages):
         )
         _ = self.listed  # problems of the table are reported at once
 
-    @property
-    def separator(self) -> str:
-        """The delimiter, or what joins labels with a column each."""
-        return self.form.separator
-
     def list_items(self) -> Listed:
         """The images that the rows name."""
         return list_table(TableOfImages(Path(self.root), self.form))
@@ -418,12 +414,7 @@ def list_table(named: TableOfImages) -> Listed:
             f"no row of {named.table} names an image that is there, with a label"
         )
     listed.find_test("images")
-    counts = {len(named.form.labels_of(item.category)) for item in listed.items}
-    if named.form.separator and counts == {1}:
-        listed.notes += (
-            "each image has exactly one label, which several_labels does not know: "
-            "write the labels into one column to classify",
-        )
+    named.form.divide_labels(listed)
     return listed
 
 
