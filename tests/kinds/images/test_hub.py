@@ -181,9 +181,7 @@ def test_the_parts_of_a_run_are_kept(tmp_path):
 
 
 def test_errors(tmp_path, monkeypatch):
-    with pytest.raises(
-        ValueError, match="no training images with labels, only test"
-    ):
+    with pytest.raises(ValueError, match="no training images with labels, only test"):
         _ = Hub(write(tmp_path / "p", test=table(5))).train
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"datasets cannot open .*empty"):
