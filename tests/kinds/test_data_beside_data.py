@@ -177,3 +177,23 @@ def test_rows_for_validation_are_tested_on_with_a_note() -> None:
         data = data_at(path)
         assert len(data.test) == 10
         assert any("are used as the test" in note for note in data.notes())
+
+
+@pytest.mark.parametrize("inside", ["", "scans/"])
+def test_a_table_of_patients_labels_the_pictures_in_their_folders(inside: str) -> None:
+    """Patients were trained on as classes, or nothing was."""
+    for row in range(36):
+        picture(Path(f"clinic/{inside}P{row // 3:03}/{row}.png"), "gold", row)
+    rows = [f"P{patient:03},{'ab'[patient % 2]}" for patient in range(13)]
+    Path("clinic/info.csv").write_text("\n".join(["patient_id,diagnosis", *rows]))
+    if not inside:
+        with pytest.raises(ValueError, match=r"info\.csv --data\.label diagnosis"):
+            guess("clinic")
+    data = data_at("clinic/info.csv" if not inside else "clinic")
+    labels = {item.name[-10:]: item.category for item in data.listed.items}
+    patients = [int(name.split("/")[0][-3:]) for name in labels]
+    assert len(patients) == 36
+    assert [*labels.values()] == ["ab"[patient % 2] for patient in patients]
+    tested = {Path(name).parent for name in data.test.files}
+    assert len(data.test) == 3 * len(tested)
+    assert any("row 13" in note for note in data.notes())

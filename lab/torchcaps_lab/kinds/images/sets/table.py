@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -69,7 +70,7 @@ class TableOfImages(NamedTuple):
 
     def paths(self) -> list[Path]:
         """The images that the table names, and that are there."""
-        paths: list[Path | None] = []
+        paths: list[Path] = []
         for path in self.tables.values():
             table = Table(path)
             file = str(self.form.item)
@@ -78,8 +79,8 @@ class TableOfImages(NamedTuple):
                 rows = [row for row in table.rows() if not table.misfit(row, width)]
                 images = ImagesByName(path.parent)
                 names = [table.values(row, [file])[file] for row in rows]
-                paths += images.of_rows(names)
-        return [path for path in paths if path is not None]
+                paths += chain.from_iterable(images.of_rows(names))
+        return paths
 
     def options(self) -> dict[str, Any]:
         """The options of the data set."""
@@ -88,7 +89,8 @@ class TableOfImages(NamedTuple):
 
 
 class ImagesByName:
-    """The images below a folder, by path, by name and by name without suffix.
+    """The images below a folder, by path, by name and by name without suffix; and those
+    in each folder below it.
 
     Args:
         folder: the folder.
@@ -96,6 +98,7 @@ class ImagesByName:
 
     def __init__(self, folder: Path) -> None:
         self._paths: dict[str, Path | None] = {}
+        self._folders: dict[str, list[Path]] = {}
         suffixes = image_suffixes()
         for path in Place(folder).files:
             if path.suffix.lower() in suffixes:
@@ -104,6 +107,9 @@ class ImagesByName:
                 for name in names | {path.name, path.stem}:
                     # A name that two images share means neither of them.
                     self._paths[name] = None if name in self._paths else path
+                for holder in inside.parents:
+                    for name in {holder.as_posix(), holder.name}:
+                        self._folders.setdefault(name, []).append(path)
         self._alike: dict[str, Path | None] = {}
         for name, image in self._paths.items():
             shared = self._alike.get(_plain(name), image) != image
@@ -117,8 +123,15 @@ class ImagesByName:
         name = _slashes(name)
         return self._exact(name) or self._exact(PurePosixPath(name).name)
 
-    def of_rows(self, names: Sequence[str]) -> list[Path | None]:
-        """The image that each row of a table names; None if there is none, or several.
+    def in_folder(self, name: str) -> list[Path]:
+        """The images in the folder that a cell of a table names; none if there is no
+        such folder.
+        """
+        return self._folders.get(_slashes(name).rstrip("/"), []) if name else []
+
+    def of_rows(self, names: Sequence[str]) -> list[list[Path]]:
+        """The image that each row of a table names, in a list that is empty if there is
+        none, or several; or all images of the folder, where no row names an image.
 
         Folders in the table may differ from those on the disk, so that the name alone
         counts. It does not where another row names the image, with its folder.
@@ -130,7 +143,9 @@ class ImagesByName:
         for name, path in by_name.items():
             if path not in named and times[path] == 1:
                 exact[name] = path
-        return [exact[name] for name in names]
+        if not any(exact.values()):
+            return [self.in_folder(name) for name in names]
+        return [[*filter(None, [exact[name]])] for name in names]
 
     def _exact(self, name: str) -> Path | None:
         """The image of that name, or of one alike if there is no other."""
@@ -184,13 +199,13 @@ def other_labels(named: TableOfImages, folders: Mapping[Path, str]) -> list[str]
         folders: the class of each image by its folder.
     """
     cells = Table(named.table).cells()
-    paths = ImagesByName(named.folder).of_rows(cells.column(str(named.form.item)))
-    classes = [None if path is None else folders.get(path) for path in paths]
+    rows = ImagesByName(named.folder).of_rows(cells.column(str(named.form.item)))
+    classes = [{*map(folders.get, paths)} - {None} for paths in rows]
     columns = [] if named.columns is None else named.columns.of_role(*_MAY_LABEL)
     names = [column.name for column in columns]
     for name in names:
-        rows = zip(classes, cells.column(name), strict=True)
-        pairs = {(of_folder, cell) for of_folder, cell in rows if of_folder is not None}
+        of_rows = zip(classes, cells.column(name), strict=True)
+        pairs = {(of_folder, cell) for of_row, cell in of_rows for of_folder in of_row}
         of_folders = {of_folder for of_folder, _ in pairs}
         of_cells = {cell for _, cell in pairs}
         if len(pairs) == len(of_folders) == len(of_cells):
@@ -236,6 +251,9 @@ def _table_of(
     if len(cells.columns) < 2 or not cells.rows:
         return None
     files = [name for name in cells.columns if _names_images(cells, name, images)]
+    files = files or [
+        name for name in cells.columns if _names_folders(cells.column(name), images)
+    ]
     if not files:
         return None
     file = given.get("file") or _file_column(path, cells, files, images)
@@ -308,6 +326,12 @@ def _names_images(cells: Cells, column: str, images: ImagesByName) -> bool:
     return bool(tried) and 2 * len(present) >= len(tried)
 
 
+def _names_folders(cells: Sequence[str], images: ImagesByName) -> bool:
+    """Whether each row may name a folder of images, as that of a patient."""
+    there = [cell for cell in cells if images.in_folder(cell)]
+    return len({*there}) == len(there) > max(1, len(cells) // 2)
+
+
 def _is_example(form: TableForm, rows: Iterable[LabelledRow]) -> bool:
     """Whether the names of two columns are an image and its label."""
     label = form.labels[0]
@@ -328,7 +352,8 @@ class ImageTable(ListedImages):
     Hugging Face has them.
 
     A column names the images, by their paths below the folder of the table, or by their
-    names, with or without suffix. Labels stand in one column, which may hold several of
+    names, with or without suffix; or folders, such as those of patients, whose images
+    have the label of the row and stay together. Labels stand in one column, which may hold several of
     them, or in a column of yes and no (1 and 0, true and false) for each class. Images
     with several labels have masks as labels, and are trained on by the task
     ``several_labels``. Columns of which each row has exactly one hold classes, unless
@@ -337,7 +362,7 @@ class ImageTable(ListedImages):
 
     Args:
         root: the table, or the folder with the folders of the splits.
-        file: the column of the names of the images.
+        file: the column of the names of the images, or of their folders.
         label: the column of the labels, or the columns, one for each class.
         delimiter: what stands between the labels of one image, ``[]`` around lists; None:
             each has one.
@@ -432,19 +457,22 @@ def _items(
     if images.get(file) is not None and _is_example(form, rows):
         raise no_header(table.path, table.columns, ("file_name", "label"))
     first: dict[Path, tuple[str, str]] = {}
-    paths = images.of_rows([row.values[file] for row in rows])
-    for row, path in zip(rows, paths, strict=True):
-        if path is None:
+    paths_of_rows = images.of_rows([row.values[file] for row in rows])
+    by_folder = any(len(paths) > 1 for paths in paths_of_rows)
+    for row, paths in zip(rows, paths_of_rows, strict=True):
+        if not paths:
             listed.left_out[row.place] = "its image is not there"
-        elif path in first:
-            listed.left_out[row.place] = "its image has a row before"
-            earlier, label = first[path]
-            if label != row.category:
-                listed.refused.append(
-                    f"{path} must have one label, and has {label!r} by {earlier} and "
-                    f"{row.category!r} by {row.place}"
-                )
-        else:
-            first[path] = row.place, row.category
-            name = path.relative_to(named.folder).as_posix()
-            yield row.part, _Row(name, row.category, path, group=row.group)
+        group = row.group or (row.values[file] if by_folder else "")
+        for path in paths:
+            if path in first:
+                listed.left_out[row.place] = "its image has a row before"
+                earlier, label = first[path]
+                if label != row.category:
+                    listed.refused.append(
+                        f"{path} must have one label, and has {label!r} by {earlier} "
+                        f"and {row.category!r} by {row.place}"
+                    )
+            else:
+                first[path] = row.place, row.category
+                name = path.relative_to(named.folder).as_posix()
+                yield row.part, _Row(name, row.category, path, group=group)
