@@ -50,6 +50,10 @@ _UNREAD = {
         "save this spreadsheet as .csv, and name that file"
     ),
     (".parquet", ".feather"): "save this table as .csv, and name that file",
+    (".m4a", ".aac", ".wma", ".amr"): "save this sound as .wav, .flac, .ogg or .mp3",
+    (".mp4", ".avi", ".mov", ".mkv", ".webm", ".mpg"): (
+        "this is a video: save frames of it as images"
+    ),
     (".npy", ".npz", ".mat", ".h5", ".hdf5"): (
         "load these arrays in Python, and train with torchcaps.train(inputs, labels)"
     ),

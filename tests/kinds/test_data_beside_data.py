@@ -197,3 +197,19 @@ def test_a_table_of_patients_labels_the_pictures_in_their_folders(inside: str) -
     tested = {Path(name).parent for name in data.test.files}
     assert len(data.test) == 3 * len(tested)
     assert any("row 13" in note for note in data.notes())
+
+
+def test_sounds_of_any_usual_kind_are_read_and_others_are_named() -> None:
+    """MP3 files were no kind of image."""
+    soundfile = pytest.importorskip("soundfile")
+    for row in range(8):
+        folder = Path("songs", "ab"[row % 2])
+        folder.mkdir(parents=True, exist_ok=True)
+        wave = 0.3 * np.sin(0.1 * np.arange(9000) * (1 + row % 2))
+        kind = ("mp3", "aiff")[row // 4]
+        soundfile.write(folder / f"{row}.{kind}", wave, (8000, 16000)[row % 2])
+    assert guess("songs").options["data"]["name"] == "Series"
+    for path in Path("songs").rglob("*.*"):
+        path.rename(path.with_suffix(".m4a"))
+    with pytest.raises(ValueError, match=r"save this sound as \.wav"):
+        guess("songs")

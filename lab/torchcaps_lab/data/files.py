@@ -224,7 +224,7 @@ class Listing(Listed):
                 if path.suffix.lower() in self.endings:
                     yield path
                 else:
-                    self._leave_out(path, self.not_read(path.suffix))
+                    self._leave_out(path, self.not_read(path))
             elif is_there(path.is_dir):
                 yield from self.below(path, seen)
             elif path.is_symlink():
@@ -232,9 +232,11 @@ class Listing(Listed):
             else:
                 self._leave_out(path, "it is not a readable file")
 
-    def not_read(self, suffix: str) -> str:
-        """Why files with an ending are not read."""
-        return f"only {', '.join(self.suffixes)} files are {self.what}"
+    def not_read(self, path: Path) -> str:
+        """Why a file with such an ending is not read."""
+        advice = advice_on(path)
+        only = f"only {', '.join(self.suffixes)} files are {self.what}"
+        return f"{only}; {advice}" if advice else only
 
     def _entries(self, folder: Path) -> list[Path]:
         try:

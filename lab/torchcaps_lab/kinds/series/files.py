@@ -37,7 +37,15 @@ FILES = (".ts", ".arff", *TABLES)
 read.
 """
 
-SOUNDS = {".wav": "audio/wav", ".flac": "audio/flac", ".ogg": "audio/ogg"}
+SOUNDS = {
+    ".wav": "audio/wav",
+    ".flac": "audio/flac",
+    ".ogg": "audio/ogg",
+    ".opus": "audio/ogg",
+    ".mp3": "audio/mpeg",
+    ".aiff": "audio/aiff",
+    ".aif": "audio/aiff",
+}
 """Suffixes of sounds, and their kinds for a browser."""
 
 

@@ -36,8 +36,9 @@ class Series(ListedData):
       belongs to, its label, and a number for each channel; or, if it is ``wide``, with a
       row for each series: its label, and a number for each moment; or a folder with the
       tables ``train.csv`` and ``test.csv``;
-    - a folder of sounds (.wav, .flac, .ogg): a sub-folder for each class, which may
-      hold one for each speaker, or files named LABEL_SPEAKER_NUMBER.wav. Sounds become
+    - a folder of sounds (.wav, .flac, .ogg, .opus, .mp3, .aiff): a sub-folder for each
+      class, which may hold one for each speaker, or files named
+      LABEL_SPEAKER_NUMBER.wav. Sounds become
       :class:`~torchcaps_lab.kinds.series.sound.Sound` frames.
 
     All series have the same channels. Where it is known whom a series is of, the column
