@@ -35,7 +35,7 @@ class Form(NamedTuple):
         annotations: the file or the folder of the annotations.
         more: other arguments of the data set.
         trained: how many images are trained on, about; 0: a share of all.
-        unused: the names of other files of annotations, whose images are missing.
+        unused: the names of other files of annotations.
     """
 
     said: str
@@ -74,7 +74,7 @@ class SceneReader(ImageReader):
         }
         summary = f"AnnotatedImages, boxes as of {form.said} in {form.annotations}"
         if form.unused:
-            summary += f"; not used, as images are missing: {some(form.unused)}"
+            summary += f"; not used: {some(form.unused)}"
         why = {"data": summary, **why_shape, **why_steps}
         return watched(Guess({**options, "data": data}, why), given, train // 9)
 
@@ -102,7 +102,7 @@ def _of_yaml(place: Place) -> Form | None:
     for path in place.top:
         if path.suffix.lower() in YAML and _holds(path, "names:", "train:"):
             root = path.parent
-            train = of_yaml(path, root, None).train
+            train = of_yaml(path, root, None).parts["train"]
             return Form("YOLO", root, path, trained=len(train) * 9 // 10)
     return None
 
@@ -113,15 +113,23 @@ def _of_coco(place: Place) -> Form | None:
     files = [path for path in noted if _images_of(path, place) is not None]
     if not files:
         return None
-    unused = tuple(path.name for path in noted if path not in files)
     parts = {_part(path): path for path in reversed(files)}
     train = parts.get("train", files[0])
-    test = parts.get("test") or parts.get("validation")
     root = _images_of(train, place)
     assert root is not None
-    if test is None or test == train:
-        return Form("COCO", root, train, unused=unused)
-    more = {"test_annotations": str(test), "test_root": str(_images_of(test, place))}
+    more: dict[str, str] = {}
+    for part in ("validation", "test"):
+        path = parts.get(part, train)
+        if path != train:
+            more[f"{part}_annotations"] = str(path)
+            more[f"{part}_root"] = str(_images_of(path, place))
+    read = {str(train), *more.values()}
+    missing = " (images are missing)"
+    unused = tuple(
+        path.name + missing * (path not in files)
+        for path in noted
+        if str(path) not in read
+    )
     return Form("COCO", root, train, more, unused=unused)
 
 
