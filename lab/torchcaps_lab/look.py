@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from torchcaps.whole import opened
+from torchcaps.whole import opened, resolved
 
 STEPS = 30
 """Steps of an epoch that the batch size is chosen for: with fewer, 20 epochs end before
@@ -50,6 +50,11 @@ _UNREAD = {
         "save this spreadsheet as .csv, and name that file"
     ),
     (".parquet", ".feather"): "save this table as .csv, and name that file",
+    (".json",): "save this table as .jsonl, with an object of JSON in each line",
+    (".dcm", ".nii", ".nrrd", ".mha", ".mhd", ".svs", ".czi", ".svg"): (
+        "save this image as .png, .tif or .npy"
+    ),
+    ("",): "give the file its suffix, such as .png or .txt",
     (".m4a", ".aac", ".wma", ".amr"): "save this sound as .wav, .flac, .ogg or .mp3",
     (".mp4", ".avi", ".mov", ".mkv", ".webm", ".mpg"): (
         "this is a video: save frames of it as images"
@@ -200,10 +205,18 @@ class Place:
         return tuple(sorted(self._below(self.path)))
 
     def _below(self, folder: Path) -> Iterator[Path]:
-        """The files in a folder that is not torchcaps' own, however deep."""
-        for name, inner, files in os.walk(folder):
+        """The files in a folder that is not torchcaps' own, however deep; links are
+        followed, each folder is read once.
+        """
+        root = resolved(folder)
+        read = {root}
+        for name, inner, files in os.walk(folder, followlinks=True):
             inside = Path(name)
-            inner[:] = [one for one in inner if _may_hold_data(inside / one)]
+            own = [one for one in inner if _may_hold_data(inside / one)]
+            real = {resolved(inside / one): one for one in own}
+            new = {path for path in real if not root.is_relative_to(path)} - read
+            read |= new
+            inner[:] = [real[path] for path in sorted(new)]
             for one in files:
                 path = inside / one
                 if not is_junk(path) and path.is_file():

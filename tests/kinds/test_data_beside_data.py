@@ -213,3 +213,25 @@ def test_sounds_of_any_usual_kind_are_read_and_others_are_named() -> None:
         path.rename(path.with_suffix(".m4a"))
     with pytest.raises(ValueError, match=r"save this sound as \.wav"):
         guess("songs")
+
+
+def test_class_folders_may_be_links() -> None:
+    """They were refused with an empty message."""
+    photos("disk/gold")
+    photos("disk/navy")
+    Path("links").mkdir()
+    for name in ("gold", "navy"):
+        Path("links", name).symlink_to(Path("disk", name).resolve())
+    Path("links/gold/around").symlink_to(Path("links").resolve())
+    data = data_at("links")
+    assert len(data.listed.items) == 24
+
+
+def test_frames_that_are_not_read_are_noted() -> None:
+    """Only the check told of them."""
+    photos("stacks/gold")
+    photos("stacks/navy")
+    frames = [Image.new("RGB", (24, 24), colour) for colour in COLOURS]
+    frames[0].save("stacks/gold/deep.tif", save_all=True, append_images=frames[1:])
+    (note,) = (note for note in data_at("stacks").notes() if "several frames" in note)
+    assert "gold/deep.tif" in note

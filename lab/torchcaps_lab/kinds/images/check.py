@@ -36,6 +36,7 @@ from torchcaps_lab.kinds.images.doubts import (
     Extent,
     extent_of,
     files_doubts,
+    frames_lines,
     range_for,
     range_option,
     range_text,
@@ -160,11 +161,7 @@ class ImagesReport:
                 "times as long as wide: "
                 f"{some(self.extreme)}"
             )
-        if self.moving:
-            lines.append(
-                f"{count_of(self.moving)} of several frames, the first of which "
-                f"counts: {some(self.moving)}"
-            )
+        lines += frames_lines(self.moving)
         if self.turned:
             lines.append(
                 f"{self.turned:,} turned upright, as their EXIF orientation says"

@@ -46,7 +46,7 @@ from torchcaps_lab.kinds.images.decoding.picture import (
     to_tensor,
 )
 from torchcaps_lab.kinds.images.decoding.store import GIB, ImageStore, threaded
-from torchcaps_lab.kinds.images.doubts import image_doubts
+from torchcaps_lab.kinds.images.doubts import frames_lines, image_doubts
 from torchcaps_lab.look import Resize
 
 if TYPE_CHECKING:
@@ -154,7 +154,12 @@ class ListedImages(ListedData):
 
     def _plain_notes(self, train: Examples) -> tuple[str, ...]:
         names = [entry.name for entry in self._read.manifest.parts["train"]]
-        return (*super().notes(), *image_doubts(train.inputs, names))
+        moving = [name for name, seen in self._seen.items() if seen.frames > 1]
+        return (
+            *super().notes(),
+            *frames_lines(moving),
+            *image_doubts(train.inputs, names),
+        )
 
     def _decode(self, manifest: Manifest, decoded: Mapping[str, Tensor]) -> Decoded:
         """The images of each split, and the problems of those that cannot be read, by
@@ -279,10 +284,12 @@ class Seen(NamedTuple):
     Args:
         digest: the digest of its content.
         channels: how many it has; 0 if it is unknown.
+        frames: how many it has.
     """
 
     digest: str
     channels: int
+    frames: int = 1
 
 
 def look(source_of: Callable[[], "Source"], title: str) -> Seen:
@@ -297,12 +304,11 @@ def look(source_of: Callable[[], "Source"], title: str) -> Seen:
         else:
             digest = digest_of(source)
         with opened(source, title) as image:
-            channels = channels_of(image)
+            return Seen(digest, channels_of(image), getattr(image, "n_frames", 1))
     except BrokenImage:
-        channels = 0
+        return Seen(digest, 0)
     except OSError as error:
         return Seen(f"unreadable: {error.strerror}", 0)
-    return Seen(digest, channels)
 
 
 @contextmanager
