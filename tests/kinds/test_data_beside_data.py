@@ -74,6 +74,32 @@ def test_masks_beside_their_pictures_are_no_pictures() -> None:
         guess("cells")
 
 
+@pytest.mark.parametrize(
+    ("pictures", "marked", "named"),
+    [
+        ("{}", "{}_labels/{{}}_L.png", "--data.images train --data.masks train_labels"),
+        ("{}/images", "{}/masks/{{}}.png", "--data.images train/images"),
+        ("{}/gold", "{}/gold/{{}}_mask.png", "0_mask"),
+    ],
+)
+def test_masks_in_the_folders_of_splits_are_no_pictures(
+    pictures: str, marked: str, named: str
+) -> None:
+    """Their folders were trained on as classes, or they as pictures of one."""
+    for part, count in (("train", 12), ("val", 6)):
+        photos(f"scans/{pictures.format(part)}", count)
+        photos(f"scans/{part}/navy", 3) if "gold" in pictures else None
+        masks(f"scans/{marked.format(part)}".format, count)
+    with pytest.raises(ValueError, match=named):
+        guess("scans")
+
+
+def test_masks_may_be_called_so() -> None:
+    photos("cells/images")
+    masks("cells/masks/{}_mask.png".format)
+    assert data_at("cells").classes == ("0", "1")
+
+
 def test_a_table_of_sounds_says_where_sounds_are_read_from() -> None:
     Path("clips").mkdir()
     rows = [f"clips/{row}.wav,{'ab'[row % 2]}" for row in range(12)]

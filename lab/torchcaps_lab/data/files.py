@@ -122,7 +122,8 @@ class Listing(Listed):
         if not learned and not files:
             self.refused.append(
                 f"{folder} holds no {self.what} in folders of "
-                f"classes{self._reasons(folder)}"
+                f"classes{self._reasons(folder)}{self._loose(folder)}; or give the "
+                "folder to train on alone, and a share of it is put aside to test on"
             )
         self._leave_out_loose(folder)
 

@@ -1,8 +1,9 @@
 """Reads pictures whose pixels have classes."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice, permutations
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torchcaps_lab.kinds.images.decoding.picture import image_suffixes, opened
 from torchcaps_lab.kinds.images.guess import looked_at, range_line
 from torchcaps_lab.kinds.images.reader import ImageReader
 from torchcaps_lab.kinds.images.sets.files import image_files
+from torchcaps_lab.kinds.pixels.masks import picture_of
 from torchcaps_lab.look import (
     Fit,
     Guess,
@@ -54,16 +56,13 @@ _NAMED = ("images", "masks")
 _FEW_VALUES = 32
 """Different values of pixels that a mask may have."""
 
-_ENDS = ("_mask", "_masks", "_seg", "_segmentation", "_label", "_gt", "-mask", "-seg")
-"""How the names of masks end that lie beside their pictures."""
-
 _LISTED = "ImageSets/Segmentation/trainval.txt"
 """The pictures of Pascal VOC that have masks."""
 
 _LARGEST_CUT = 128
 
 _TRIED = 8
-"""Pairs of pictures that are looked at."""
+"""Pairs of pictures that are looked at, and pairs of folders."""
 
 
 @register_reader("pixels")
@@ -91,8 +90,7 @@ class PixelReader(ImageReader):
                 pictures = image_files(place.path / images)
                 return watched(guess, given, len(pictures) * 4 // 5 // 10)
         if not place.is_file and "class_folders" not in asked:
-            _check_folders(place)
-            _check_beside(place)
+            _check_masks(place)
         return None
 
     @classmethod
@@ -121,46 +119,66 @@ class PixelReader(ImageReader):
         return image_files(folder)
 
 
-def _check_folders(place: Place) -> None:
-    """Raise a `ValueError` if there are two folders of pictures by the same names, and
-    those of one look like masks of the others.
+def _check_masks(place: Place) -> None:
+    """Raise a `ValueError` if pictures that look like the masks of others lie in a
+    folder beside that of these, by the same names, or among them; says what to do.
     """
-    by_folder: dict[Path, dict[str, Path]] = {}
+    folders: dict[Path, dict[str, Path]] = {}
     for path in place.with_suffix(*image_suffixes()):
-        by_folder.setdefault(path.parent, {})[path.stem] = path
-    if len(by_folder) != 2 or {*by_folder} - {*place.path.iterdir()}:
-        return
-    first, second = by_folder
-    if by_folder[first].keys() != by_folder[second].keys():
-        return
-    for images, masks in ((first, second), (second, first)):
-        stems = sorted(by_folder[images])[:_TRIED]
-        pairs = [(by_folder[images][stem], by_folder[masks][stem]) for stem in stems]
-        if all(_is_mask_of(mask, picture) for picture, mask in pairs):
-            train = ["torchcaps", "train", str(place.path)]
-            named = ["--data.images", images.name, "--data.masks", masks.name]
+        folders.setdefault(path.parent, {})[path.stem] = path
+    # The largest first, which are to train on.
+    folders = dict(sorted(folders.items(), key=lambda row: -len(row[1])))
+    train = ["torchcaps", "train", str(place.path)]
+    classes = shlex.join([*train, "--data.class_folders", "outer"])
+    for images, masks in islice(_pairs_of_folders(folders), _TRIED):
+        marked = {picture_of(stem): path for stem, path in folders[masks].items()}
+        if _are_masks(marked, folders[images]) and len(marked) == len(folders[images]):
+            places = [str(path.relative_to(place.path)) for path in (images, masks)]
+            named = ["--data.images", places[0], "--data.masks", places[1]]
             raise ValueError(
                 f"{masks} holds a picture of few values for each one in {images}, by "
                 f"the same name: if these are its masks, {shlex.join([*train, *named])}"
-                "; if the two folders are classes, "
-                f"{shlex.join([*train, '--data.class_folders', 'outer'])}"
+                f"; if the two folders are classes, {classes}"
             )
-
-
-def _check_beside(place: Place) -> None:
-    """Raise a `ValueError` if masks lie in one folder with their pictures."""
-    pictures = [path for path in place.top if path.suffix.lower() in image_suffixes()]
-    stems = {path.stem for path in pictures}
-    for end in _ENDS:
-        masks = [stem for stem in stems if stem.removesuffix(end) in stems - {stem}]
-        if masks and 2 * len(masks) == len(stems):
+    for folder, pictures in islice(folders.items(), _TRIED):
+        marked = {
+            picture_of(stem): path
+            for stem, path in pictures.items()
+            if picture_of(stem) in pictures.keys() - {stem}
+        }
+        if 3 * len(marked) >= len(pictures) and _are_masks(marked, pictures):
+            first = min(path.stem for path in marked.values())
             raise ValueError(
-                f"{place.path} holds masks beside their pictures, such as "
-                f"{min(masks)}. Put the pictures into a folder 'images' in it, and the "
-                "masks under the names of their pictures, without "
-                f"{end!r}, into a folder 'masks', then: "
-                f"{shlex.join(['torchcaps', 'train', str(place.path)])}"
+                f"{folder} holds masks beside their pictures, such as {first}. For the "
+                "classes of pixels, put the pictures into a folder 'images', and the "
+                "masks into a folder 'masks' beside it, then: torchcaps train with the "
+                "folder of the two. For classes of pictures, move the masks away; "
+                f"{classes} takes them for pictures"
             )
+
+
+def _pairs_of_folders(folders: Collection[Path]) -> Iterator[tuple[Path, Path]]:
+    """The folders that may hold pictures and their masks: two that are alone in one
+    folder, and those of which the name of one begins with that of the other.
+    """
+    beside: dict[Path, list[Path]] = {}
+    for folder in folders:
+        beside.setdefault(folder.parent, []).append(folder)
+    for holder, names in beside.items():
+        if len(names) == 2:
+            yield from permutations(names)
+            continue
+        for folder in names:
+            begun = (holder / folder.name[:end] for end in range(1, len(folder.name)))
+            yield from ((first, folder) for first in begun if first in folders)
+
+
+def _are_masks(marked: Mapping[str, Path], pictures: Mapping[str, Path]) -> bool:
+    """Whether files look like the masks of pictures, by the names of these."""
+    stems = sorted(marked)
+    return {*stems} <= pictures.keys() and all(
+        _is_mask_of(marked[stem], pictures[stem]) for stem in stems[:_TRIED]
+    )
 
 
 def _is_mask_of(mask: Path, picture: Path) -> bool:
