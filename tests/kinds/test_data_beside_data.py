@@ -261,3 +261,16 @@ def test_frames_that_are_not_read_are_noted() -> None:
     frames[0].save("stacks/gold/deep.tif", save_all=True, append_images=frames[1:])
     (note,) = (note for note in data_at("stacks").notes() if "several frames" in note)
     assert "gold/deep.tif" in note
+
+
+def test_a_table_of_pictures_for_each_split_is_read() -> None:
+    """Only the first was."""
+    photos("pets/img", 30)
+    parts = {"train": range(18), "val": range(18, 24), "test": range(23, 30)}
+    for part, numbers in parts.items():
+        rows = [f"{row}.png,{'ab'[row % 2]}" for row in numbers]
+        Path(f"pets/{part}.csv").write_text("\n".join(["file,label", *rows]))
+    data = data_at("pets")
+    counts = [len(part) for part in (data.train, data.validation, data.test)]
+    assert counts == [18, 5, 7]
+    assert any("has a row before: val.csv, row 6" in note for note in data.notes())

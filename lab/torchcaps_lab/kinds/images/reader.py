@@ -502,7 +502,8 @@ def _of_table(
     guess = guess_of_files(options, summary, files, trained_of(len(files)), given)
     assert named.columns is not None
     why = {**guess.why, **reasons(options, named.columns)}
-    if unread := [path.name for path in tables if path != named.table]:
+    read = named.tables.values()
+    if unread := [path.name for path in tables if path not in read]:
         why["tables"] = f"not read: {some(unread)}"
     guess = guess._replace(seen=tuple(named.columns.lines()), why=why)
     if not named.form.delimiter:

@@ -20,6 +20,7 @@ from torchcaps_lab.data.table_form import (
     LabelledRow,
     TableForm,
     names_in,
+    part_of_table,
     tables_beside,
 )
 from torchcaps_lab.data.tables import Cells, Table
@@ -42,7 +43,7 @@ class TableOfImages(NamedTuple):
     """A table that names images and their labels.
 
     Args:
-        table: the table, or a folder that has a folder with a table for each split.
+        table: the table, or a folder with a table for each split.
         form: what its columns are read as; the item is the name of the image.
         columns: what they hold; None if that was not looked at.
     """
@@ -53,20 +54,24 @@ class TableOfImages(NamedTuple):
 
     @property
     def tables(self) -> dict[str, Path]:
-        """The table of each split; ``all`` if one table has all images."""
-        if self.split_folders:
-            return tables_of_splits(self.table)
-        return {"all": self.table}
-
-    @property
-    def split_folders(self) -> bool:
-        """Whether there is a table for each split."""
-        return self.table.is_dir()
+        """The table of each split that has labels; ``all`` if one table has all
+        images.
+        """
+        if self.table.is_file():
+            return {"all": self.table}
+        tables = tables_of_splits(self.table)
+        train = tables.pop("train", None)
+        labelled = {
+            part: path
+            for part, path in tables.items()
+            if {*self.form.needed} <= {*Table(path).columns}
+        }
+        return labelled if train is None else {"train": train, **labelled}
 
     @property
     def folder(self) -> Path:
         """The folder that all images are in."""
-        return self.table if self.split_folders else self.table.parent
+        return self.table.parent if self.table.is_file() else self.table
 
     def paths(self) -> list[Path]:
         """The images that the table names, and that are there."""
@@ -182,8 +187,9 @@ def table_of_images(
     """
     given = given or {}
     tables = tables_beside(place)
-    if not tables:
-        return None if place.is_file else _table_of_splits(place.path, given)
+    named = None if place.is_file else _table_of_splits(place.path, given)
+    if not tables or (named is not None and len(named.tables) > 1):
+        return named
     images = ImagesByName(place.folder)
     read = [_table_of(path, images, given) for path in tables]
     complete = [table for table in read if table is not None]
@@ -198,7 +204,7 @@ def other_labels(named: TableOfImages, folders: Mapping[Path, str]) -> list[str]
         named: the table, whose columns were looked at.
         folders: the class of each image by its folder.
     """
-    cells = Table(named.table).cells()
+    cells = Table(next(iter(named.tables.values()))).cells()
     rows = ImagesByName(named.folder).of_rows(cells.column(str(named.form.item)))
     classes = [{*map(folders.get, paths)} - {None} for paths in rows]
     columns = [] if named.columns is None else named.columns.of_role(*_MAY_LABEL)
@@ -214,17 +220,17 @@ def other_labels(named: TableOfImages, folders: Mapping[Path, str]) -> list[str]
 
 
 def tables_of_splits(folder: Path) -> dict[str, Path]:
-    """Return the table in the folder of each split, as Hugging Face has them.
+    """Return the table of each split, or in its folder, as Hugging Face has them.
 
     Args:
-        folder: a folder that may have folders named as splits.
+        folder: a folder that may have tables or folders named as splits.
     """
     tables: dict[str, Path] = {}
-    for inner in sorted(path for path in folder.iterdir() if path.is_dir()):
-        part = part_called(inner.name)
-        files = [path for path in Place(inner).top if path.suffix.lower() in TABLES]
+    for path in sorted(folder.iterdir()):
+        files = [one for one in Place(path).top if one.suffix.lower() in TABLES]
+        part = part_called(path.name) if path.is_dir() else part_of_table(path)
         if part is not None and len(files) == 1:
-            tables[part] = files[0]
+            tables.setdefault(part, files[0])
     return tables
 
 
@@ -348,8 +354,8 @@ class _Row(ListedFile):
 @settings
 class ImageTable(ListedImages):
     """Images whose labels stand in a table, a .csv, .tsv or .jsonl file; or in a table
-    in the folder of each split, ``train/metadata.csv``, ``test/metadata.csv``, as
-    Hugging Face has them.
+    for each split, ``train.csv``, ``test.csv``, or in its folder,
+    ``train/metadata.csv``, ``test/metadata.csv``, as Hugging Face has them.
 
     A column names the images, by their paths below the folder of the table, or by their
     names, with or without suffix; or folders, such as those of patients, whose images
@@ -361,7 +367,7 @@ class ImageTable(ListedImages):
     left out with a note.
 
     Args:
-        root: the table, or the folder with the folders of the splits.
+        root: the table, or the folder with the tables or the folders of the splits.
         file: the column of the names of the images, or of their folders.
         label: the column of the labels, or the columns, one for each class.
         delimiter: what stands between the labels of one image, ``[]`` around lists; None:
@@ -429,10 +435,11 @@ def list_table(named: TableOfImages) -> Listed:
     """
     listed = Listed()
     parts: dict[str, list[Any]] = listed.parts
+    first: dict[Path, tuple[str, str]] = {}
     for whole, path in named.tables.items():
         table = Table(path)
         named.form.check(table, ("file", named.form.item))
-        for part, item in _items(named, table, listed):
+        for part, item in _items(named, table, listed, first):
             parts.setdefault(part or whole, []).append(item)
     if not parts:
         raise ValueError(
@@ -444,10 +451,13 @@ def list_table(named: TableOfImages) -> Listed:
 
 
 def _items(
-    named: TableOfImages, table: Table, listed: Listed
+    named: TableOfImages,
+    table: Table,
+    listed: Listed,
+    first: dict[Path, tuple[str, str]],
 ) -> Iterator[tuple[str, Item]]:
     """The split, empty where no column says it, and the image of each row; tells
-    ``listed`` why rows are left out.
+    ``listed`` why rows are left out, and ``first`` which row an image has.
     """
     form = named.form
     file = str(form.item)
@@ -456,7 +466,6 @@ def _items(
     rows = [*form.rows(table, listed, title)]
     if images.get(file) is not None and _is_example(form, rows):
         raise no_header(table.path, table.columns, ("file_name", "label"))
-    first: dict[Path, tuple[str, str]] = {}
     paths_of_rows = images.of_rows([row.values[file] for row in rows])
     by_folder = any(len(paths) > 1 for paths in paths_of_rows)
     for row, paths in zip(rows, paths_of_rows, strict=True):
