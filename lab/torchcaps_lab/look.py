@@ -50,7 +50,11 @@ _UNREAD = {
         "save this spreadsheet as .csv, and name that file"
     ),
     (".parquet", ".feather"): "save this table as .csv, and name that file",
-    (".json",): "save this table as .jsonl, with an object of JSON in each line",
+    (".json",): (
+        "a .json file is read if it is as of COCO and names images by their paths "
+        "below a folder; save a table as .jsonl, with an object of JSON in each line"
+    ),
+    (".data", ".dat"): "save this table as .csv, with the names of its columns first",
     (".dcm", ".nii", ".nrrd", ".mha", ".mhd", ".svs", ".czi", ".svg"): (
         "save this image as .png, .tif or .npy"
     ),

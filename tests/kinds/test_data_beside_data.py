@@ -274,3 +274,37 @@ def test_a_table_of_pictures_for_each_split_is_read() -> None:
     counts = [len(part) for part in (data.train, data.validation, data.test)]
     assert counts == [18, 5, 7]
     assert any("has a row before: val.csv, row 6" in note for note in data.notes())
+
+
+def test_boxes_in_the_folders_of_splits_are_all_read() -> None:
+    """Of Pascal VOC, those of the first folder were: the test images."""
+    for part, count in (("train", 8), ("valid", 4), ("test", 3)):
+        photos(f"voc/{part}", count)
+        for row in range(count):
+            corners = ("xmin", 2), ("ymin", 3), ("xmax", 9), ("ymax", 12)
+            box = "".join(f"<{side}>{at}</{side}>" for side, at in corners)
+            Path(f"voc/{part}/{row}.xml").write_text(
+                f"<annotation><filename>{row}.png</filename><object><name>{'ab'[row % 2]}"
+                f"</name><bndbox>{box}</bndbox></object></annotation>"
+            )
+    data = data_at("voc")
+    counts = [len(part) for part in (data.train, data.validation, data.test)]
+    assert counts == [8, 4, 3]
+
+
+def test_boxes_of_classes_without_names_are_asked_about() -> None:
+    photos("yolo/train/images")
+    Path("yolo/train/labels").mkdir()
+    Path("yolo/train/labels/0.txt").write_text("1 0.5 0.5 0.2 0.4\n")
+    with pytest.raises(ValueError, match=r"Write yolo/data\.yaml"):
+        guess("yolo")
+
+
+def test_numbers_in_files_are_no_texts() -> None:
+    """Each was trained on as a text of words such as 0.25."""
+    for row in range(12):
+        path = Path("moves", "ab"[row % 2], f"{row}.txt")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(f"{step * row / 8} -1e-3" for step in range(20)))
+    with pytest.raises(ValueError, match="holds a table for each series"):
+        guess("moves")
