@@ -54,6 +54,9 @@ _UNREAD = {
         "a .json file is read if it is as of COCO and names images by their paths "
         "below a folder; save a table as .jsonl, with an object of JSON in each line"
     ),
+    (".csv", ".tsv", ".jsonl"): (
+        "a table is read if a column holds texts, or names images below its folder"
+    ),
     (".data", ".dat"): "save this table as .csv, with the names of its columns first",
     (".dcm", ".nii", ".nrrd", ".mha", ".mhd", ".svs", ".czi", ".svg"): (
         "save this image as .png, .tif or .npy"

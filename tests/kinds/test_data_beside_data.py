@@ -308,3 +308,9 @@ def test_numbers_in_files_are_no_texts() -> None:
         path.write_text("\n".join(f"{step * row / 8} -1e-3" for step in range(20)))
     with pytest.raises(ValueError, match="holds a table for each series"):
         guess("moves")
+
+
+def test_folders_of_folds_are_doubted_as_classes() -> None:
+    for fold in range(1, 4):
+        photos(f"cells/fold{fold}", 6)
+    assert any("fold1, fold2, fold3" in note for note in data_at("cells").notes())
