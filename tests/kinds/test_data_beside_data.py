@@ -80,6 +80,7 @@ def test_masks_beside_their_pictures_are_no_pictures() -> None:
         ("{}", "{}_labels/{{}}_L.png", "--data.images train --data.masks train_labels"),
         ("{}/images", "{}/masks/{{}}.png", "--data.images train/images"),
         ("{}/gold", "{}/gold/{{}}_mask.png", "0_mask"),
+        ("{}/a", "{}/gt/{{}}.png", "--data.images train/a --data.masks train/gt"),
     ],
 )
 def test_masks_in_the_folders_of_splits_are_no_pictures(
@@ -88,7 +89,7 @@ def test_masks_in_the_folders_of_splits_are_no_pictures(
     """Their folders were trained on as classes, or they as pictures of one."""
     for part, count in (("train", 12), ("val", 6)):
         photos(f"scans/{pictures.format(part)}", count)
-        photos(f"scans/{part}/navy", 3) if "gold" in pictures else None
+        photos(f"scans/{part}/navy", 3) if "/" in pictures else None
         masks(f"scans/{marked.format(part)}".format, count)
     with pytest.raises(ValueError, match=named):
         guess("scans")

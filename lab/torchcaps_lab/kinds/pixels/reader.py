@@ -1,7 +1,7 @@
 """Reads pictures whose pixels have classes."""
 
 import shlex
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice, permutations
 from pathlib import Path
@@ -55,6 +55,9 @@ _NAMED = ("images", "masks")
 
 _FEW_VALUES = 32
 """Different values of pixels that a mask may have."""
+
+_FEW_FOLDERS = 4
+"""Folders in one, of which any two may hold pictures and their masks."""
 
 _LISTED = "ImageSets/Segmentation/trainval.txt"
 """The pictures of Pascal VOC that have masks."""
@@ -132,7 +135,7 @@ def _check_masks(place: Place) -> None:
     classes = shlex.join([*train, "--data.class_folders", "outer"])
     for images, masks in islice(_pairs_of_folders(folders), _TRIED):
         marked = {picture_of(stem): path for stem, path in folders[masks].items()}
-        if _are_masks(marked, folders[images]) and len(marked) == len(folders[images]):
+        if _are_masks(marked, folders[images]):
             places = [str(path.relative_to(place.path)) for path in (images, masks)]
             named = ["--data.images", places[0], "--data.masks", places[1]]
             raise ValueError(
@@ -157,20 +160,26 @@ def _check_masks(place: Place) -> None:
             )
 
 
-def _pairs_of_folders(folders: Collection[Path]) -> Iterator[tuple[Path, Path]]:
-    """The folders that may hold pictures and their masks: two that are alone in one
-    folder, and those of which the name of one begins with that of the other.
+def _pairs_of_folders(
+    folders: Mapping[Path, Mapping[str, Path]],
+) -> Iterator[tuple[Path, Path]]:
+    """The folders that may hold pictures and their masks, by the names in them: of a
+    few in one folder, and of those whose names begin with that of the other.
     """
     beside: dict[Path, list[Path]] = {}
     for folder in folders:
         beside.setdefault(folder.parent, []).append(folder)
-    for holder, names in beside.items():
-        if len(names) == 2:
-            yield from permutations(names)
+    pairs: list[tuple[Path, Path]] = []
+    for holder, inner in beside.items():
+        if len(inner) <= _FEW_FOLDERS:
+            pairs += permutations(inner, 2)
             continue
-        for folder in names:
+        for folder in inner:
             begun = (holder / folder.name[:end] for end in range(1, len(folder.name)))
-            yield from ((first, folder) for first in begun if first in folders)
+            pairs += [(first, folder) for first in begun if first in folders]
+    for images, masks in pairs:
+        if {*map(picture_of, folders[masks])} == folders[images].keys():
+            yield images, masks
 
 
 def _are_masks(marked: Mapping[str, Path], pictures: Mapping[str, Path]) -> bool:
