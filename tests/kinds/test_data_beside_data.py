@@ -81,6 +81,7 @@ def test_masks_beside_their_pictures_are_no_pictures() -> None:
         ("{}/images", "{}/masks/{{}}.png", "--data.images train/images"),
         ("{}/gold", "{}/gold/{{}}_mask.png", "0_mask"),
         ("{}/a", "{}/gt/{{}}.png", "--data.images train/a --data.masks train/gt"),
+        ("a/{}", "notes/{}/{{}}.png", "--data.images a/train --data.masks notes/train"),
     ],
 )
 def test_masks_in_the_folders_of_splits_are_no_pictures(
@@ -89,7 +90,8 @@ def test_masks_in_the_folders_of_splits_are_no_pictures(
     """Their folders were trained on as classes, or they as pictures of one."""
     for part, count in (("train", 12), ("val", 6)):
         photos(f"scans/{pictures.format(part)}", count)
-        photos(f"scans/{part}/navy", 3) if "/" in pictures else None
+        if "/" in pictures:
+            photos(f"scans/{part}/navy", 3)
         masks(f"scans/{marked.format(part)}".format, count)
     with pytest.raises(ValueError, match=named):
         guess("scans")

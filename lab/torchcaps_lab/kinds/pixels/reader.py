@@ -57,7 +57,7 @@ _FEW_VALUES = 32
 """Different values of pixels that a mask may have."""
 
 _FEW_FOLDERS = 4
-"""Folders in one, of which any two may hold pictures and their masks."""
+"""Folders of which any two may hold pictures and their masks."""
 
 _LISTED = "ImageSets/Segmentation/trainval.txt"
 """The pictures of Pascal VOC that have masks."""
@@ -164,18 +164,23 @@ def _pairs_of_folders(
     folders: Mapping[Path, Mapping[str, Path]],
 ) -> Iterator[tuple[Path, Path]]:
     """The folders that may hold pictures and their masks, by the names in them: of a
-    few in one folder, and of those whose names begin with that of the other.
+    few, which are all or are in one folder or have one name; and of those whose names
+    begin with that of the other.
     """
-    beside: dict[Path, list[Path]] = {}
+    groups: dict[Path | str, list[Path]] = {}
     for folder in folders:
-        beside.setdefault(folder.parent, []).append(folder)
+        for shared in (folder.parent, folder.name):
+            groups.setdefault(shared, []).append(folder)
+    if len(folders) <= _FEW_FOLDERS:
+        groups = {"": [*folders]}
     pairs: list[tuple[Path, Path]] = []
-    for holder, inner in beside.items():
-        if len(inner) <= _FEW_FOLDERS:
-            pairs += permutations(inner, 2)
+    for group in groups.values():
+        if len(group) <= _FEW_FOLDERS:
+            pairs += permutations(group, 2)
             continue
-        for folder in inner:
-            begun = (holder / folder.name[:end] for end in range(1, len(folder.name)))
+        for folder in group:
+            ends = range(1, len(folder.name))
+            begun = (folder.with_name(folder.name[:end]) for end in ends)
             pairs += [(first, folder) for first in begun if first in folders]
     for images, masks in pairs:
         if {*map(picture_of, folders[masks])} == folders[images].keys():
