@@ -4,7 +4,7 @@ answer.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -157,6 +157,22 @@ class CapsuleLayer(SuggestsNames, nn.Module):
     ) -> RemovableHandle:
         """Registers a hook; a pair of tensors that it returns becomes capsules."""
         return super().register_forward_hook(partial(_as_capsules, hook), **options)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Applies what ``to`` and ``half`` do to all parameters and buffers.
+
+        ``to(memory_format=torch.channels_last)`` is for maps, and would fail for
+        transforms that have five axes: they are passed on without axes.
+        """
+
+        def on_transforms(tensor: Tensor) -> Tensor:
+            if tensor.ndim != 5:
+                return fn(tensor)
+            return fn(tensor.flatten()).view(tensor.shape)
+
+        for child in self.children() if recurse else ():
+            child._apply(fn)
+        return super()._apply(on_transforms, recurse=False)
 
 
 def _as_capsules(hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from torchcaps.whole import opened
+from torchcaps.whole import opened, resolved
 
 STEPS = 30
 """Steps of an epoch that the batch size is chosen for: with fewer, 20 epochs end before
@@ -50,6 +50,22 @@ _UNREAD = {
         "save this spreadsheet as .csv, and name that file"
     ),
     (".parquet", ".feather"): "save this table as .csv, and name that file",
+    (".json",): (
+        "a .json file is read if it is as of COCO and names images by their paths "
+        "below a folder; save a table as .jsonl, with an object of JSON in each line"
+    ),
+    (".csv", ".tsv", ".jsonl"): (
+        "a table is read if a column holds texts, or names images below its folder"
+    ),
+    (".data", ".dat"): "save this table as .csv, with the names of its columns first",
+    (".dcm", ".nii", ".nrrd", ".mha", ".mhd", ".svs", ".czi", ".svg"): (
+        "save this image as .png, .tif or .npy"
+    ),
+    ("",): "give the file its suffix, such as .png or .txt",
+    (".m4a", ".aac", ".wma", ".amr"): "save this sound as .wav, .flac, .ogg or .mp3",
+    (".mp4", ".avi", ".mov", ".mkv", ".webm", ".mpg"): (
+        "this is a video: save frames of it as images"
+    ),
     (".npy", ".npz", ".mat", ".h5", ".hdf5"): (
         "load these arrays in Python, and train with torchcaps.train(inputs, labels)"
     ),
@@ -196,10 +212,18 @@ class Place:
         return tuple(sorted(self._below(self.path)))
 
     def _below(self, folder: Path) -> Iterator[Path]:
-        """The files in a folder that is not torchcaps' own, however deep."""
-        for name, inner, files in os.walk(folder):
+        """The files in a folder that is not torchcaps' own, however deep; links are
+        followed, each folder is read once.
+        """
+        root = resolved(folder)
+        read = {root}
+        for name, inner, files in os.walk(folder, followlinks=True):
             inside = Path(name)
-            inner[:] = [one for one in inner if _may_hold_data(inside / one)]
+            own = [one for one in inner if _may_hold_data(inside / one)]
+            real = {resolved(inside / one): one for one in own}
+            new = {path for path in real if not root.is_relative_to(path)} - read
+            read |= new
+            inner[:] = [real[path] for path in sorted(new)]
             for one in files:
                 path = inside / one
                 if not is_junk(path) and path.is_file():

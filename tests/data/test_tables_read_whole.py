@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 from PIL import Image
 
 from torchcaps_lab.data import ImageTable, Series, Text
@@ -175,8 +176,14 @@ def test_numbers_beside_a_name_are_columns_only_in_order(
             Table(path)
 
 
-def test_a_row_with_one_flag_each_is_noted(tmp_path: Path) -> None:
+def test_columns_with_one_1_in_each_row_hold_classes(tmp_path: Path) -> None:
+    """They were several labels, and classes in an array."""
     rows = [f"{number}.png,{number % 2},{1 - number % 2}" for number in range(ROWS)]
     path = written(tmp_path, "\n".join(["file,sea,sky", *rows]))
-    notes = ImageTable(path, file="file", label=("sea", "sky")).notes()
-    assert any("exactly one label" in note for note in notes)
+    data = ImageTable(path, file="file", label=("sea", "sky"))
+    assert (data.classes, data.default_task()) == (("sea", "sky"), "classification")
+    assert data.train.labels.dtype == torch.int64
+    assert any("--data.delimiter '|'" in note for note in data.notes())
+    several = ImageTable(path, file="file", label=("sea", "sky"), delimiter="|")
+    assert several.default_task() == "several_labels"
+    assert several.train.labels.sum(1).tolist() == [1] * len(several.train)

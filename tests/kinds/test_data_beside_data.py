@@ -5,6 +5,7 @@ import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from PIL import Image
 
 from tests.kinds.shapes import COLOURS, picture
 from tests.runs import status
+from torchcaps.spec import fit
+from torchcaps_lab.data import DataSet
 from torchcaps_lab.options.guess import guess
 
 WORDS = ("storm", "flood", "fire", "help", "sun", "walk", "happy", "cat")
@@ -25,6 +28,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def photos(folder: str, count: int = 12) -> None:
     for row in range(count):
         picture(Path(folder, f"{row}.png"), [*COLOURS][row % 2], row)
+
+
+def data_at(path: str) -> Any:
+    """The data set that a training on a path would read."""
+    return fit(DataSet, guess(path).options["data"], "data").make()
 
 
 def masks(name: Callable[[int], str], count: int = 12) -> None:
@@ -64,6 +72,35 @@ def test_masks_beside_their_pictures_are_no_pictures() -> None:
     masks(lambda row: f"cells/{row}_mask.png")
     with pytest.raises(ValueError, match=r"0_mask.*'images'.*'masks'"):
         guess("cells")
+
+
+@pytest.mark.parametrize(
+    ("pictures", "marked", "named"),
+    [
+        ("{}", "{}_labels/{{}}_L.png", "--data.images train --data.masks train_labels"),
+        ("{}/images", "{}/masks/{{}}.png", "--data.images train/images"),
+        ("{}/gold", "{}/gold/{{}}_mask.png", "0_mask"),
+        ("{}/a", "{}/gt/{{}}.png", "--data.images train/a --data.masks train/gt"),
+        ("a/{}", "notes/{}/{{}}.png", "--data.images a/train --data.masks notes/train"),
+    ],
+)
+def test_masks_in_the_folders_of_splits_are_no_pictures(
+    pictures: str, marked: str, named: str
+) -> None:
+    """Their folders were trained on as classes, or they as pictures of one."""
+    for part, count in (("train", 12), ("val", 6)):
+        photos(f"scans/{pictures.format(part)}", count)
+        if "/" in pictures:
+            photos(f"scans/{part}/navy", 3)
+        masks(f"scans/{marked.format(part)}".format, count)
+    with pytest.raises(ValueError, match=named):
+        guess("scans")
+
+
+def test_masks_may_be_called_so() -> None:
+    photos("cells/images")
+    masks("cells/masks/{}_mask.png".format)
+    assert data_at("cells").classes == ("0", "1")
 
 
 def test_a_table_of_sounds_says_where_sounds_are_read_from() -> None:
@@ -154,3 +191,129 @@ def test_what_is_not_read_beside_loose_pictures_is_named(name: str) -> None:
     Path("loose", name).write_bytes(b"PK")
     with pytest.raises(ValueError, match=f"{name}: (save|unpack) this"):
         guess("loose")
+
+
+def test_rows_for_validation_are_tested_on_with_a_note() -> None:
+    """They became the test without a word; of two tables none was read."""
+    rows = [f"{' '.join(WORDS)} {row},{'ab'[row % 2]}" for row in range(40)]
+    parts = [("train", "val")[row > 29] for row in range(40)]
+    split = [f"{row},{part}" for row, part in zip(rows, parts, strict=True)]
+    Path("one.csv").write_text("\n".join(["text,label,split", *split]))
+    Path("two").mkdir()
+    Path("two/train.csv").write_text("\n".join(["text,label", *rows[:30]]))
+    Path("two/val.csv").write_text("\n".join(["text,label", *rows[30:]]))
+    for path in ("one.csv", "two"):
+        data = data_at(path)
+        assert len(data.test) == 10
+        assert any("are used as the test" in note for note in data.notes())
+
+
+@pytest.mark.parametrize("inside", ["", "scans/"])
+def test_a_table_of_patients_labels_the_pictures_in_their_folders(inside: str) -> None:
+    """Patients were trained on as classes, or nothing was."""
+    for row in range(36):
+        picture(Path(f"clinic/{inside}P{row // 3:03}/{row}.png"), "gold", row)
+    rows = [f"P{patient:03},{'ab'[patient % 2]}" for patient in range(13)]
+    Path("clinic/info.csv").write_text("\n".join(["patient_id,diagnosis", *rows]))
+    if not inside:
+        with pytest.raises(ValueError, match=r"info\.csv --data\.label diagnosis"):
+            guess("clinic")
+    data = data_at("clinic/info.csv" if not inside else "clinic")
+    labels = {item.name[-10:]: item.category for item in data.listed.items}
+    patients = [int(name.split("/")[0][-3:]) for name in labels]
+    assert len(patients) == 36
+    assert [*labels.values()] == ["ab"[patient % 2] for patient in patients]
+    tested = {Path(name).parent for name in data.test.files}
+    assert len(data.test) == 3 * len(tested)
+    assert any("row 13" in note for note in data.notes())
+
+
+def test_sounds_of_any_usual_kind_are_read_and_others_are_named() -> None:
+    """MP3 files were no kind of image."""
+    soundfile = pytest.importorskip("soundfile")
+    for row in range(8):
+        folder = Path("songs", "ab"[row % 2])
+        folder.mkdir(parents=True, exist_ok=True)
+        wave = 0.3 * np.sin(0.1 * np.arange(9000) * (1 + row % 2))
+        kind = ("mp3", "aiff")[row // 4]
+        soundfile.write(folder / f"{row}.{kind}", wave, (8000, 16000)[row % 2])
+    assert guess("songs").options["data"]["name"] == "Series"
+    for path in Path("songs").rglob("*.*"):
+        path.rename(path.with_suffix(".m4a"))
+    with pytest.raises(ValueError, match=r"save this sound as \.wav"):
+        guess("songs")
+
+
+def test_class_folders_may_be_links() -> None:
+    """They were refused with an empty message."""
+    photos("disk/gold")
+    photos("disk/navy")
+    Path("links").mkdir()
+    for name in ("gold", "navy"):
+        Path("links", name).symlink_to(Path("disk", name).resolve())
+    Path("links/gold/around").symlink_to(Path("links").resolve())
+    data = data_at("links")
+    assert len(data.listed.items) == 24
+
+
+def test_frames_that_are_not_read_are_noted() -> None:
+    """Only the check told of them."""
+    photos("stacks/gold")
+    photos("stacks/navy")
+    frames = [Image.new("RGB", (24, 24), colour) for colour in COLOURS]
+    frames[0].save("stacks/gold/deep.tif", save_all=True, append_images=frames[1:])
+    (note,) = (note for note in data_at("stacks").notes() if "several frames" in note)
+    assert "gold/deep.tif" in note
+
+
+def test_a_table_of_pictures_for_each_split_is_read() -> None:
+    """Only the first was."""
+    photos("pets/img", 30)
+    parts = {"train": range(18), "val": range(18, 24), "test": range(23, 30)}
+    for part, numbers in parts.items():
+        rows = [f"{row}.png,{'ab'[row % 2]}" for row in numbers]
+        Path(f"pets/{part}.csv").write_text("\n".join(["file,label", *rows]))
+    data = data_at("pets")
+    counts = [len(part) for part in (data.train, data.validation, data.test)]
+    assert counts == [18, 5, 7]
+    assert any("has a row before: val.csv, row 6" in note for note in data.notes())
+
+
+def test_boxes_in_the_folders_of_splits_are_all_read() -> None:
+    """Of Pascal VOC, those of the first folder were: the test images."""
+    for part, count in (("train", 8), ("valid", 4), ("test", 3)):
+        photos(f"voc/{part}", count)
+        for row in range(count):
+            corners = ("xmin", 2), ("ymin", 3), ("xmax", 9), ("ymax", 12)
+            box = "".join(f"<{side}>{at}</{side}>" for side, at in corners)
+            Path(f"voc/{part}/{row}.xml").write_text(
+                f"<annotation><filename>{row}.png</filename><object><name>{'ab'[row % 2]}"
+                f"</name><bndbox>{box}</bndbox></object></annotation>"
+            )
+    data = data_at("voc")
+    counts = [len(part) for part in (data.train, data.validation, data.test)]
+    assert counts == [8, 4, 3]
+
+
+def test_boxes_of_classes_without_names_are_asked_about() -> None:
+    photos("yolo/train/images")
+    Path("yolo/train/labels").mkdir()
+    Path("yolo/train/labels/0.txt").write_text("1 0.5 0.5 0.2 0.4\n")
+    with pytest.raises(ValueError, match=r"Write yolo/data\.yaml"):
+        guess("yolo")
+
+
+def test_numbers_in_files_are_no_texts() -> None:
+    """Each was trained on as a text of words such as 0.25."""
+    for row in range(12):
+        path = Path("moves", "ab"[row % 2], f"{row}.txt")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(f"{step * row / 8} -1e-3" for step in range(20)))
+    with pytest.raises(ValueError, match="holds a table for each series"):
+        guess("moves")
+
+
+def test_folders_of_folds_are_doubted_as_classes() -> None:
+    for fold in range(1, 4):
+        photos(f"cells/fold{fold}", 6)
+    assert any("fold1, fold2, fold3" in note for note in data_at("cells").notes())

@@ -236,7 +236,7 @@ def read(path: Path) -> tuple[str, dict[str, Any]]:
                 number = int(item.name.rpartition(":s")[2])
         facts[str(number)] = (
             content,
-            frozenset(data.labels_of(item.category)),
+            frozenset(data.listed.labels_of(item.category)),
             item.group,
         )
     return options["name"], facts

@@ -3,10 +3,14 @@ without arithmetic.
 """
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils import parametrizations, prune
+from torch.utils.checkpoint import checkpoint
 
 import torchcaps as tc
 
@@ -110,3 +114,65 @@ def test_the_sizes_of_a_head_on_the_meta_device_are_those_of_a_head_with_values(
     filled.load_state_dict(head.state_dict())
     features = torch.randn(2, 9)
     assert torch.equal(filled(features).pose, head(features).pose)
+
+
+PARAMETRIZATIONS = [
+    parametrizations.weight_norm,
+    parametrizations.spectral_norm,
+    parametrizations.orthogonal,
+]
+
+
+@pytest.mark.parametrize("change", [*PARAMETRIZATIONS, prune.identity])
+def test_transforms_are_not_parametrized_before_they_are_drawn(
+    change: Callable[..., nn.Module],
+) -> None:
+    head = tc.CapsHead(3, types=2)
+    change(head.class_caps, "weight")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"the first batch draws class_caps\.w"):
+            head(torch.randn(4, 9))
+
+
+@pytest.mark.parametrize("change", PARAMETRIZATIONS)
+def test_parametrized_transforms_are_loaded_before_the_first_batch(
+    change: Callable[..., nn.Module],
+) -> None:
+    features = torch.randn(4, 9)
+    trained, again = (tc.CapsHead(3, types=2).eval() for _ in range(2))
+    trained(features)
+    for head in (trained, again):
+        change(head.class_caps, "weight")
+    again.load_state_dict(trained.state_dict())
+    assert trained(features).pose.any()
+    assert torch.equal(again(features).pose, trained(features).pose)
+
+
+def test_a_first_batch_without_numbers_sets_sizes_alone() -> None:
+    head = tc.CapsHead(3)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = mode.from_tensor(torch.randn(2, 9))
+        assert head(fake).pose.shape == (2, 3, 16)
+    assert not head.class_caps.weight.any()
+    assert (head(torch.randn(2, 9)).activation > 0).all()
+
+
+def test_a_first_batch_in_a_checkpoint_has_its_gradients() -> None:
+    head = tc.CapsHead(3)
+    features = torch.randn(2, 9, requires_grad=True)
+
+    def gradient(lengths: Tensor) -> Tensor:
+        return torch.autograd.grad(lengths.square().sum(), features)[0]
+
+    lengths = checkpoint(lambda x: head(x).activation, features, use_reentrant=False)
+    first = gradient(lengths)
+    assert torch.equal(first, gradient(head(features).activation))
+
+
+@pytest.mark.parametrize("layer", [tc.CapsHead(3), tc.layers.Slots(3)])
+def test_a_first_batch_in_a_transform_is_refused(layer: nn.Module) -> None:
+    def objective(features: Tensor) -> Tensor:
+        return layer(features).pose.sum()
+
+    with pytest.raises(RuntimeError, match=r"before a transform of torch\.func"):
+        torch.func.grad(objective)(torch.randn(2, 4, 9))

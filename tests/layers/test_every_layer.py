@@ -148,6 +148,16 @@ def test_inference_after_a_transform() -> None:
         assert layer(children).pose.isfinite().all()
 
 
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_memory_format_of_maps_leaves_the_transforms(layer: str) -> None:
+    make, sites, pose = LAYERS[layer]
+    module = make(create_routing("dynamic")).double()
+    children = capsules(*sites, pose=pose)
+    expected = module(children)
+    parents = module.to(memory_format=torch.channels_last)(children)
+    torch.testing.assert_close(parents, expected)
+
+
 SLOTS = ("slots", "slot_mixture")
 """Routings that start from learned slots, which are what is left without children."""
 

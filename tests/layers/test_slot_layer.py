@@ -7,7 +7,7 @@ import torch
 
 import torchcaps as tc
 from torchcaps.layers.slot_layer import positions
-from torchcaps.routing import MeanRouting
+from torchcaps.routing import MeanRouting, SlotStart
 
 
 def test_two_lines_on_features_of_any_size() -> None:
@@ -51,6 +51,13 @@ def test_the_frame_before_is_where_slots_start() -> None:
     assert not torch.allclose(after.pose, slots(frames[:, 1]).pose)
 
 
+def test_more_slots_than_in_training_start_behind_the_others() -> None:
+    for size in (5, 20, 64):
+        start = SlotStart("normal", 3, size).eval()
+        few, many = (start(2, slots, torch.float32) for slots in (3, 5))
+        torch.testing.assert_close(many[:, :3], few, rtol=0, atol=0)
+
+
 def test_weights_and_start_come_back_with_the_state() -> None:
     features = torch.randn(2, 9, 6)
     first = tc.Slots(3, dim=8).eval()
@@ -87,7 +94,7 @@ def test_other_mistakes() -> None:
 
 
 def test_coordinates_go_from_edge_to_edge() -> None:
-    grid = positions(3, 5, torch.empty(0))
+    grid = positions(3, 5)
     torch.testing.assert_close(grid[0, 0], torch.tensor([0.0, 0.0, 1.0, 1.0]))
     torch.testing.assert_close(grid[2, 4], torch.tensor([1.0, 1.0, 0.0, 0.0]))
     torch.testing.assert_close(grid[1, 1], torch.tensor([0.5, 0.25, 0.5, 0.75]))

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
 
 import torchcaps as tc
@@ -218,3 +219,13 @@ def test_transforms_behind_a_parametrization_are_scaled() -> None:
     convolution = weight_norm(tc.CapsConv2d(6, 6, 8, 8, 3, routing="mean"))
     preserve_deviation(convolution, children)
     assert float(convolution(children).pose.detach().std()) == pytest.approx(1, 0.05)
+
+
+def test_transforms_that_a_hook_computes_cannot_be_scaled() -> None:
+    children = tc.Capsules(torch.randn(4, 5, 5, 6, 8), torch.ones(4, 5, 5, 6))
+    linear = tc.CapsLinear(None, 10, 8, 16, transforms="shared")
+    convolution = tc.CapsConv2d(6, 6, 8, 8, 3, routing="mean")
+    for layer, scale in ((linear, start_length), (convolution, preserve_deviation)):
+        prune.identity(layer, "weight")
+        with pytest.raises(ValueError, match=r"the weight of .* is computed"):
+            scale(layer, children)

@@ -107,6 +107,15 @@ def test_distances_to_centres(dtype: type) -> None:
     np.testing.assert_array_equal(ours.get_feature_names_out(), names)
 
 
+def test_distances_do_not_depend_on_where_the_origin_is() -> None:
+    points = two_components(40)
+    far = points + 1e6
+    near, moved = (
+        KMeans(3, init=data[:3]).fit(data).transform(data) for data in (points, far)
+    )
+    np.testing.assert_allclose(moved, near, rtol=0, atol=1e-8)
+
+
 @pytest.mark.filterwarnings("ignore:.*clusters that are the same")
 @pytest.mark.parametrize("estimator", [KMeans, SoftKMeans])
 @pytest.mark.parametrize("metric", ["euclidean", "inner"])

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -270,6 +271,15 @@ class TestConfiguration:
             ValueError, match="Forgetful must keep its argument 'depth' as an attribute"
         ):
             Forgetful(3).config()
+
+    def test_numbers_of_numpy_are_saved_as_those_of_python(
+        self, tmp_path: Path
+    ) -> None:
+        labels = np.array([0, 1, 2])
+        create_model("capsnet_digits", classes=labels.max() + 1).save_pretrained(
+            tmp_path
+        )
+        assert load_pretrained(tmp_path).classes == 3
 
     @pytest.mark.parametrize(
         ("value", "message"),

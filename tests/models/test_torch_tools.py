@@ -176,6 +176,20 @@ def test_backward_hooks_of_convolutions(name: str) -> None:
     assert reached == {place for place, _ in convolutions_of(network)}
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of the operators
+@EVERY
+def test_quantized_linear_layers(name: str) -> None:
+    """Their weights are methods."""
+    network = small(name).float()
+    examples = network.examples(3)
+    exact = tensors(network(examples))
+    smaller = torch.ao.quantization.quantize_dynamic(network, {nn.Linear})
+    for answer, expected in zip(tensors(smaller(examples)), exact, strict=True):
+        if expected.is_floating_point():
+            assert (answer - expected).norm() <= 0.05 * expected.norm()
+
+
 RETURNED = {
     "a capsule layer": lambda: tc.CapsLinear(5, 3, 4, 4)(torch.randn(2, 5, 4)),
     "a network": lambda: small("capsnet_digits")(torch.rand(2, 1, 8, 8).double()),

@@ -223,3 +223,35 @@ def test_a_sum_is_the_mean_times_the_share_of_the_children() -> None:
     taken = activation[..., None] * routed.assignment  # [B, I, J]
     whole = activation.sum(1)[:, None, None]
     torch.testing.assert_close(routed.pose, taken.mT @ value / whole)
+
+
+@pytest.mark.parametrize("backend", ["naive", "chunked"])
+def test_a_projection_that_was_put_in_has_its_own_bias(backend: str) -> None:
+    biased, plain = bound(bias=True), bound()
+    plain.load_state_dict(biased.state_dict(), strict=False)
+    plain.to_key_value, plain.to_query = biased.to_key_value, biased.to_query
+    children = numbers(B, I, H)
+    results = (
+        routing.eval()(votes_of(children, backend=backend)).pose
+        for routing in (plain, biased)
+    )
+    torch.testing.assert_close(*results)
+
+
+class Doubled(torch.nn.LayerNorm):
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+@pytest.mark.parametrize("backend", ["naive", "chunked"])
+@pytest.mark.parametrize("norm", [Doubled(H), torch.nn.RMSNorm(H)])
+def test_a_normalisation_that_was_put_in_is_called(
+    norm: torch.nn.Module, backend: str
+) -> None:
+    children = numbers(B, I, H)
+    other, without = bound().eval(), bound().eval()
+    other.norm_child, without.norm_child = norm.double(), torch.nn.Identity()
+    torch.testing.assert_close(
+        other(votes_of(children, backend=backend)).pose,
+        without(votes_of(norm(children), backend=backend)).pose,
+    )

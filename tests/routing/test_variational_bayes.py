@@ -17,6 +17,7 @@ from by_the_book import (
     routed_with,
 )
 from torch import Tensor
+from torch.optim.swa_utils import update_bn
 
 from torchcaps import CapsConv2d, Capsules
 from torchcaps.ops import Votes
@@ -135,6 +136,15 @@ class TestNormalisation:
         torch.testing.assert_close(ours.running_var, theirs.running_var)
         ours.eval(), theirs.eval()
         torch.testing.assert_close(ours(normal(5, J)), theirs(normal(5, J)))
+
+    def test_update_bn_takes_the_mean_over_all_batches(self) -> None:
+        ours = BatchStandard(J).double()
+        theirs = torch.nn.BatchNorm1d(J, affine=False).double()
+        batches = [normal(B, J, H, seed=seed) for seed in range(5)]
+        for norm in (ours, theirs):
+            update_bn(batches, norm)
+        torch.testing.assert_close(ours.running_mean, theirs.running_mean)
+        torch.testing.assert_close(ours.running_var, theirs.running_var)
 
     def test_of_another_axis(self) -> None:
         batch = normal(5, J, H)

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
 from torchcaps.capsules import CapsuleLayer, Capsules
@@ -43,6 +44,7 @@ class CapsHead(CapsuleLayer):
         TypeError: if the features are no tensor.
         ValueError: if an argument is not a size, or the features have another number of
             axes or of channels, or a single channel.
+        RuntimeError: if the transforms are parametrized before the first batch.
 
     Source: Sabour, Frosst & Hinton 2017, section 4; transforms that positions share:
     Hinton, Sabour & Frosst 2018, section 4.
@@ -99,7 +101,8 @@ class CapsHead(CapsuleLayer):
                 f"features must have {channels} channels, got {tuple(features.shape)}"
             )
         children = self._children(rows)
-        if self._undrawn and not children.pose.is_meta:
+        pose = children.pose
+        if self._undrawn and not (pose.is_meta or isinstance(pose, FakeTensor)):
             self._start(rows, children)
         return children
 
@@ -108,13 +111,22 @@ class CapsHead(CapsuleLayer):
         pose = squash(numbers.view(*rows.shape[:-1], self.types, self.dim))
         return Capsules(pose, length(pose))
 
+    @torch.no_grad()
     def _start(self, rows: Tensor, children: Capsules) -> None:
         """Draws the transforms of the classes, unless they were loaded, and scales them
         to what these children make of them.
         """
+        # Norms of zeros divide by 0.
+        if not self.class_caps.weight.nan_to_num().any():
+            self._draw(rows, children)
         self._undrawn = 0
-        if self.class_caps.weight.any():
-            return
+
+    def _draw(self, rows: Tensor, children: Capsules) -> None:
+        if "weight" not in self.class_caps._parameters:
+            raise RuntimeError(
+                "the first batch draws class_caps.weight: pass one through before you "
+                "prune, normalise or otherwise parametrize it"
+            )
         std = math.sqrt(1 / self.dim)
         nn.init.trunc_normal_(
             self.class_caps.weight,

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn.utils import parametrize
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers.classcaps import ClassCaps
 from torchcaps.layers.conv import CapsConvNd
 from torchcaps.layers.linear import CapsLinear
-from torchcaps.numerics import check_positive, resolution
+from torchcaps.numerics import check_positive, resolution, transformed
 
 # At most: once is not quite enough where the routing depends on the scale, as by a
 # floor of variances
@@ -38,6 +39,9 @@ def preserve_deviation(model: nn.Module, *inputs: Any) -> None:
         model: with layers such as :class:`~torchcaps.CapsConv2d`, before its training;
             it is run in its present mode, training or evaluation.
         inputs: the arguments of the model, for one batch.
+
+    Raises:
+        ValueError: if the transforms of a layer are no parameters, as after pruning.
 
     Source: Mishkin & Matas 2016, "All you need is a good init", who scale to variance 1
     instead.
@@ -129,11 +133,21 @@ class FirstBatchLinear(nn.LazyLinear):
 
     Its weights can be trained even if ``torch.inference_mode`` is on for that batch,
     unlike those of torch's own lazy layer.
+
+    Raises:
+        RuntimeError: if the first batch comes in a transform of ``torch.func``, whose
+            end the weights would not survive.
     """
 
     def initialize_parameters(self, input: Tensor) -> None:
         """Make the weights for the channels of this batch."""
-        with torch.inference_mode(False):
+        if self.has_uninitialized_params() and transformed():
+            raise RuntimeError(
+                "the first batch sets the number of channels: pass one through before "
+                "a transform of torch.func"
+            )
+        # Under a mode of tensors without numbers weights have theirs.
+        with torch.inference_mode(False), unset_fake_temporarily():
             super().initialize_parameters(input)
 
 
@@ -172,7 +186,8 @@ def start_length(
         The factor by which the transforms were multiplied.
 
     Raises:
-        ValueError: if the target is not a number above 0.
+        ValueError: if the target is not a number above 0, or the transforms are no
+            parameters, as after pruning.
 
     Source: after Mishkin & Matas 2016, "All you need is a good init", who scale to
     variance 1, layer by layer.
@@ -202,8 +217,22 @@ def start_length(
 
 
 def _of_votes(layer: CapsConvNd | CapsLinear | ClassCaps) -> list[Tensor]:
-    """What the votes are linear in: the transforms and, if it is learned, the bias."""
-    return [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
+    """What the votes are linear in: the transforms and, if it is learned, the bias.
+
+    Raises:
+        ValueError: if a hook computes one of them before each call.
+    """
+    tensors = {"weight": layer.weight}
+    if layer.bias is not None:
+        tensors["bias"] = layer.bias
+    for name in tensors:
+        # Not a parameter, a buffer, or a property of a parametrization.
+        if name in vars(layer):
+            raise ValueError(
+                f"the {name} of {type(layer).__name__} is computed before each call, "
+                "as by torch.nn.utils.prune: scale it first, prune it then"
+            )
+    return list(tensors.values())
 
 
 def _set_votes(
@@ -223,9 +252,9 @@ class _Probe:
     """
 
     def __init__(self, layer: CapsLinear | ClassCaps, children: Capsules) -> None:
+        self.start = [tensor.detach().clone() for tensor in _of_votes(layer)]
         self.layer = copy.deepcopy(layer)
         self.children = children
-        self.start = [tensor.detach().clone() for tensor in _of_votes(layer)]
         self.logistic = False
         self.parents = 0
 

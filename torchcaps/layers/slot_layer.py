@@ -55,7 +55,9 @@ class PositionCode(SuggestsNames, nn.Module):
             raise ValueError(
                 f"maps must be (B, {self.channels}, H, W), got {tuple(maps.shape)}"
             )
-        places = positions(maps.shape[2], maps.shape[3], self.linear.weight)
+        # The weight of a quantized layer is a method.
+        dtype = dtype_of(self.linear, maps.dtype)
+        places = positions(maps.shape[2], maps.shape[3], dtype, maps.device)
         return maps + self.linear(places).movedim(-1, 0)
 
     def extra_repr(self) -> str:
@@ -63,14 +65,19 @@ class PositionCode(SuggestsNames, nn.Module):
         return f"{self.channels}"
 
 
-def positions(rows: int, columns: int, like: Tensor) -> Tensor:
+def positions(
+    rows: int,
+    columns: int,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | None = None,
+) -> Tensor:
     """The coordinates y, x, 1 - y and 1 - x of each place of a grid, (H, W, 4), from 0
-    to 1, in the dtype and on the device of another tensor.
+    to 1.
     """
-    options: dict[str, Any] = {"dtype": torch.float32, "device": like.device}
+    options: dict[str, Any] = {"dtype": torch.float32, "device": device}
     y = torch.linspace(0, 1, rows, **options)[:, None].expand(rows, columns)
     x = torch.linspace(0, 1, columns, **options)[None].expand(rows, columns)
-    return torch.stack([y, x, 1 - y, 1 - x], -1).to(like.dtype)
+    return torch.stack([y, x, 1 - y, 1 - x], -1).to(dtype)
 
 
 class Slots(CapsuleLayer):

@@ -209,7 +209,9 @@ class CentreClustering(
         points = self._points(X)
         state = self._state()
         if self.metric == "euclidean":
-            return torch.cdist(points, state.centres).numpy()
+            # By matrix products, distances far from the origin would be rounding.
+            mode = "donot_use_mm_for_euclid_dist"
+            return torch.cdist(points, state.centres, compute_mode=mode).numpy()
         votes, similarity = self._view(points, state)
         return (-votes.logits(similarity)[0] / self._sharpness).numpy()
 

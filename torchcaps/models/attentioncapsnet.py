@@ -14,7 +14,7 @@ from torchcaps.layers.concurrent import concurrent_routing
 from torchcaps.models.base import CapsuleClassifier, check_extent
 from torchcaps.models.registry import register_model
 from torchcaps.models.residual import Residual
-from torchcaps.numerics import Size, TwoSizes, compute_dtype
+from torchcaps.numerics import Size, TwoSizes, compute_dtype, dtype_of
 from torchcaps.routing import AttentionRouting, Routed, Routing
 from torchcaps.routing.batch_norm import EarlyBatchNorm2d
 from torchcaps.spec import settings
@@ -183,5 +183,5 @@ class AttentionCapsNet(CapsuleClassifier):
 
     def _shares(self, pose: Tensor) -> Tensor:
         """The softmax of the scores of poses (B, E, H)."""
-        scores = self.score(pose.to(self.score.weight.dtype)).squeeze(-1)
+        scores = self.score(pose.to(dtype_of(self.score, pose.dtype))).squeeze(-1)
         return torch.softmax(scores.to(compute_dtype(scores)), -1)

@@ -62,9 +62,9 @@ class _EarlyBatchNorm(nn.modules.batchnorm._BatchNorm):
         """Normalise a batch with its own values, of this dtype, which the running ones
         follow.
         """
-        momentum = self.momentum or 0.0
+        momentum = self.momentum
         # A compiler would make a graph of every count.
-        if not torch.compiler.is_compiling():
+        if momentum is not None and not torch.compiler.is_compiling():
             self._batches += 1
             # The share is the momentum: PyTorch follows by that in one operation.
             steady = (9 + self._batches) * momentum >= 10
@@ -87,8 +87,11 @@ class _EarlyBatchNorm(nn.modules.batchnorm._BatchNorm):
             batch, mean, variance, self.weight, self.bias, True, 1.0, self.eps
         )
         with torch.no_grad():
-            self.num_batches_tracked.add_(1)
-            share = early_share(self.num_batches_tracked, momentum)
+            batches = self.num_batches_tracked.add_(1)
+            if momentum is None:
+                share = 1 / batches
+            else:
+                share = early_share(batches, momentum)
             share = share.to(self.running_mean.dtype)
             self.running_mean.lerp_(mean.to(share.dtype), share)
             self.running_var.lerp_(variance.to(share.dtype), share)
@@ -118,7 +121,8 @@ class EarlyBatchNorm2d(_EarlyBatchNorm, nn.BatchNorm2d):
     Args:
         num_features: C.
         eps: added to the variances.
-        momentum: m, the share of a batch in the end.
+        momentum: m, the share of a batch in the end; None for plain means over all
+            batches, as ``torch.optim.swa_utils.update_bn`` sets it.
 
     Raises:
         ValueError: in training, if a feature has one number.

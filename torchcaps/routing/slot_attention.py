@@ -145,7 +145,7 @@ class SlotAttentionRouting(Routing):
         with full_precision(votes.children):
             # [key | value], (B, I, J, 2 H)
             keyed = projected_votes(
-                votes, self.norm_child, self.to_key_value, self.bias, folded=True
+                votes, self.norm_child, self.to_key_value, folded=True
             )
             B, _, J, _ = keyed.shape
             first = (

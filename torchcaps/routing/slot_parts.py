@@ -2,7 +2,7 @@
 mixture.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -101,9 +101,10 @@ class SlotStart(SuggestsNames, nn.Module):
 def _noise(slots: int, size: int) -> Tensor:
     """Normal numbers (J, H), always the same; those of fewer slots are the first."""
     generator = torch.Generator("cpu").manual_seed(_SEED)
-    return torch.randn(
-        slots, size, generator=generator, dtype=torch.float32, device="cpu"
-    )
+    options: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
+    # One after the other: of tensors of two sizes the first numbers may differ.
+    drawn = [torch.randn(size, generator=generator, **options) for _ in range(slots)]
+    return torch.stack(drawn)
 
 
 class SlotUpdate(SuggestsNames, nn.Module):
@@ -170,7 +171,6 @@ def projected_votes(
     votes: Votes,
     norm: nn.LayerNorm,
     projection: nn.Module,
-    bias: bool = False,
     *,
     folded: bool = False,
 ) -> Votes:
@@ -182,18 +182,17 @@ def projected_votes(
         norm: their normalisation, flattened.
         projection: the linear map from them to the votes, which no kernel stores. One
             with hooks, or whatever stands in its place, as after quantisation, is
-            called once, with the identity.
-        bias: whether the map has a bias.
+            called once, with the unit vectors and the origin.
         folded: whether the scale and shift of the normalisation become parts of the
             projection, so that inner products keep no normalised child.
     """
     dtype = votes.dtype
     children = votes.children.flatten(2).to(dtype)
     P = children.shape[-1]
-    weight, offset = matrix_of(projection, P, bias, children)
+    weight, offset = matrix_of(projection, P, children)
     # Matrix products need a normalised copy, which all steps then share.
     many = by_matrix_products(votes.parents, P)
-    folded = folded and not (many or hooked(norm))
+    folded = folded and not many and type(norm) is nn.LayerNorm and not hooked(norm)
     if folded:
         shift = (cast(norm.bias, dtype) @ weight)[None]
         offset = shift if offset is None else offset + shift
@@ -216,24 +215,22 @@ def projected_votes(
 
 
 def matrix_of(
-    projection: nn.Module, numbers: int, bias: bool, like: Tensor
+    projection: nn.Module, numbers: int, like: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """The matrix (P, H) and the bias (1, H) of a linear map.
+    """The matrix (P, H) and the bias (1, H) of a linear map, if it has one.
 
     Args:
         projection: the map.
         numbers: P.
-        bias: whether it has a bias.
         like: a tensor of the dtype and device.
     """
     if type(projection) is nn.Linear and not hooked(projection):
         matrix = cast(projection.weight, like.dtype).mT
-        return matrix, cast(projection.bias, like.dtype)[None] if bias else None
+        bias = projection.bias
+        return matrix, None if bias is None else cast(bias, like.dtype)[None]
     # What anything else does to the unit vectors, and the origin.
-    points = torch.eye(numbers + bias, numbers, dtype=like.dtype, device=like.device)
+    points = torch.eye(numbers + 1, numbers, dtype=like.dtype, device=like.device)
     rows = applied(projection, points)
-    if not bias:
-        return rows, None
     return rows[:numbers] - rows[numbers:], rows[numbers:]
 
 

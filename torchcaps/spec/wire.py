@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
 from functools import partial
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,11 @@ def plain(value: Any, place: str = "argument") -> Any:
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    # Of numpy.
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
     if isinstance(value, Spec):
         return value.plain()
     if isinstance(value, Path):

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal, TypeVar
 from torchcaps.whole import resolved, seen_from
 from torchcaps_lab.data.base import find_data_dir
 from torchcaps_lab.data.classes import UnknownClasses, called_like, places_of
-from torchcaps_lab.data.listed import Item, Listed, validation_is_test
+from torchcaps_lab.data.listed import Item, Listed
 from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.parts import PART_NAMES, part_called
 from torchcaps_lab.look import TABLES, advice_on, counted, is_junk, is_written
@@ -122,7 +122,8 @@ class Listing(Listed):
         if not learned and not files:
             self.refused.append(
                 f"{folder} holds no {self.what} in folders of "
-                f"classes{self._reasons(folder)}"
+                f"classes{self._reasons(folder)}{self._loose(folder)}; or give the "
+                "folder to train on alone, and a share of it is put aside to test on"
             )
         self._leave_out_loose(folder)
 
@@ -224,7 +225,7 @@ class Listing(Listed):
                 if path.suffix.lower() in self.endings:
                     yield path
                 else:
-                    self._leave_out(path, self.not_read(path.suffix))
+                    self._leave_out(path, self.not_read(path))
             elif is_there(path.is_dir):
                 yield from self.below(path, seen)
             elif path.is_symlink():
@@ -232,9 +233,11 @@ class Listing(Listed):
             else:
                 self._leave_out(path, "it is not a readable file")
 
-    def not_read(self, suffix: str) -> str:
-        """Why files with an ending are not read."""
-        return f"only {', '.join(self.suffixes)} files are {self.what}"
+    def not_read(self, path: Path) -> str:
+        """Why a file with such an ending is not read."""
+        advice = advice_on(path)
+        only = f"only {', '.join(self.suffixes)} files are {self.what}"
+        return f"{only}; {advice}" if advice else only
 
     def _entries(self, folder: Path) -> list[Path]:
         try:
@@ -340,13 +343,10 @@ def _add_parts(listing: Listing) -> None:
     if parts is None:
         listing.add("all", listing.root)
         return
-    if "test" not in parts:
-        parts["test"] = parts.pop("validation")
-        tested, train = parts["test"].name, parts["train"].name
-        listing.notes += (validation_is_test(tested, train, listing.what),)
     for part in PART_NAMES:
         if part in parts:
             listing.add(part, parts[part])
+    listing.find_test(listing.what)
     listing._leave_out_loose(listing.root)
 
 

@@ -70,12 +70,23 @@ class Labels(NamedTuple):
         """Tell people how rows of 0 and 1 were read."""
         if not self.columns:
             return ()
-        each = "any number of" if self.several else "exactly one of"
-        line = (
-            f"the labels are {self.columns} columns of 0 and 1, one for each class: an "
-            f"example has {each} them"
-        )
-        return (line,)
+        other = "several labels need an example that has none or several"
+        return (columns_note(self.columns, self.several, other),)
+
+
+def columns_note(columns: int, several: bool, other: str) -> str:
+    """The note on labels that are columns of 0 and 1.
+
+    Args:
+        columns: how many there are.
+        several: whether an example may have several of them, or none.
+        other: how to get several labels where each example has one.
+    """
+    each = "any number of them" if several else f"exactly one, its class; {other}"
+    return (
+        f"the labels are {columns} columns of 0 and 1, one for each class: an example "
+        f"has {each}"
+    )
 
 
 def labels_of(given: Any, name: str) -> tuple[Label, ...]:

@@ -41,20 +41,6 @@ from torchcaps_lab.data.streams import digest_of
 _LISTED = 100  # broken items in one error
 
 
-def validation_is_test(tested: str, train: str, what: str) -> str:
-    """The note for data with validation examples but without test examples.
-
-    Args:
-        tested: the name of the split that is tested on.
-        train: the name of the split that validation examples are taken from.
-        what: what the examples are called, such as "images".
-    """
-    return (
-        f"there are no separate test {what}: the {what} in {readable(tested)!r} are "
-        f"used as the test, and validation {what} are taken from {readable(train)!r}"
-    )
-
-
 class BrokenItem(ValueError):
     """The error for an item that cannot be read.
 
@@ -111,6 +97,8 @@ class Listed:
         parts: the items of each split of the source; ``all`` if it has no splits.
         left_out: other things that were found, by name, and why they were left out.
         notes: what a reader of results should know.
+        separator: what stands between the labels of an item in its category; empty if
+            each item has one label.
         refused: why it cannot be trained on, for people.
         broken: the problems of items that were read and cannot be, by name.
     """
@@ -119,6 +107,7 @@ class Listed:
     parts: dict[str, list[Any]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    separator: str = ""
     refused: list[str] = field(default_factory=list)
     broken: dict[str, BrokenItem] = field(default_factory=dict)
 
@@ -131,6 +120,40 @@ class Listed:
                 self.parts[part] = [
                     replace(item, group=group_of(item.name, before)) for item in items
                 ]
+
+    def find_test(self, what: str) -> None:
+        """Test on the items for validation if there are none to test on, with a note;
+        without these, make the items to train on ``all``, of which a share is put aside.
+
+        Args:
+            what: what the items are called, such as "images".
+
+        Raises:
+            ValueError: there are no items to train on.
+        """
+        parts = self.parts
+        if "all" in parts or not parts:
+            return
+        if "train" not in parts:
+            raise ValueError(
+                f"there are no training {what} with labels, only {' and '.join(parts)}"
+            )
+        if "test" in parts:
+            return
+        if "validation" not in parts:
+            parts["all"] = parts.pop("train")
+            return
+        parts["test"] = parts.pop("validation")
+        self.notes += (
+            f"there are no separate test {what}: the validation {what} are used as the "
+            f"test, and a share of the training {what} for validation",
+        )
+
+    def labels_of(self, category: str) -> tuple[str, ...]:
+        """The labels that the category of an item stands for."""
+        if not self.separator:
+            return (category,)
+        return tuple(parts_of(category, self.separator))
 
     @property
     def items(self) -> list[Item]:
@@ -225,42 +248,39 @@ class ListedData(DataSet):
         if listed.broken and not self.skip_broken:
             raise all_broken(list(listed.broken.values()), self.advice)
         listed.left_out |= {name: why.why for name, why in listed.broken.items()}
+        things = f"{self.thing.removesuffix('s')}s"
+        listed.find_test(things)
         listed.group(self.group_before)
         self._check_groups(listed)
         trained = listed.parts.get("train", listed.parts.get("all", ()))
         listed.classes = (
-            self.named or listed.classes or tuple(sorted(self._labels_in(trained)))
+            self.named or listed.classes or tuple(sorted(_labels_in(trained, listed)))
         )
         root = getattr(self, "root", "")
         categories = [item.category for item in trained if item.category]
-        if not self.named and not self.separator and (why := measurements(categories)):
+        if (
+            not self.named
+            and not listed.separator
+            and (why := measurements(categories))
+        ):
             raise measured(str(root) or "the data", why)
-        things = f"{self.thing.removesuffix('s')}s"
         if len(listed.classes) < 2:
             holds = f"{root} must hold {things} of" if root else "there must be"
             raise ValueError(f"{holds} two or more classes, got {listed.classes}")
         for part, items in listed.parts.items():
             called = things if part == "all" else f"the {part} {things}"
-            names = sorted(self._labels_in(items))
+            names = sorted(_labels_in(items, listed))
             places_of(names, listed.classes, f"{called} of {root}" if root else called)
         return listed
 
     @property
     def separator(self) -> str:
-        """What stands between the labels of an item in its category; empty if each item
-        has one label.
-        """
-        return ""
+        """As of :class:`Listed`."""
+        return self.listed.separator
 
     def default_task(self) -> str | Mapping[str, Any]:
         """Several labels where an item may have several."""
         return "several_labels" if self.separator else super().default_task()
-
-    def labels_of(self, category: str) -> tuple[str, ...]:
-        """The labels that the category of an item stands for."""
-        if not self.separator:
-            return (category,)
-        return tuple(parts_of(category, self.separator))
 
     def targets(self, entries: Sequence[Entry], classes: Sequence[str]) -> Tensor:
         """The labels of items, int64 (N,), or masks, bool (N, E), where an item may
@@ -272,7 +292,7 @@ class ListedData(DataSet):
         """
         label_of = {name: label for label, name in enumerate(classes)}
         labels_of = {
-            category: [label_of[name] for name in self.labels_of(category)]
+            category: [label_of[name] for name in self.listed.labels_of(category)]
             for category in {entry.category for entry in entries}
         }
         rows = [labels_of[entry.category] for entry in entries]
@@ -305,13 +325,6 @@ class ListedData(DataSet):
                 "a group must be in test_groups or in validation_groups, got "
                 f"{sorted(both)} in both"
             )
-
-    def _labels_in(self, items: Iterable[Item | Entry]) -> set[str]:
-        """The labels of items."""
-        labels = set[str]()
-        for category in {item.category for item in items}:
-            labels.update(self.labels_of(category))
-        return labels
 
     def load_train(self) -> Examples:
         """Read what to train on, including what is for validation unless that has a
@@ -370,7 +383,10 @@ class ListedData(DataSet):
             *_left_out_lines(manifest.left_out, self.in_file),
             *lacking_lines(
                 manifest.classes,
-                {part: self._labels_in(rows) for part, rows in manifest.parts.items()},
+                {
+                    part: _labels_in(rows, self.listed)
+                    for part, rows in manifest.parts.items()
+                },
                 self.thing,
             ),
             *self._without_labels(),
@@ -555,6 +571,12 @@ class ListedData(DataSet):
     @cached_property
     def _items(self) -> dict[str, Any]:
         return {item.name: item for item in self.listed.items}
+
+
+def _labels_in(items: Iterable[Item | Entry], listed: Listed) -> set[str]:
+    """The labels of items."""
+    categories = {item.category for item in items}
+    return {*chain.from_iterable(map(listed.labels_of, categories))}
 
 
 def list_labelled(

@@ -4,6 +4,8 @@ split.
 
 import hashlib
 import json
+import re
+import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
@@ -376,9 +378,19 @@ def left_out_lines(left_out: Mapping[str, str], thing: str = "file") -> list[str
     ]
 
 
+_GROUPS = re.compile(
+    r"(fold|part|batch|session|actor|speaker|subject|patient|person|user)[ _-]?\d+",
+    re.I,
+)
+"""Names of folders that hold a share of all classes, or what is of one person."""
+
+
 def names_doubts(classes: Sequence[str]) -> Iterator[str]:
     """Tell people of classes whose names may stand for one, or for none."""
-    for what, key_of in (("case or blanks alone", _plain), ("form alone", _number)):
+    for what, key_of in (
+        ("case, blanks or composition alone", _plain),
+        ("form alone", _number),
+    ):
         alike: dict[str, list[str]] = {}
         for name in classes:
             alike.setdefault(key_of(name), []).append(name)
@@ -391,10 +403,15 @@ def names_doubts(classes: Sequence[str]) -> Iterator[str]:
     bare = [name for name in classes if not any(map(str.isalnum, name))]
     if len(bare) == 1:
         yield f"a class without a letter or digit: {bare[0]!r}: is its label missing?"
+    if classes and all(map(_GROUPS.fullmatch, classes)):
+        yield (
+            f"the classes are called as folds, people or recordings are: "
+            f"{some(classes)}: are they what is to be told apart?"
+        )
 
 
 def _plain(name: str) -> str:
-    return "".join(name.split()).casefold()
+    return "".join(unicodedata.normalize("NFC", name).split()).casefold()
 
 
 def _number(name: str) -> str:

@@ -17,6 +17,7 @@ from torchcaps_lab.data.columns import (
     parts_of,
     quoted,
 )
+from torchcaps_lab.data.labels import columns_note
 from torchcaps_lab.data.listed import Listed
 from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.parts import part_called
@@ -53,7 +54,7 @@ def tables_of(place: Place) -> list[Path]:
         return tables
     parts = {part_of_table(path): path for path in tables[::-1]}
     named = [parts[part] for part in ("train", "validation", "test") if part in parts]
-    return named if {"train", "test"} <= {*parts} else []
+    return named if "train" in parts and len(named) > 1 else []
 
 
 def tables_beside(place: Place) -> list[Path]:
@@ -178,11 +179,22 @@ class TableForm(NamedTuple):
         """The columns whose cells are read."""
         return tuple(filter(None, (self.item, *self.labels, self.split, self.group)))
 
-    def labels_of(self, category: str) -> tuple[str, ...]:
-        """The labels that the category of an item stands for."""
-        if not self.separator:
-            return (category,)
-        return tuple(parts_of(category, self.separator))
+    def divide_labels(self, listed: Listed) -> None:
+        """Say what stands between the labels of listed rows. Columns of which each row
+        has exactly one hold classes, as in arrays, unless there is a delimiter.
+
+        Args:
+            listed: the rows of all tables.
+        """
+        listed.separator = self.separator
+        if len(self.labels) == 1:
+            return
+        counts = {len(listed.labels_of(item.category)) for item in listed.items}
+        several = counts != {1} or bool(self.delimiter)
+        if not several:
+            listed.separator = ""
+        other = f"for several labels: --data.delimiter '{JOINED}'"
+        listed.notes += (columns_note(len(self.labels), several, other),)
 
     def category(self, values: Mapping[str, str]) -> str:
         """The category of an item, by the cells of its row; its labels in one order.
@@ -355,18 +367,3 @@ def reasons(options: Mapping[str, Any], columns: Columns) -> dict[str, str]:
     if unused := columns.unused(used):
         why["columns"] = f"not used: {unused}"
     return why
-
-
-def split_parts(parts: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """The splits of a table: without one to test on, that for validation is, or else a
-    share is put aside of all.
-
-    Args:
-        parts: the items of each split; under an empty name those of no split.
-    """
-    if "" in parts:
-        parts["all"] = parts.pop("")
-    if "train" in parts and "test" not in parts:
-        to, of = ("test", "validation") if "validation" in parts else ("all", "train")
-        parts[to] = parts.pop(of)
-    return parts

@@ -61,7 +61,7 @@ def later(module: str, name: str) -> Callable[[], Any]:
 
 
 @dataclass(kw_only=True)
-class Subject:
+class SubjectOptions:
     """The network, its data and its task.
 
     Attributes:
@@ -93,7 +93,7 @@ class Subject:
 
 
 @dataclass(kw_only=True)
-class Optimisation:
+class OptimisationOptions:
     """The losses, the optimizer and the schedule of its learning rate.
 
     Attributes:
@@ -279,7 +279,7 @@ class TrainerOptions:
 
 
 @dataclass(frozen=True)
-class Speed:
+class SpeedOptions:
     """Options that make a training faster, besides the trainer's ``precision``.
 
     On by default is ``resident``. Steps of Adam, AdamW and SGD run in one kernel, see
@@ -308,7 +308,7 @@ class Speed:
 
 
 @dataclass(kw_only=True)
-class Running:
+class RunningOptions:
     """Where and how a training runs.
 
     Attributes:
@@ -317,15 +317,15 @@ class Running:
         report: whether to write the report at the end.
 
     Example:
-        >>> from torchcaps_lab.options.declarations import Running
-        >>> Running(report=False).trainer.accelerator
+        >>> from torchcaps_lab.options.declarations import RunningOptions
+        >>> RunningOptions(report=False).trainer.accelerator
         'auto'
     """
 
     trainer: TrainerOptions = field(default_factory=TrainerOptions)
-    speed: Speed = field(default_factory=Speed)
+    speed: SpeedOptions = field(default_factory=SpeedOptions)
     report: bool = True
 
 
-GROUPS = (Subject, Optimisation, Schedule, Running)
+GROUPS = (SubjectOptions, OptimisationOptions, Schedule, RunningOptions)
 """The groups of options, which are on one level on the command line and in YAML."""

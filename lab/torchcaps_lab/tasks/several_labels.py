@@ -98,7 +98,8 @@ class SeveralLabels(Task):
             raise ValueError(
                 "task 'several_labels' takes images with masks, bool (N, E), as "
                 "labels, these have one class each: "
-                "use task 'classification'"
+                "use task 'classification', or --data.delimiter '|' if they are the "
+                "columns of a table"
             )
         if self.count is not None and int(labels.sum()) != self.count:
             raise ValueError(

@@ -103,7 +103,7 @@ def weights_of(
 
 
 @dataclass(kw_only=True)
-class Subject(declarations.Subject):
+class Subject(declarations.SubjectOptions):
     """The network, its data and its task, as objects.
 
     Example:
@@ -213,7 +213,7 @@ class Subject(declarations.Subject):
 
 
 @dataclass(kw_only=True)
-class Optimisation(declarations.Optimisation):
+class Optimisation(declarations.OptimisationOptions):
     """The losses, the optimizer and the schedule of its learning rate, as objects.
 
     Raises:
@@ -368,7 +368,7 @@ def moving_average(decay: float) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
 
 @dataclass(kw_only=True)
-class Running(declarations.Running):
+class Running(declarations.RunningOptions):
     """Where and how a training runs, as objects."""
 
     speed: Speed = field(default_factory=Speed)

@@ -26,7 +26,7 @@ _UNFUSED = "capturable", "differentiable"
 
 
 @dataclass(frozen=True)
-class Speed(declarations.Speed):
+class Speed(declarations.SpeedOptions):
     """Options that make a training faster, and what they do.
 
     Example:

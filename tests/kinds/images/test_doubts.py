@@ -296,7 +296,7 @@ def test_classes_that_go_by_their_files_are_noted(tmp_path: Path) -> None:
 def test_classes_alike_in_name_are_noted(tmp_path: Path) -> None:
     make_root(tmp_path, 3, classes=("Cat", "cat ", "dog"))
     line = (
-        "classes whose names differ in case or blanks alone: 'Cat', 'cat ': are "
+        "classes whose names differ in case, blanks or composition alone: 'Cat', 'cat ': are "
         "they one?"
     )
     assert line in check_folder(tmp_path).notes

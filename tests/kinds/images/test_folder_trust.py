@@ -202,7 +202,7 @@ class TestNamesOfFolders:
         }
         (note,) = data.notes()
         assert note.startswith(
-            f"there are no separate test images: the images in '{name}' are "
+            "there are no separate test images: the validation images are "
             "used as the test"
         )
 

@@ -107,7 +107,7 @@ def test_validation_images_are_reported_where_there_is_no_test(tmp_path):
         write(tmp_path / "p", train=table(20), validation=table(6, 1), test=unlabelled)
     )
     assert len(data.test) == 6
-    assert "the images in 'validation' are used as the test" in data.notes()[0]
+    assert "the validation images are used as the test" in data.notes()[0]
     assert "left out 5 files: it has no label: test/0" in data.notes()[1]
 
 
@@ -181,9 +181,7 @@ def test_the_parts_of_a_run_are_kept(tmp_path):
 
 
 def test_errors(tmp_path, monkeypatch):
-    with pytest.raises(
-        ValueError, match="no split of training images with labels, only test"
-    ):
+    with pytest.raises(ValueError, match="no training images with labels, only test"):
         _ = Hub(write(tmp_path / "p", test=table(5))).train
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"datasets cannot open .*empty"):

@@ -42,6 +42,18 @@ def test_perfect_slots_have_perfect_figures() -> None:
     assert answer.seen == f"{len(answer.classes) - 1} objects and the ground"
 
 
+def test_of_pictures_of_one_colour_nothing_is_drawn() -> None:
+    """The share was -4e36."""
+    batch = Shapes(count=20, tests=12).test.__getitems__(list(range(12)))
+    flat = batch._replace(pictures=torch.full_like(batch.pictures, 0.3))
+    masks = torch.full((12, 6, *batch.inputs.shape[2:]), 1 / 6)
+    drawn = torch.full_like(batch.inputs, 0.5)
+    prediction = Prediction(torch.ones(12, 6), None, drawn, masks=masks)
+    measured = Objects().measure(prediction, flat)
+    assert measured["drawn"].tolist() == [0.0] * 12
+    assert bool((measured["error"] > 0).all())
+
+
 def test_the_error_of_slots_is_that_of_the_slot_that_claims_a_pixel() -> None:
     generator = torch.Generator().manual_seed(0)
     pictures = torch.rand(2, 3, 5, 7, generator=generator)

@@ -11,7 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from torchcaps_lab.data import AnnotatedImages, Preprocess
+from torchcaps.spec import fit
+from torchcaps_lab.data import AnnotatedImages, DataSet, Preprocess
+from torchcaps_lab.options.guess import guess
 from torchcaps_lab.tasks import Detection, create_task, true_things
 
 CLASSES = ("cat", "dog")
@@ -323,3 +325,35 @@ def test_files_of_boxes_that_lie_elsewhere(tmp_path: Path) -> None:
         AnnotatedImages(tmp_path, annotations=yaml)
     (tmp_path / "annos").rename(tmp_path / "labels")
     assert AnnotatedImages(tmp_path, annotations=yaml, test=0.0).classes == CLASSES
+
+
+@pytest.mark.parametrize("kind", ["coco", "yolo"])
+def test_validation_images_of_their_own(tmp_path: Path, kind: str) -> None:
+    """Beside a test, they were used for nothing, without a word."""
+    root = tmp_path / "cells"
+    shown = {"train": range(6), "valid": range(6, 9), "test": range(9, 13)}
+    for part, numbers in shown.items():
+        rows = [{"id": row, "file_name": f"{row}.png"} for row in numbers]
+        boxes = [
+            {"id": row, "image_id": row, "category_id": row % 2, "bbox": [2, 3, 6, 8]}
+            for row in numbers
+        ]
+        names = [{"id": place, "name": name} for place, name in enumerate("ab")]
+        for row in numbers:
+            path = root / part / "images" / f"{row}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (24, 20), 9 * row).save(path)
+            label = root / part / "labels" / f"{row}.txt"
+            label.parent.mkdir(exist_ok=True)
+            label.write_text(f"{row % 2} 0.5 0.5 0.2 0.4" if kind == "yolo" else "")
+        content = {"images": rows, "annotations": boxes, "categories": names}
+        if kind == "coco":
+            (root / part / "labels.json").write_text(json.dumps(content))
+    if kind == "yolo":
+        folders = "train: train/images\nval: valid/images\ntest: test/images\n"
+        (root / "data.yaml").write_text(f"names: [a, b]\n{folders}")
+    data: Any = fit(DataSet, guess(root).options["data"], "data").make()
+    for part, numbers in (("train", shown["train"]), ("validation", shown["valid"])):
+        files = getattr(data, part).files
+        assert {int(Path(file).stem) for file in files} == {*numbers}
+    assert len(data.test) == 4

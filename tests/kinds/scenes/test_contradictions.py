@@ -402,4 +402,4 @@ def test_a_file_whose_images_are_missing_is_named(
     (file,) = (scenes / "annotations").glob("*train*")
     file.write_text(file.read_text().replace('"0.png"', '"gone.png"'))
     assert status("check", str(scenes)) == 0
-    assert f"images are missing: {file.name}" in capsys.readouterr().out
+    assert f"{file.name} (images are missing)" in capsys.readouterr().out

@@ -3,7 +3,7 @@ classes, formats, sizes, copies, broken files.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -36,6 +36,7 @@ from torchcaps_lab.kinds.images.doubts import (
     Extent,
     extent_of,
     files_doubts,
+    frames_lines,
     range_for,
     range_option,
     range_text,
@@ -160,11 +161,7 @@ class ImagesReport:
                 "times as long as wide: "
                 f"{some(self.extreme)}"
             )
-        if self.moving:
-            lines.append(
-                f"{count_of(self.moving)} of several frames, the first of which "
-                f"counts: {some(self.moving)}"
-            )
+        lines += frames_lines(self.moving)
         if self.turned:
             lines.append(
                 f"{self.turned:,} turned upright, as their EXIF orientation says"
@@ -234,10 +231,9 @@ def check_table(named: TableOfImages, skip_broken: bool = False) -> ImagesReport
     Raises:
         ValueError: a column is missing, or no row names an image.
     """
-    form = named.form
     listed = list_table(named)
     labels = {
-        part: {label for item in items for label in form.labels_of(item.category)}
+        part: {label for item in items for label in listed.labels_of(item.category)}
         for part, items in listed.parts.items()
     }
     listed.classes = tuple(sorted(labels.get("train", labels.get("all", set()))))
@@ -253,23 +249,17 @@ def check_table(named: TableOfImages, skip_broken: bool = False) -> ImagesReport
                 f"the {part} images of {named.table}: {some(others)} are none of the "
                 f"classes {some(listed.classes)}"
             )
-    return check_images(listed, form.labels_of, skip_broken)
-
-
-def _alone(category: str) -> tuple[str, ...]:
-    return (category,)
+    return check_images(listed, skip_broken)
 
 
 def check_images(
     listing: Listed,
-    labels_of: Callable[[str], Sequence[str]] = _alone,
     skip_broken: bool = False,
 ) -> ImagesReport:
     """Reads every image in full, one after the other; only the report is kept.
 
     Args:
         listing: the files of the images, and the classes.
-        labels_of: the classes that the category of a file stands for.
         skip_broken: whether files that cannot be read are left out, which is no
             problem.
     """
@@ -300,7 +290,7 @@ def check_images(
     counts = {}
     for part, entries in parts.items():
         of_class = Counter(
-            label for entry in entries for label in labels_of(entry.category)
+            label for entry in entries for label in listing.labels_of(entry.category)
         )
         counts[part] = {name: of_class[name] for name in listing.classes}
     levels = range_for(

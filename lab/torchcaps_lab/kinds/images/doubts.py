@@ -75,8 +75,9 @@ def range_for(extents: Iterable[Extent]) -> Levels | None:
         >>> (
         ...     range_for([Extent("float", -1000, 412.5)]),
         ...     range_for([Extent("float", 0, 1)]),
+        ...     range_for([Extent("float", 0, 2.5)]),
         ... )
-        ((-1000, 412.5), None)
+        ((-1000, 412.5), None, (0, 2.5))
     """
     rows = list(extents)
     if not rows:
@@ -86,9 +87,9 @@ def range_for(extents: Iterable[Extent]) -> Levels | None:
     if all(row.kind == "integer" for row in rows) and least >= 0:
         top = (1 << max(int(most).bit_length(), 8)) - 1
         return None if top == 65535 else (0, top)
-    if least >= 0 and most <= 255:
-        return None if most <= 1 else (0, 255)
-    return least, most
+    if 0 <= least <= most <= 1:
+        return None
+    return (0, 255) if least >= 0 and DARK < most <= 255 else (least, most)
 
 
 def range_text(levels: Levels) -> str:
@@ -128,6 +129,12 @@ def image_doubts(images: Tensor, names: Sequence[str]) -> Iterator[str]:
             "white, such as 0 and 4095 of "
             "12 bit"
         )
+
+
+def frames_lines(names: Sequence[str]) -> list[str]:
+    """Tell people of images of several frames, by their names."""
+    frames = f"{count_of(names)} of several frames, the first of which counts"
+    return [f"{frames}: {some(names)}"] if names else []
 
 
 def files_doubts(facts: Mapping[str, Sequence[tuple[str, str]]]) -> Iterator[str]:

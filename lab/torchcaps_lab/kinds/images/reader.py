@@ -502,10 +502,11 @@ def _of_table(
     guess = guess_of_files(options, summary, files, trained_of(len(files)), given)
     assert named.columns is not None
     why = {**guess.why, **reasons(options, named.columns)}
-    if unread := [path.name for path in tables if path != named.table]:
+    read = named.tables.values()
+    if unread := [path.name for path in tables if path not in read]:
         why["tables"] = f"not read: {some(unread)}"
     guess = guess._replace(seen=tuple(named.columns.lines()), why=why)
-    if not named.form.separator:
+    if not named.form.delimiter:
         return guess
     # Photos may show several of the classes, so none is left out of the loss.
     why["task"] = "several_labels, since an image may have several labels"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.models import ClassifierNetwork, Prediction, SlotAutoencoder
-from torchcaps.numerics import Advance, Ramp
+from torchcaps.numerics import Advance, Ramp, resolution
 from torchcaps.spec import Within
 from torchcaps_lab.data import Batch, Examples
 from torchcaps_lab.evaluate.findings import Metrics, check_asked, predicted
@@ -135,7 +135,8 @@ class Objects(Task):
 
     Its main measure is the share of the variance of the pixels that is drawn, :math:`1 - \sum (x - \hat x)^2 /
     \sum (x - \bar x)^2` with the mean colour :math:`\bar x` of a picture: a network
-    that draws one colour has 0. Networks must draw each
+    that draws one colour has 0, and so has one of pictures of one colour alone. Networks
+    must draw each
     slot with a mask (:attr:`torchcaps.models.Prediction.masks`), as
     :class:`~torchcaps.models.SlotAutoencoder` does. What they draw is the image, or
     :attr:`~torchcaps.models.Prediction.features` of it. Where the objects of the pixels are
@@ -221,10 +222,7 @@ class Objects(Task):
         ``fg_ari_assigned`` of the pixels.
         """
         error = _errors(prediction, batch).detach()
-        # Over the batch, not picture by picture: a picture of one colour has no variance.
-        variance = _variances(prediction, batch).mean()
-        tiny = torch.finfo(variance.dtype).tiny
-        figures = {"drawn": 1 - error / variance.clamp_min(tiny), "error": error}
+        figures = {"drawn": _drawn_shares(error, prediction, batch), "error": error}
         if _known(batch.labels):
             slots = _slots_by_name(prediction)
             for end, slot in slots.items():
@@ -432,11 +430,21 @@ def _errors(prediction: Prediction, batch: Batch) -> Tensor:
     return (drawn - true).square().flatten(1).mean(1)
 
 
-def _variances(prediction: Prediction, batch: Batch) -> Tensor:
-    """The mean squared distance of each picture from its mean colour, (B,)."""
+def _drawn_shares(error: Tensor, prediction: Prediction, batch: Batch) -> Tensor:
+    """The share of the variance that is drawn, (B,); 0 if all pictures of the batch are
+    of one colour, which have none.
+
+    Args:
+        error: the mean squared error of each picture, (B,).
+        prediction: what was drawn.
+        batch: the pictures.
+    """
     _, true = _drawn_and_true(prediction, batch)
     pixels = true.flatten(2) if prediction.features is None else true.mT
-    return pixels.var(2, correction=0).mean(1)
+    # Over the batch, not picture by picture: a picture of one colour has no variance.
+    variance = pixels.var(2, correction=0).mean()
+    flat = variance <= resolution(pixels.square().mean(), roundings=4)
+    return torch.where(flat, 0.0, 1 - error / variance.where(~flat, 1))
 
 
 def _claims(prediction: Prediction) -> Tensor:

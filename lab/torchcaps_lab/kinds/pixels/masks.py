@@ -197,6 +197,21 @@ class MaskSet(Examples):
         return batch._replace(labels=batch.labels.long())
 
 
+_ENDS = re.compile(r"(?<=.)[_-](masks?|seg|segmentation|labels?|gt|L|groundtruth)$")
+"""How the names of masks may end."""
+
+
+def picture_of(stem: str) -> str:
+    """The name of the picture that a mask of some name is of, without suffix.
+
+    Example:
+        >>> from torchcaps_lab.kinds.pixels.masks import picture_of
+        >>> picture_of("cell_1"), picture_of("cell_1_mask")
+        ('cell_1', 'cell_1')
+    """
+    return _ENDS.sub("", stem)
+
+
 class _Pair(NamedTuple):
     picture: Path
     mask: Path
@@ -208,7 +223,8 @@ class Masks(DataSet):
     """Pictures with a mask each, an image of the same size whose grey values or indexed
     colours are classes.
 
-    ``root/images/cell1.jpg`` has the mask ``root/masks/cell1.png``. With ``masks`` the
+    ``root/images/cell1.jpg`` has the mask ``root/masks/cell1.png``, or
+    ``cell1_mask.png``. With ``masks`` the
     name of a .json file, the masks are drawn from its COCO annotations by pycocotools,
     smaller things over larger ones, on a background; those of Pascal VOC are images
     already (``images="JPEGImages", masks="SegmentationClass", ignore=255,
@@ -435,8 +451,9 @@ class Masks(DataSet):
         suffixes = image_suffixes()
         masks = [
             path
-            for path in sorted(place.glob(f"{escape(picture.stem)}.*"))
-            if path.suffix.lower() in suffixes
+            for path in sorted(place.glob(f"{escape(picture.stem)}*.*"))
+            if picture.stem in (path.stem, picture_of(path.stem))
+            and path.suffix.lower() in suffixes
         ]
         if len(masks) > 1:
             raise ValueError(

@@ -1,8 +1,9 @@
 """Reads pictures whose pixels have classes."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice, permutations
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torchcaps_lab.kinds.images.decoding.picture import image_suffixes, opened
 from torchcaps_lab.kinds.images.guess import looked_at, range_line
 from torchcaps_lab.kinds.images.reader import ImageReader
 from torchcaps_lab.kinds.images.sets.files import image_files
+from torchcaps_lab.kinds.pixels.masks import picture_of
 from torchcaps_lab.look import (
     Fit,
     Guess,
@@ -54,8 +56,8 @@ _NAMED = ("images", "masks")
 _FEW_VALUES = 32
 """Different values of pixels that a mask may have."""
 
-_ENDS = ("_mask", "_masks", "_seg", "_segmentation", "_label", "_gt", "-mask", "-seg")
-"""How the names of masks end that lie beside their pictures."""
+_FEW_FOLDERS = 4
+"""Folders of which any two may hold pictures and their masks."""
 
 _LISTED = "ImageSets/Segmentation/trainval.txt"
 """The pictures of Pascal VOC that have masks."""
@@ -63,7 +65,7 @@ _LISTED = "ImageSets/Segmentation/trainval.txt"
 _LARGEST_CUT = 128
 
 _TRIED = 8
-"""Pairs of pictures that are looked at."""
+"""Pairs of pictures that are looked at, and pairs of folders."""
 
 
 @register_reader("pixels")
@@ -91,8 +93,7 @@ class PixelReader(ImageReader):
                 pictures = image_files(place.path / images)
                 return watched(guess, given, len(pictures) * 4 // 5 // 10)
         if not place.is_file and "class_folders" not in asked:
-            _check_folders(place)
-            _check_beside(place)
+            _check_masks(place)
         return None
 
     @classmethod
@@ -121,46 +122,77 @@ class PixelReader(ImageReader):
         return image_files(folder)
 
 
-def _check_folders(place: Place) -> None:
-    """Raise a `ValueError` if there are two folders of pictures by the same names, and
-    those of one look like masks of the others.
+def _check_masks(place: Place) -> None:
+    """Raise a `ValueError` if pictures that look like the masks of others lie in a
+    folder beside that of these, by the same names, or among them; says what to do.
     """
-    by_folder: dict[Path, dict[str, Path]] = {}
+    folders: dict[Path, dict[str, Path]] = {}
     for path in place.with_suffix(*image_suffixes()):
-        by_folder.setdefault(path.parent, {})[path.stem] = path
-    if len(by_folder) != 2 or {*by_folder} - {*place.path.iterdir()}:
-        return
-    first, second = by_folder
-    if by_folder[first].keys() != by_folder[second].keys():
-        return
-    for images, masks in ((first, second), (second, first)):
-        stems = sorted(by_folder[images])[:_TRIED]
-        pairs = [(by_folder[images][stem], by_folder[masks][stem]) for stem in stems]
-        if all(_is_mask_of(mask, picture) for picture, mask in pairs):
-            train = ["torchcaps", "train", str(place.path)]
-            named = ["--data.images", images.name, "--data.masks", masks.name]
+        folders.setdefault(path.parent, {})[path.stem] = path
+    # The largest first, which are to train on.
+    folders = dict(sorted(folders.items(), key=lambda row: -len(row[1])))
+    train = ["torchcaps", "train", str(place.path)]
+    classes = shlex.join([*train, "--data.class_folders", "outer"])
+    for images, masks in islice(_pairs_of_folders(folders), _TRIED):
+        marked = {picture_of(stem): path for stem, path in folders[masks].items()}
+        if _are_masks(marked, folders[images]):
+            places = [str(path.relative_to(place.path)) for path in (images, masks)]
+            named = ["--data.images", places[0], "--data.masks", places[1]]
             raise ValueError(
                 f"{masks} holds a picture of few values for each one in {images}, by "
                 f"the same name: if these are its masks, {shlex.join([*train, *named])}"
-                "; if the two folders are classes, "
-                f"{shlex.join([*train, '--data.class_folders', 'outer'])}"
+                f"; if the two folders are classes, {classes}"
             )
-
-
-def _check_beside(place: Place) -> None:
-    """Raise a `ValueError` if masks lie in one folder with their pictures."""
-    pictures = [path for path in place.top if path.suffix.lower() in image_suffixes()]
-    stems = {path.stem for path in pictures}
-    for end in _ENDS:
-        masks = [stem for stem in stems if stem.removesuffix(end) in stems - {stem}]
-        if masks and 2 * len(masks) == len(stems):
+    for folder, pictures in islice(folders.items(), _TRIED):
+        marked = {
+            picture_of(stem): path
+            for stem, path in pictures.items()
+            if picture_of(stem) in pictures.keys() - {stem}
+        }
+        if 3 * len(marked) >= len(pictures) and _are_masks(marked, pictures):
+            first = min(path.stem for path in marked.values())
             raise ValueError(
-                f"{place.path} holds masks beside their pictures, such as "
-                f"{min(masks)}. Put the pictures into a folder 'images' in it, and the "
-                "masks under the names of their pictures, without "
-                f"{end!r}, into a folder 'masks', then: "
-                f"{shlex.join(['torchcaps', 'train', str(place.path)])}"
+                f"{folder} holds masks beside their pictures, such as {first}. For the "
+                "classes of pixels, put the pictures into a folder 'images', and the "
+                "masks into a folder 'masks' beside it, then: torchcaps train with the "
+                "folder of the two. For classes of pictures, move the masks away; "
+                f"{classes} takes them for pictures"
             )
+
+
+def _pairs_of_folders(
+    folders: Mapping[Path, Mapping[str, Path]],
+) -> Iterator[tuple[Path, Path]]:
+    """The folders that may hold pictures and their masks, by the names in them: of a
+    few, which are all or are in one folder or have one name; and of those whose names
+    begin with that of the other.
+    """
+    groups: dict[Path | str, list[Path]] = {}
+    for folder in folders:
+        for shared in (folder.parent, folder.name):
+            groups.setdefault(shared, []).append(folder)
+    if len(folders) <= _FEW_FOLDERS:
+        groups = {"": [*folders]}
+    pairs: list[tuple[Path, Path]] = []
+    for group in groups.values():
+        if len(group) <= _FEW_FOLDERS:
+            pairs += permutations(group, 2)
+            continue
+        for folder in group:
+            ends = range(1, len(folder.name))
+            begun = (folder.with_name(folder.name[:end]) for end in ends)
+            pairs += [(first, folder) for first in begun if first in folders]
+    for images, masks in pairs:
+        if {*map(picture_of, folders[masks])} == folders[images].keys():
+            yield images, masks
+
+
+def _are_masks(marked: Mapping[str, Path], pictures: Mapping[str, Path]) -> bool:
+    """Whether files look like the masks of pictures, by the names of these."""
+    stems = sorted(marked)
+    return {*stems} <= pictures.keys() and all(
+        _is_mask_of(marked[stem], pictures[stem]) for stem in stems[:_TRIED]
+    )
 
 
 def _is_mask_of(mask: Path, picture: Path) -> bool:

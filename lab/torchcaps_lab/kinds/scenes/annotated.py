@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import compress
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 from xml.etree import ElementTree
@@ -31,7 +31,9 @@ from torchcaps_lab.data.base import (
     stable_split,
 )
 from torchcaps_lab.data.examples import Batch, Examples, Parts
+from torchcaps_lab.data.listed import Listed
 from torchcaps_lab.data.manifest import (
+    PARTS,
     Entry,
     Manifest,
     lacking_lines,
@@ -53,7 +55,6 @@ from torchcaps_lab.kinds.images.sets.files import image_files
 from torchcaps_lab.kinds.images.sets.listed import Side
 from torchcaps_lab.kinds.scenes.coco import Coco
 from torchcaps_lab.kinds.scenes.noted import (
-    Annotations,
     Noted,
     check_names,
     check_noted,
@@ -163,9 +164,13 @@ class AnnotatedImages(DataSet):
             folders of images, each with a folder of labels beside it.
         classes: the names of the classes; default: the categories of COCO's file, all
             names in VOC's, or the lines of ``classes.txt`` for YOLO.
+        validation_annotations: the annotations of the validation images, in the same
+            form; default: a share of the images is for validation, unless ``data.yaml``
+            names a ``val`` beside a ``test``.
+        validation_root: the folder of the validation images; default: ``root``.
         test_annotations: the annotations of the test images, in the same form; default:
-            a share of the images becomes the test set, unless ``data.yaml`` names a
-            ``test`` or a ``val``.
+            the validation images become the test set, or else a share of the images,
+            unless ``data.yaml`` names a ``test``.
         test_root: the folder of the test images; default: ``root``.
         size: height and width of the images, one number for both; default: their own,
             which must be the same for all.
@@ -218,6 +223,8 @@ class AnnotatedImages(DataSet):
     root: str | Path
     annotations: str | Path
     names: Sequence[str] | None = argument(default=None, alias="classes", kw_only=True)
+    validation_annotations: str | Path | None = argument(default=None, kw_only=True)
+    validation_root: str | Path | None = argument(default=None, kw_only=True)
     test_annotations: str | Path | None = argument(default=None, kw_only=True)
     test_root: str | Path | None = argument(default=None, kw_only=True)
     size: Side | tuple[Side, Side] | None = argument(default=None, kw_only=True)
@@ -252,102 +259,113 @@ class AnnotatedImages(DataSet):
 
     def load_train(self) -> Examples:
         """Read the training images, those for validation included."""
-        return self._read(self._annotated.train)
+        return self._read([*self._parts["train"], *self._parts["validation"]])
+
+    def load_validation(self) -> Examples | None:
+        """Read the validation images of annotations of their own."""
+        if "validation" in self._annotated.parts:
+            return self.validation
+        return None
 
     def load_test(self) -> Examples:
         """Read the test images."""
-        return self._read(self._annotated.test or ())
+        return self._read(self._parts["test"])
 
     def notes(self) -> tuple[str, ...]:
         """Which images to test on are also trained on, and what is left out."""
-        test = self._annotated.test or ()
-        noted = [*self._annotated.train, *test]
         # Images to test on are read last, so their classes are those of the files.
         parts = {
             "train": self.train.shown(),
             "validation": self.validation.shown(),
-            "test": class_of_each(test),
+            "test": class_of_each(self._parts["test"]),
         }
         lacking = lacking_lines(self.classes, parts)
         lines = left_out_lines(self._annotated.left_out)
-        return (*self.contradictions(), *lacking, *lines, *doubts(noted))
+        noted = [*chain(*self._parts.values())]
+        return (
+            *self._annotated.notes,
+            *self.contradictions(),
+            *lacking,
+            *lines,
+            *doubts(noted),
+        )
 
     def record(self) -> Manifest:
         """The files of each split; the classes of its things are those of an image."""
-        return self._files
-
-    @cached_property
-    def _files(self) -> Manifest:
-        train = self._annotated.train
-        parts = {
-            "train": [train[row] for row in self._rows[0]],
-            "validation": [train[row] for row in self._rows[1]],
-            "test": self._annotated.test or (),
-        }
-        entries = {part: _entries(noted) for part, noted in parts.items()}
+        entries = {part: _entries(self._parts[part]) for part in PARTS}
         return Manifest(self.classes, entries)
 
     @cached_property
     def _train_and_validation(self) -> tuple[Examples, Examples]:
         both = self.load_train()
-        rest, aside = self._rows
-        return both.subset(rest), both.subset(aside)
+        rows = torch.arange(len(both))
+        count = len(self._parts["train"])
+        return both.subset(rows[:count]), both.subset(rows[count:])
 
     @cached_property
-    def _rows(self) -> tuple[Tensor, Tensor]:
-        """The images to train on, and those to validate on."""
-        return self._apart(self._annotated, self.validation_share, self.seed)
-
-    def _apart(
-        self, read: Annotations, share: float, seed: int
-    ) -> tuple[Tensor, Tensor]:
-        """Put aside a share of the images to train on, chosen by content in whole
-        groups: the rows of the rest, and of those put aside.
+    def _parts(self) -> dict[str, list[Noted]]:
+        """The images of each split; a share of the others where the annotations do not
+        name them.
         """
-        digests = [digest_of(image.file) for image in read.train]
-        shown = [
-            [name in image.labels for name in read.classes] for image in read.train
-        ]
+        parts = dict(self._annotated.parts)
+        if "all" in parts:
+            parts["train"], parts["test"] = self._divided(
+                parts.pop("all"), self.test_share, TEST_SEED
+            )
+        if "validation" not in parts:
+            parts["train"], parts["validation"] = self._divided(
+                parts["train"], self.validation_share, self.seed
+            )
+        return parts
+
+    def _divided(
+        self, noted: Sequence[Noted], share: float, seed: int
+    ) -> tuple[list[Noted], list[Noted]]:
+        """The rest of some images, and a share of them that is put aside, chosen by
+        content in whole groups.
+        """
+        digests = [digest_of(image.file) for image in noted]
+        shown = [[name in image.labels for name in self.classes] for image in noted]
         groups = None
         if self.group_before:
-            names = [image.file.as_posix() for image in read.train]
+            names = [image.file.as_posix() for image in noted]
             groups = [group_of(name, self.group_before) for name in names]
-        return stable_split(torch.tensor(shown), digests, share, seed, groups)
+        rest, aside = stable_split(torch.tensor(shown), digests, share, seed, groups)
+        return [noted[row] for row in rest], [noted[row] for row in aside]
 
     @cached_property
-    def _annotated(self) -> Annotations:
-        """The classes, the images to train on, and those to test on."""
+    def _annotated(self) -> Listed:
+        """The classes, and the images of each split of the annotations."""
         root = _there(Path(self.root).expanduser(), "root")
         annotations = Path(self.annotations).expanduser()
         names = None if self.names is None else check_names(self.names, "classes")
         if annotations.suffix.lower() in YAML:
-            read = of_yaml(annotations, root, names)
+            listed = of_yaml(annotations, root, names)
         else:
-            read = _annotations(annotations, root, names)
-        check_noted(read.train, read.classes)
-        check_noted(read.test or (), read.classes)
-        _check_boxes(read.train, annotations)
-        if self.test_annotations is not None:
-            test_root = root if self.test_root is None else Path(self.test_root)
-            tested = _annotations(
-                Path(self.test_annotations).expanduser(),
-                _there(test_root.expanduser(), "test_root"),
-                read.classes,
-            )
-            check_noted(tested.train, read.classes)
-            named = {image.file for image in (*read.train, *tested.train)}
-            left_out = {**read.left_out, **tested.left_out}
-            left_out = {
-                name: why for name, why in left_out.items() if Path(name) not in named
-            }
-            read = read._replace(test=tested.train, left_out=left_out)
+            listed = _annotations(annotations, root, names)
+        of_parts = {
+            "validation": (self.validation_annotations, self.validation_root),
+            "test": (self.test_annotations, self.test_root),
+        }
+        for part, (path, place) in of_parts.items():
+            if path is not None:
+                inside = root if place is None else Path(place).expanduser()
+                other = _annotations(
+                    Path(path).expanduser(),
+                    _there(inside, f"{part}_root"),
+                    listed.classes,
+                )
+                listed.parts[part] = other.parts["train"]
+                listed.left_out |= other.left_out
+        for noted in listed.parts.values():
+            check_noted(noted, listed.classes)
+        _check_boxes(listed.parts["train"], annotations)
+        for image in chain(*listed.parts.values()):
+            listed.left_out.pop(str(image.file), None)
         if self.skip_broken:
-            read = _without_broken(read, self.levels)
-        if read.test is not None:
-            return read
-        train_rows, test_rows = self._apart(read, self.test_share, TEST_SEED)
-        parts = [[read.train[row] for row in rows] for rows in (train_rows, test_rows)]
-        return read._replace(train=parts[0], test=parts[1])
+            _leave_out_broken(listed, self.levels)
+        listed.find_test("images")
+        return listed
 
     def _read(self, noted: Sequence[Noted]) -> AnnotatedSet:
         sides = (self.size, self.size) if isinstance(self.size, int) else self.size
@@ -414,19 +432,16 @@ def _entries(noted: Sequence[Noted]) -> list[Entry]:
     ]
 
 
-def _without_broken(read: Annotations, levels: Range | None) -> Annotations:
-    """Annotations without the images that cannot be read."""
-    files = [image.file for image in (*read.train, *(read.test or ()))]
-    broken = broken_images(files, levels)
-
-    def rest(noted: Sequence[Noted]) -> list[Noted]:
-        return [image for image in noted if image.file not in broken]
-
-    left_out = {**read.left_out, **{str(file): why for file, why in broken.items()}}
-    test = None if read.test is None else rest(read.test)
-    if not (train := rest(read.train)):
-        raise ValueError(f"none of {len(read.train)} images to train on can be read")
-    return read._replace(train=train, test=test, left_out=left_out)
+def _leave_out_broken(listed: Listed, levels: Range | None) -> None:
+    """Leave out the images that cannot be read."""
+    broken = broken_images(
+        [image.file for image in chain(*listed.parts.values())], levels
+    )
+    listed.left_out |= {str(file): why for file, why in broken.items()}
+    for noted in listed.parts.values():
+        noted[:] = [image for image in noted if image.file not in broken]
+    if not listed.parts["train"]:
+        raise ValueError("none of the images to train on can be read")
 
 
 def _placed(noted_image: Noted, shown: tuple[int, int], turn: int) -> Tensor:
@@ -491,7 +506,7 @@ def _there(path: Path, description: str) -> Path:
     return path
 
 
-def _annotations(path: Path, root: Path, names: Sequence[str] | None) -> Annotations:
+def _annotations(path: Path, root: Path, names: Sequence[str] | None) -> Listed:
     """The classes, and the images with their boxes, of a file or folder of
     annotations; all of them are to train on.
     """
@@ -530,7 +545,7 @@ def _annotations(path: Path, root: Path, names: Sequence[str] | None) -> Annotat
     named = {image.file.resolve() for image in noted}
     others = [file for file in image_files(root) if file.resolve() not in named]
     why = f"no annotation in {path} names it"
-    return Annotations(classes, noted, None, dict.fromkeys(map(str, others), why))
+    return Listed(classes, {"train": noted}, dict.fromkeys(map(str, others), why))
 
 
 def _check_boxes(train: Sequence[Noted], annotations: Path) -> None:

@@ -1,7 +1,7 @@
 """What annotations say of an image, whoever wrote them, and what they may not say."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -30,22 +30,6 @@ class Noted(NamedTuple):
     shares: bool = False
     size: tuple[int, int] | None = None
     aside: int = 0
-
-
-class Annotations(NamedTuple):
-    """The images of annotations.
-
-    Args:
-        classes: the name of each label.
-        train: the images to train on.
-        test: the images to test on; None if the annotations name none.
-        left_out: the files that are not used, and why.
-    """
-
-    classes: tuple[str, ...]
-    train: list[Noted]
-    test: list[Noted] | None = None
-    left_out: Mapping[str, str] = {}
 
 
 def check_names(names: Sequence[str], source: object) -> tuple[str, ...]:

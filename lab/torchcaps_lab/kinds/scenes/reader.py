@@ -16,7 +16,13 @@ from torchcaps_lab.kinds.images.decoding.picture import image_suffixes
 from torchcaps_lab.kinds.images.guess import looked_at, shape_of
 from torchcaps_lab.kinds.images.reader import ImageReader
 from torchcaps_lab.kinds.images.sets.files import image_files
-from torchcaps_lab.kinds.scenes.yolo import CLASSES, YAML, classes_in, of_yaml
+from torchcaps_lab.kinds.scenes.yolo import (
+    CLASSES,
+    YAML,
+    classes_in,
+    of_yaml,
+    yolo_boxes,
+)
 from torchcaps_lab.look import Guess, Place, plain_steps, trained_of, value_of, watched
 
 _NETWORK = "scene_capsnet"
@@ -35,7 +41,7 @@ class Form(NamedTuple):
         annotations: the file or the folder of the annotations.
         more: other arguments of the data set.
         trained: how many images are trained on, about; 0: a share of all.
-        unused: the names of other files of annotations, whose images are missing.
+        unused: the names of other files of annotations.
     """
 
     said: str
@@ -74,7 +80,7 @@ class SceneReader(ImageReader):
         }
         summary = f"AnnotatedImages, boxes as of {form.said} in {form.annotations}"
         if form.unused:
-            summary += f"; not used, as images are missing: {some(form.unused)}"
+            summary += f"; not used: {some(form.unused)}"
         why = {"data": summary, **why_shape, **why_steps}
         return watched(Guess({**options, "data": data}, why), given, train // 9)
 
@@ -95,6 +101,7 @@ def _forms(place: Place) -> Iterator[Form | None]:
         yield _of_coco(place)
         yield _of_voc(place)
         yield _of_labels(place)
+        _check_named(place)
 
 
 def _of_yaml(place: Place) -> Form | None:
@@ -102,7 +109,7 @@ def _of_yaml(place: Place) -> Form | None:
     for path in place.top:
         if path.suffix.lower() in YAML and _holds(path, "names:", "train:"):
             root = path.parent
-            train = of_yaml(path, root, None).train
+            train = of_yaml(path, root, None).parts["train"]
             return Form("YOLO", root, path, trained=len(train) * 9 // 10)
     return None
 
@@ -110,19 +117,41 @@ def _of_yaml(place: Place) -> Form | None:
 def _of_coco(place: Place) -> Form | None:
     """Files of COCO, one for each split, or one."""
     noted = [path for path in place.with_suffix(".json") if _is_coco(path)]
-    files = [path for path in noted if _images_of(path, place) is not None]
-    if not files:
+    images = {path: _images_of(path, place) for path in noted}
+    return _form("COCO", {path: _part(path) for path in noted}, images)
+
+
+def _form(
+    said: str, parts: Mapping[Path, str | None], images: Mapping[Path, Path | None]
+) -> Form | None:
+    """Annotations of each split, or one; None if their images are missing.
+
+    Args:
+        said: what the form is called.
+        parts: the split of each file or folder of annotations.
+        images: the folder of its images; None if they are missing.
+    """
+    there = [path for path in parts if images[path] is not None]
+    if not there:
         return None
-    unused = tuple(path.name for path in noted if path not in files)
-    parts = {_part(path): path for path in reversed(files)}
-    train = parts.get("train", files[0])
-    test = parts.get("test") or parts.get("validation")
-    root = _images_of(train, place)
+    first = {parts[path]: path for path in reversed(there)}
+    train = first.get("train", there[0])
+    more: dict[str, str] = {}
+    for part in ("validation", "test"):
+        path = first.get(part, train)
+        if path != train:
+            more[f"{part}_annotations"] = str(path)
+            more[f"{part}_root"] = str(images[path])
+    read = {str(train), *more.values()}
+    missing = " (images are missing)"
+    unused = tuple(
+        path.name + missing * (path not in there)
+        for path in parts
+        if str(path) not in read
+    )
+    root = images[train]
     assert root is not None
-    if test is None or test == train:
-        return Form("COCO", root, train, unused=unused)
-    more = {"test_annotations": str(test), "test_root": str(_images_of(test, place))}
-    return Form("COCO", root, train, more, unused=unused)
+    return Form(said, root, train, more, unused=unused)
 
 
 def _is_coco(path: Path) -> bool:
@@ -155,16 +184,34 @@ def part_of(folder: Path, part: str) -> bool:
 
 
 def _of_voc(place: Place) -> Form | None:
-    """A folder of .xml files, beside a folder of images or among them."""
-    files = place.with_suffix(".xml")
-    if not files or not _holds(files[0], "<annotation", "<bndbox"):
-        return None
-    named = re.search(r"<filename>([^<]+)</filename>", _beginning(files[0]))
+    """Folders of .xml files for each split, or one, beside a folder of images or among
+    them.
+    """
+    first: dict[Path, Path] = {}
+    for file in place.with_suffix(".xml"):
+        first.setdefault(file.parent, file)
+    files = [file for file in first.values() if _holds(file, "<annotation", "<bndbox")]
+    images = {file.parent: _images_of_voc(file, place) for file in files}
+    parts = {
+        folder: part_called(folder.name) or part_called(folder.parent.name)
+        for folder in images
+    }
+    return _form("Pascal VOC", parts, images)
+
+
+def _images_of_voc(file: Path, place: Place) -> Path | None:
+    """The folder of the image of a file of VOC, the nearest if it is in several."""
+    named = re.search(r"<filename>([^<]+)</filename>", _beginning(file))
     if named is None:
         return None
-    folders = {files[0].parent, *(image.parent for image in place.files)}
-    images = _holding(unescape(named[1]).strip(), folders)
-    return Form("Pascal VOC", images[0], files[0].parent) if images else None
+    own = file.parent
+    folders = {own, *(image.parent for image in place.files)}
+    holding = _holding(unescape(named[1]).strip(), folders)
+    return min(
+        holding,
+        key=lambda folder: (folder != own, folder.parent != own.parent),
+        default=None,
+    )
 
 
 def _holding(name: str, folders: Iterable[Path]) -> list[Path]:
@@ -187,6 +234,23 @@ def _of_labels(place: Place) -> Form | None:
     if not {path.suffix.lower() for path in images.iterdir()} & image_suffixes():
         return None
     return Form("YOLO", images, labels, {"classes": [*classes_in(lists[0])]})
+
+
+def _check_named(place: Place) -> None:
+    """Raise a `ValueError` if there are boxes as of YOLO, and nothing names their
+    classes.
+    """
+    beside = (path for path in place.with_suffix(".txt") if "labels" in path.parts)
+    file = next(beside, None)
+    boxes: list[Any] = []
+    with suppress(ValueError):
+        boxes = [] if file is None else yolo_boxes(file, ())[1]
+    if boxes:
+        raise ValueError(
+            f"{file} holds boxes as of YOLO, and nothing names their classes. Write "
+            f"{place.path / 'data.yaml'}, with 'names: [...]', the classes in their "
+            "order, and 'train: ...', the folder of the images, and maybe 'val: ...'"
+        )
 
 
 def _beginning(path: Path) -> str:

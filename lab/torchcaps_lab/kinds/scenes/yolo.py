@@ -10,18 +10,17 @@ from typing import Any
 from msgspec import Struct
 
 from torchcaps.whole import LARGEST_NOTE, read_text, resolved
+from torchcaps_lab.data.listed import Listed
 from torchcaps_lab.data.schema import checked
 from torchcaps_lab.kinds.images.sets.files import image_files
-from torchcaps_lab.kinds.scenes.noted import Annotations, Noted, check_names
+from torchcaps_lab.kinds.scenes.noted import Noted, check_names
 from torchcaps_lab.look import number_in
 from torchcaps_lab.options.reading import LARGEST_FILE, parsed
 
 YAML = (".yaml", ".yml")
 
-_PARTS = {"train": ("train",), "test": ("test", "val", "valid")}
-"""The keys of data.yaml for the images to train and to test on, the first that has
-images; where there is no test, validation images take its place.
-"""
+_PARTS = {"train": ("train",), "validation": ("val", "valid"), "test": ("test",)}
+"""The keys of data.yaml for the images of each split, of which the first is read."""
 
 _BESIDE = {"images": "labels"}
 """The folder of the labels, by that of the images."""
@@ -112,8 +111,8 @@ def classes_in(path: Path) -> tuple[str, ...]:
     return check_names([line.strip() for line in lines], path)
 
 
-def of_yaml(path: Path, root: Path, names: Sequence[str] | None) -> Annotations:
-    """Return the classes, the images to train on and those to test on.
+def of_yaml(path: Path, root: Path, names: Sequence[str] | None) -> Listed:
+    """List the images of each split, and the classes.
 
     Args:
         path: the file data.yaml.
@@ -121,9 +120,8 @@ def of_yaml(path: Path, root: Path, names: Sequence[str] | None) -> Annotations:
         names: the classes; None: those that the file names.
 
     Returns:
-        The names of the classes, the images of ``train``, and those of ``test`` or
-        else ``val``; None if the file names neither. Files of labels without an image
-        are left out.
+        The images of the splits that the file names, as `Noted`. Files of labels
+        without an image are left out.
 
     Raises:
         ValueError: the file is not as of YOLO, names a folder outside ``root``, or
@@ -136,17 +134,16 @@ def of_yaml(path: Path, root: Path, names: Sequence[str] | None) -> Annotations:
     file = checked(Yaml, content, path)
     named = check_names(_names_in(file, path), path)
     classes = tuple(map(str, names or named))
-    noted: dict[str, list[Noted] | None] = {}
+    parts: dict[str, list[Noted]] = {}
     for part, keys in _PARTS.items():
         key = next((name for name in keys if getattr(file, name)), None)
         folders = [] if key is None else _folders(file, key, path, root)
         images = chain.from_iterable(map(image_files, folders))
-        noted[part] = [_noted(image, classes) for image in images] or None
-    train = noted["train"]
-    if train is None:
+        if noted := [_noted(image, classes) for image in images]:
+            parts[part] = noted
+    if "train" not in parts:
         raise ValueError(f"{path} names no images to train on: train must be a folder")
-    left_out = _without_image([*train, *(noted["test"] or ())])
-    return Annotations(classes, train, noted["test"], left_out)
+    return Listed(classes, parts, _without_image(chain(*parts.values())))
 
 
 def _names_in(file: Yaml, path: Path) -> list[str]:

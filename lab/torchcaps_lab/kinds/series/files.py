@@ -37,7 +37,15 @@ FILES = (".ts", ".arff", *TABLES)
 read.
 """
 
-SOUNDS = {".wav": "audio/wav", ".flac": "audio/flac", ".ogg": "audio/ogg"}
+SOUNDS = {
+    ".wav": "audio/wav",
+    ".flac": "audio/flac",
+    ".ogg": "audio/ogg",
+    ".opus": "audio/ogg",
+    ".mp3": "audio/mpeg",
+    ".aiff": "audio/aiff",
+    ".aif": "audio/aiff",
+}
 """Suffixes of sounds, and their kinds for a browser."""
 
 
@@ -84,7 +92,7 @@ def list_series(
         raise FileNotFoundError(f"root {root} does not exist{seen_from(root)}")
     parts = _tables(root)
     if parts:
-        if not {"train", "test"} <= parts.keys():
+        if "train" not in parts or len(parts) == 1:
             held = ", ".join(path.name for path in parts.values())
             raise ValueError(
                 f"{root} must hold files for train and test, got {held}: give one "

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchcaps.models import ClassifierNetwork
 from torchcaps_lab.data.columns import Columns
 from torchcaps_lab.data.examples import Examples
-from torchcaps_lab.data.plain_text import lines_of
+from torchcaps_lab.data.plain_text import decoded, lines_of
 from torchcaps_lab.data.reader import (
     Read,
     Reader,
@@ -251,9 +251,12 @@ def _check_folders(place: Place) -> None:
     series.
     """
     inner = sorted({*place.files} - {*place.top})
-    if not inner or not place.suffixes <= {".csv", ".tsv"}:
+    if not inner or not place.suffixes <= {".csv", ".tsv", ".txt"}:
         return
-    last = [row[-1].replace(",", ".") for row in Table(inner[0]).cells().rows]
+    if inner[0].suffix.lower() == ".txt":
+        last = decoded(inner[0]).replace(",", " ").split()
+    else:
+        last = [row[-1].replace(",", ".") for row in Table(inner[0]).cells().rows]
     if last and all(is_number(cell) for cell in last if cell):
         raise ValueError(
             f"{place.path} holds a table for each series, such as {inner[0]}. Write all "

@@ -36,8 +36,9 @@ class Series(ListedData):
       belongs to, its label, and a number for each channel; or, if it is ``wide``, with a
       row for each series: its label, and a number for each moment; or a folder with the
       tables ``train.csv`` and ``test.csv``;
-    - a folder of sounds (.wav, .flac, .ogg): a sub-folder for each class, which may
-      hold one for each speaker, or files named LABEL_SPEAKER_NUMBER.wav. Sounds become
+    - a folder of sounds (.wav, .flac, .ogg, .opus, .mp3, .aiff): a sub-folder for each
+      class, which may hold one for each speaker, or files named
+      LABEL_SPEAKER_NUMBER.wav. Sounds become
       :class:`~torchcaps_lab.kinds.series.sound.Sound` frames.
 
     All series have the same channels. Where it is known whom a series is of, the column
@@ -135,11 +136,6 @@ class Series(ListedData):
         return SeriesForm(form, series, self.time, tuple(self.values))
 
     @property
-    def separator(self) -> str:
-        """What stands between the labels of a series in a table."""
-        return self.form.form.separator
-
-    @property
     def scale(self) -> Scale:
         """The scale of the training series."""
         return SeriesSet.require(self.train).scale
@@ -161,6 +157,7 @@ class Series(ListedData):
                     f"{len(first.values)}, "
                     f"{item.title} has {len(item.values)}"
                 )
+        self.form.form.divide_labels(listed)
         return listed
 
     def list_series(self) -> Listed:

@@ -23,7 +23,7 @@ from torchcaps_lab.data.columns import (
     quoted,
 )
 from torchcaps_lab.data.listed import Item, Listed
-from torchcaps_lab.data.table_form import LabelledRow, TableForm, names_in, split_parts
+from torchcaps_lab.data.table_form import LabelledRow, TableForm, names_in
 from torchcaps_lab.data.tables import Cells, Table
 from torchcaps_lab.look import is_number, number_in
 
@@ -172,7 +172,7 @@ def series_of_table(
     if form.series and form.time is None and not form.values:
         every = [item.values for items in parts.values() for item in items]
         _check_no_time(path, form.values_in(table), every)
-    return split_parts(parts)
+    return parts
 
 
 def _check_no_time(

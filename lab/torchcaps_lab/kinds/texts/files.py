@@ -12,7 +12,7 @@ from torchcaps_lab.data.listed import BrokenItem, Item, Listed
 from torchcaps_lab.data.parts import part_called
 from torchcaps_lab.data.plain_text import check_text, decoded, lines_of
 from torchcaps_lab.data.reader import Unread, inputs_in
-from torchcaps_lab.data.table_form import TableForm, split_parts
+from torchcaps_lab.data.table_form import TableForm
 from torchcaps_lab.data.tables import Table
 from torchcaps_lab.look import TABLES, Place, is_number, no_header
 
@@ -99,7 +99,7 @@ def list_texts(
             ]
             return Listed(parts={"all": list(chain(*rows))})
     tables = _tables(root)
-    if {"train", "test"} <= tables.keys():
+    if "train" in tables and len(tables) > 1:
         listed = Listed()
         for part, path in tables.items():
             alone = form._replace(split=None)
@@ -203,7 +203,7 @@ def _table(path: Path, form: TableForm, listed: Listed) -> dict[str, list[TextIt
         written = check_text(row.values[text], f"{path}, {row.place}: {text}")
         item = TextItem(row.place, row.category, written, group=row.group)
         parts.setdefault(row.part or "all", []).append(item)
-    return split_parts(parts)
+    return parts
 
 
 def _is_example(text: str, label: str) -> bool:

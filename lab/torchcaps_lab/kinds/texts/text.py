@@ -154,11 +154,6 @@ class Text(ListedData):
             self.text, labels, self.delimiter or "", self.split, self.group
         )
 
-    @property
-    def separator(self) -> str:
-        """The delimiter, or what joins labels with a column each, in a table."""
-        return self.form.separator
-
     def list_items(self) -> Listed:
         """The texts, without those that contain no words."""
         listed = self.list_texts()
@@ -170,6 +165,7 @@ class Text(ListedData):
             empty = {item.name for item in bare if not cut.split(item.text)}
             listed.left_out |= dict.fromkeys(sorted(empty), "it has no words")
             items[:] = [item for item in items if item.name not in empty]
+        self.form.divide_labels(listed)
         return listed
 
     def list_texts(self) -> Listed:

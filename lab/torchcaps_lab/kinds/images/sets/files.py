@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torchcaps_lab.data.files import Listing
 from torchcaps_lab.kinds.images.decoding.picture import BY_PLUGIN, image_suffixes
+from torchcaps_lab.look import advice_on
 
 
 @dataclass
@@ -22,11 +23,13 @@ class ImageListing(Listing):
         """The endings of the images that Pillow and its plug-ins open here."""
         return image_suffixes()
 
-    def not_read(self, suffix: str) -> str:
-        """Why files with an ending are not read, and what would read them."""
-        needs = BY_PLUGIN.get(suffix.lower())
-        hint = f"; it is with a plug-in: pip install {needs}" if needs else ""
-        return f"{suffix or 'no suffix'} is not a kind of image that is read{hint}"
+    def not_read(self, path: Path) -> str:
+        """Why a file with such an ending is not read, and what would read it."""
+        needs = BY_PLUGIN.get(path.suffix.lower())
+        plug_in = f"it is with a plug-in: pip install {needs}" if needs else ""
+        advice = plug_in or advice_on(path)
+        why = f"{path.suffix or 'no suffix'} is not a kind of image that is read"
+        return f"{why}; {advice}" if advice else why
 
 
 def image_files(folder: Path) -> list[Path]:

@@ -18,7 +18,7 @@ from torchcaps_lab.data.listed import Item, Listed
 from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.parts import part_called
 from torchcaps_lab.kinds.images.decoding.picture import BrokenImage
-from torchcaps_lab.kinds.images.sets.listed import ListedImages, arranged
+from torchcaps_lab.kinds.images.sets.listed import ListedImages
 
 
 @dataclass(frozen=True)
@@ -127,12 +127,11 @@ class Hub(ListedImages):
     def list_items(self) -> Listed:
         """The rows of each split, those without a label left out."""
         listed = Listed()
-        named: dict[str, str] = {}
         splits = self.splits  # first, because it says what is missing
         image, label = self._columns()
         for split in splits:
             part = part_called(split)
-            if part is None or part in named:
+            if part is None or part in listed.parts:
                 listed.left_out[split] = (
                     "it is neither the training, the validation nor the test split"
                 )
@@ -141,9 +140,8 @@ class Hub(ListedImages):
             if part == "train":
                 listed.classes = categories
             if rows:
-                named[part] = split
                 listed.parts[part] = rows
-        return arranged(listed, named)
+        return listed
 
     def _columns(self) -> tuple[str, str]:
         import datasets

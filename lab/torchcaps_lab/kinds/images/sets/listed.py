@@ -17,12 +17,10 @@ from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.listed import (
     Decoded,
     Item,
-    Listed,
     ListedData,
     all_broken,
-    validation_is_test,
 )
-from torchcaps_lab.data.manifest import PARTS, Entry, Manifest, count_of, some
+from torchcaps_lab.data.manifest import PARTS, Entry, Manifest, count_of
 from torchcaps_lab.data.streams import digest_of
 from torchcaps_lab.data.transforms.steps import MOST_PIXELS
 from torchcaps_lab.kinds.images.alike import (
@@ -48,7 +46,7 @@ from torchcaps_lab.kinds.images.decoding.picture import (
     to_tensor,
 )
 from torchcaps_lab.kinds.images.decoding.store import GIB, ImageStore, threaded
-from torchcaps_lab.kinds.images.doubts import image_doubts
+from torchcaps_lab.kinds.images.doubts import frames_lines, image_doubts
 from torchcaps_lab.look import Resize
 
 if TYPE_CHECKING:
@@ -61,25 +59,6 @@ Side = Annotated[int, Within(1, MOST_PIXELS)]
 
 # Images among which training looks for those that look alike, which takes seconds
 _COMPARED = 20_000
-
-
-def arranged(listed: Listed, named: Mapping[str, str]) -> Listed:
-    """The splits to use: without test images, validation images take their place, or a
-    share is put aside.
-    """
-    parts = listed.parts
-    if "train" not in parts:
-        raise ValueError(
-            "there is no split of training images with labels, only "
-            f"{some(list(named.values()))}"
-        )
-    if "test" not in parts and "validation" in parts:
-        parts["test"] = parts.pop("validation")
-        note = validation_is_test(named["validation"], named["train"], "images")
-        listed.notes = (note,)
-    elif "test" not in parts:
-        parts["all"] = parts.pop("train")
-    return listed
 
 
 @settings
@@ -175,7 +154,12 @@ class ListedImages(ListedData):
 
     def _plain_notes(self, train: Examples) -> tuple[str, ...]:
         names = [entry.name for entry in self._read.manifest.parts["train"]]
-        return (*super().notes(), *image_doubts(train.inputs, names))
+        moving = [name for name, seen in self._seen.items() if seen.frames > 1]
+        return (
+            *super().notes(),
+            *frames_lines(moving),
+            *image_doubts(train.inputs, names),
+        )
 
     def _decode(self, manifest: Manifest, decoded: Mapping[str, Tensor]) -> Decoded:
         """The images of each split, and the problems of those that cannot be read, by
@@ -300,10 +284,12 @@ class Seen(NamedTuple):
     Args:
         digest: the digest of its content.
         channels: how many it has; 0 if it is unknown.
+        frames: how many it has.
     """
 
     digest: str
     channels: int
+    frames: int = 1
 
 
 def look(source_of: Callable[[], "Source"], title: str) -> Seen:
@@ -318,12 +304,11 @@ def look(source_of: Callable[[], "Source"], title: str) -> Seen:
         else:
             digest = digest_of(source)
         with opened(source, title) as image:
-            channels = channels_of(image)
+            return Seen(digest, channels_of(image), getattr(image, "n_frames", 1))
     except BrokenImage:
-        channels = 0
+        return Seen(digest, 0)
     except OSError as error:
         return Seen(f"unreadable: {error.strerror}", 0)
-    return Seen(digest, channels)
 
 
 @contextmanager

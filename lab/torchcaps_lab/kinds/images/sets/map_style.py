@@ -26,7 +26,7 @@ from torchcaps_lab.kinds.images.decoding.picture import (
     check_pixels,
 )
 from torchcaps_lab.kinds.images.sets.arrays import Arrays, Axes, paired
-from torchcaps_lab.kinds.images.sets.listed import ListedImages, Seen, arranged, look
+from torchcaps_lab.kinds.images.sets.listed import ListedImages, Seen, look
 from torchcaps_lab.look import counted
 
 if TYPE_CHECKING:
@@ -141,7 +141,6 @@ class MapStyle(ListedImages):
             self._check_given(pairs, part)
         self.of_train = _names_of(self.given["train"])
         self.named = self.named or self.of_train
-        self._labels: Labels | None = None
         self._asked = Lock()  # the user's data set may allow one thread only
 
     def _check_given(self, pairs: Any, part: str) -> None:
@@ -176,7 +175,7 @@ class MapStyle(ListedImages):
         """
         listed = Listed()
         rows = list(self._rows(listed))
-        self._labels = labels = Labels.of([given for _, given, _ in rows])
+        labels = Labels.of([given for _, given, _ in rows])
         check_names(self.named, labels, _BETWEEN)
         trained = set[Label]()
         for (part, _, pair), of_row in zip(rows, labels.rows, strict=True):
@@ -192,9 +191,8 @@ class MapStyle(ListedImages):
                 f"{some(sorted(map(str, trained)))}"
             )
         listed.classes = labels.classes(trained)
-        notes = (*_axes_lines(self.given), *labels.notes())
-        listed = arranged(listed, {part: part for part in listed.parts})
-        listed.notes = tuple(dict.fromkeys((*notes, *listed.notes)))
+        listed.separator = _BETWEEN if labels.several else ""
+        listed.notes = (*_axes_lines(self.given), *labels.notes())
         return listed
 
     def _rows(self, listed: Listed) -> Iterator[tuple[str, tuple[Label, ...], _Pair]]:
@@ -215,13 +213,6 @@ class MapStyle(ListedImages):
                 seen = look(partial(_source, image, name, self.levels), name)
                 opened = partial(self._image, pairs, index, name)
                 yield part, labels, _Pair(name, "", opened, seen)
-
-    @property
-    def separator(self) -> str:
-        """A bar, if any image has not exactly one label."""
-        if self._labels is None:
-            _ = self.listed
-        return _BETWEEN if self._labels and self._labels.several else ""
 
     def _names_in(self, part: str) -> tuple[str, ...]:
         """The names of the numbers in a split, as the training pairs call them."""

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -19,7 +20,7 @@ from torchcaps_lab.data.table_form import (
     LabelledRow,
     TableForm,
     names_in,
-    split_parts,
+    part_of_table,
     tables_beside,
 )
 from torchcaps_lab.data.tables import Cells, Table
@@ -42,7 +43,7 @@ class TableOfImages(NamedTuple):
     """A table that names images and their labels.
 
     Args:
-        table: the table, or a folder that has a folder with a table for each split.
+        table: the table, or a folder with a table for each split.
         form: what its columns are read as; the item is the name of the image.
         columns: what they hold; None if that was not looked at.
     """
@@ -53,24 +54,28 @@ class TableOfImages(NamedTuple):
 
     @property
     def tables(self) -> dict[str, Path]:
-        """The table of each split; ``all`` if one table has all images."""
-        if self.split_folders:
-            return tables_of_splits(self.table)
-        return {"all": self.table}
-
-    @property
-    def split_folders(self) -> bool:
-        """Whether there is a table for each split."""
-        return self.table.is_dir()
+        """The table of each split that has labels; ``all`` if one table has all
+        images.
+        """
+        if self.table.is_file():
+            return {"all": self.table}
+        tables = tables_of_splits(self.table)
+        train = tables.pop("train", None)
+        labelled = {
+            part: path
+            for part, path in tables.items()
+            if {*self.form.needed} <= {*Table(path).columns}
+        }
+        return labelled if train is None else {"train": train, **labelled}
 
     @property
     def folder(self) -> Path:
         """The folder that all images are in."""
-        return self.table if self.split_folders else self.table.parent
+        return self.table.parent if self.table.is_file() else self.table
 
     def paths(self) -> list[Path]:
         """The images that the table names, and that are there."""
-        paths: list[Path | None] = []
+        paths: list[Path] = []
         for path in self.tables.values():
             table = Table(path)
             file = str(self.form.item)
@@ -79,8 +84,8 @@ class TableOfImages(NamedTuple):
                 rows = [row for row in table.rows() if not table.misfit(row, width)]
                 images = ImagesByName(path.parent)
                 names = [table.values(row, [file])[file] for row in rows]
-                paths += images.of_rows(names)
-        return [path for path in paths if path is not None]
+                paths += chain.from_iterable(images.of_rows(names))
+        return paths
 
     def options(self) -> dict[str, Any]:
         """The options of the data set."""
@@ -89,7 +94,8 @@ class TableOfImages(NamedTuple):
 
 
 class ImagesByName:
-    """The images below a folder, by path, by name and by name without suffix.
+    """The images below a folder, by path, by name and by name without suffix; and those
+    in each folder below it.
 
     Args:
         folder: the folder.
@@ -97,6 +103,7 @@ class ImagesByName:
 
     def __init__(self, folder: Path) -> None:
         self._paths: dict[str, Path | None] = {}
+        self._folders: dict[str, list[Path]] = {}
         suffixes = image_suffixes()
         for path in Place(folder).files:
             if path.suffix.lower() in suffixes:
@@ -105,6 +112,9 @@ class ImagesByName:
                 for name in names | {path.name, path.stem}:
                     # A name that two images share means neither of them.
                     self._paths[name] = None if name in self._paths else path
+                for holder in inside.parents:
+                    for name in {holder.as_posix(), holder.name}:
+                        self._folders.setdefault(name, []).append(path)
         self._alike: dict[str, Path | None] = {}
         for name, image in self._paths.items():
             shared = self._alike.get(_plain(name), image) != image
@@ -118,8 +128,15 @@ class ImagesByName:
         name = _slashes(name)
         return self._exact(name) or self._exact(PurePosixPath(name).name)
 
-    def of_rows(self, names: Sequence[str]) -> list[Path | None]:
-        """The image that each row of a table names; None if there is none, or several.
+    def in_folder(self, name: str) -> list[Path]:
+        """The images in the folder that a cell of a table names; none if there is no
+        such folder.
+        """
+        return self._folders.get(_slashes(name).rstrip("/"), []) if name else []
+
+    def of_rows(self, names: Sequence[str]) -> list[list[Path]]:
+        """The image that each row of a table names, in a list that is empty if there is
+        none, or several; or all images of the folder, where no row names an image.
 
         Folders in the table may differ from those on the disk, so that the name alone
         counts. It does not where another row names the image, with its folder.
@@ -131,7 +148,9 @@ class ImagesByName:
         for name, path in by_name.items():
             if path not in named and times[path] == 1:
                 exact[name] = path
-        return [exact[name] for name in names]
+        if not any(exact.values()):
+            return [self.in_folder(name) for name in names]
+        return [[*filter(None, [exact[name]])] for name in names]
 
     def _exact(self, name: str) -> Path | None:
         """The image of that name, or of one alike if there is no other."""
@@ -168,8 +187,9 @@ def table_of_images(
     """
     given = given or {}
     tables = tables_beside(place)
-    if not tables:
-        return None if place.is_file else _table_of_splits(place.path, given)
+    named = None if place.is_file else _table_of_splits(place.path, given)
+    if not tables or (named is not None and len(named.tables) > 1):
+        return named
     images = ImagesByName(place.folder)
     read = [_table_of(path, images, given) for path in tables]
     complete = [table for table in read if table is not None]
@@ -184,14 +204,14 @@ def other_labels(named: TableOfImages, folders: Mapping[Path, str]) -> list[str]
         named: the table, whose columns were looked at.
         folders: the class of each image by its folder.
     """
-    cells = Table(named.table).cells()
-    paths = ImagesByName(named.folder).of_rows(cells.column(str(named.form.item)))
-    classes = [None if path is None else folders.get(path) for path in paths]
+    cells = Table(next(iter(named.tables.values()))).cells()
+    rows = ImagesByName(named.folder).of_rows(cells.column(str(named.form.item)))
+    classes = [{*map(folders.get, paths)} - {None} for paths in rows]
     columns = [] if named.columns is None else named.columns.of_role(*_MAY_LABEL)
     names = [column.name for column in columns]
     for name in names:
-        rows = zip(classes, cells.column(name), strict=True)
-        pairs = {(of_folder, cell) for of_folder, cell in rows if of_folder is not None}
+        of_rows = zip(classes, cells.column(name), strict=True)
+        pairs = {(of_folder, cell) for of_row, cell in of_rows for of_folder in of_row}
         of_folders = {of_folder for of_folder, _ in pairs}
         of_cells = {cell for _, cell in pairs}
         if len(pairs) == len(of_folders) == len(of_cells):
@@ -200,17 +220,17 @@ def other_labels(named: TableOfImages, folders: Mapping[Path, str]) -> list[str]
 
 
 def tables_of_splits(folder: Path) -> dict[str, Path]:
-    """Return the table in the folder of each split, as Hugging Face has them.
+    """Return the table of each split, or in its folder, as Hugging Face has them.
 
     Args:
-        folder: a folder that may have folders named as splits.
+        folder: a folder that may have tables or folders named as splits.
     """
     tables: dict[str, Path] = {}
-    for inner in sorted(path for path in folder.iterdir() if path.is_dir()):
-        part = part_called(inner.name)
-        files = [path for path in Place(inner).top if path.suffix.lower() in TABLES]
+    for path in sorted(folder.iterdir()):
+        files = [one for one in Place(path).top if one.suffix.lower() in TABLES]
+        part = part_called(path.name) if path.is_dir() else part_of_table(path)
         if part is not None and len(files) == 1:
-            tables[part] = files[0]
+            tables.setdefault(part, files[0])
     return tables
 
 
@@ -237,6 +257,9 @@ def _table_of(
     if len(cells.columns) < 2 or not cells.rows:
         return None
     files = [name for name in cells.columns if _names_images(cells, name, images)]
+    files = files or [
+        name for name in cells.columns if _names_folders(cells.column(name), images)
+    ]
     if not files:
         return None
     file = given.get("file") or _file_column(path, cells, files, images)
@@ -309,6 +332,12 @@ def _names_images(cells: Cells, column: str, images: ImagesByName) -> bool:
     return bool(tried) and 2 * len(present) >= len(tried)
 
 
+def _names_folders(cells: Sequence[str], images: ImagesByName) -> bool:
+    """Whether each row may name a folder of images, as that of a patient."""
+    there = [cell for cell in cells if images.in_folder(cell)]
+    return len({*there}) == len(there) > max(1, len(cells) // 2)
+
+
 def _is_example(form: TableForm, rows: Iterable[LabelledRow]) -> bool:
     """Whether the names of two columns are an image and its label."""
     label = form.labels[0]
@@ -325,19 +354,21 @@ class _Row(ListedFile):
 @settings
 class ImageTable(ListedImages):
     """Images whose labels stand in a table, a .csv, .tsv or .jsonl file; or in a table
-    in the folder of each split, ``train/metadata.csv``, ``test/metadata.csv``, as
-    Hugging Face has them.
+    for each split, ``train.csv``, ``test.csv``, or in its folder,
+    ``train/metadata.csv``, ``test/metadata.csv``, as Hugging Face has them.
 
     A column names the images, by their paths below the folder of the table, or by their
-    names, with or without suffix. Labels stand in one column, which may hold several of
+    names, with or without suffix; or folders, such as those of patients, whose images
+    have the label of the row and stay together. Labels stand in one column, which may hold several of
     them, or in a column of yes and no (1 and 0, true and false) for each class. Images
     with several labels have masks as labels, and are trained on by the task
-    ``several_labels``. Rows of images that are not there, and rows without a label, are
+    ``several_labels``. Columns of which each row has exactly one hold classes, unless
+    there is a ``delimiter``. Rows of images that are not there, and rows without a label, are
     left out with a note.
 
     Args:
-        root: the table, or the folder with the folders of the splits.
-        file: the column of the names of the images.
+        root: the table, or the folder with the tables or the folders of the splits.
+        file: the column of the names of the images, or of their folders.
         label: the column of the labels, or the columns, one for each class.
         delimiter: what stands between the labels of one image, ``[]`` around lists; None:
             each has one.
@@ -391,11 +422,6 @@ class ImageTable(ListedImages):
         )
         _ = self.listed  # problems of the table are reported at once
 
-    @property
-    def separator(self) -> str:
-        """The delimiter, or what joins labels with a column each."""
-        return self.form.separator
-
     def list_items(self) -> Listed:
         """The images that the rows name."""
         return list_table(TableOfImages(Path(self.root), self.form))
@@ -409,30 +435,29 @@ def list_table(named: TableOfImages) -> Listed:
     """
     listed = Listed()
     parts: dict[str, list[Any]] = listed.parts
+    first: dict[Path, tuple[str, str]] = {}
     for whole, path in named.tables.items():
         table = Table(path)
         named.form.check(table, ("file", named.form.item))
-        for part, item in _items(named, table, listed):
+        for part, item in _items(named, table, listed, first):
             parts.setdefault(part or whole, []).append(item)
     if not parts:
         raise ValueError(
             f"no row of {named.table} names an image that is there, with a label"
         )
-    split_parts(parts)
-    counts = {len(named.form.labels_of(item.category)) for item in listed.items}
-    if named.form.separator and counts == {1}:
-        listed.notes += (
-            "each image has exactly one label, which several_labels does not know: "
-            "write the labels into one column to classify",
-        )
+    listed.find_test("images")
+    named.form.divide_labels(listed)
     return listed
 
 
 def _items(
-    named: TableOfImages, table: Table, listed: Listed
+    named: TableOfImages,
+    table: Table,
+    listed: Listed,
+    first: dict[Path, tuple[str, str]],
 ) -> Iterator[tuple[str, Item]]:
     """The split, empty where no column says it, and the image of each row; tells
-    ``listed`` why rows are left out.
+    ``listed`` why rows are left out, and ``first`` which row an image has.
     """
     form = named.form
     file = str(form.item)
@@ -441,20 +466,22 @@ def _items(
     rows = [*form.rows(table, listed, title)]
     if images.get(file) is not None and _is_example(form, rows):
         raise no_header(table.path, table.columns, ("file_name", "label"))
-    first: dict[Path, tuple[str, str]] = {}
-    paths = images.of_rows([row.values[file] for row in rows])
-    for row, path in zip(rows, paths, strict=True):
-        if path is None:
+    paths_of_rows = images.of_rows([row.values[file] for row in rows])
+    by_folder = any(len(paths) > 1 for paths in paths_of_rows)
+    for row, paths in zip(rows, paths_of_rows, strict=True):
+        if not paths:
             listed.left_out[row.place] = "its image is not there"
-        elif path in first:
-            listed.left_out[row.place] = "its image has a row before"
-            earlier, label = first[path]
-            if label != row.category:
-                listed.refused.append(
-                    f"{path} must have one label, and has {label!r} by {earlier} and "
-                    f"{row.category!r} by {row.place}"
-                )
-        else:
-            first[path] = row.place, row.category
-            name = path.relative_to(named.folder).as_posix()
-            yield row.part, _Row(name, row.category, path, group=row.group)
+        group = row.group or (row.values[file] if by_folder else "")
+        for path in paths:
+            if path in first:
+                listed.left_out[row.place] = "its image has a row before"
+                earlier, label = first[path]
+                if label != row.category:
+                    listed.refused.append(
+                        f"{path} must have one label, and has {label!r} by {earlier} "
+                        f"and {row.category!r} by {row.place}"
+                    )
+            else:
+                first[path] = row.place, row.category
+                name = path.relative_to(named.folder).as_posix()
+                yield row.part, _Row(name, row.category, path, group=group)
