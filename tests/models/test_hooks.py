@@ -14,7 +14,6 @@ import torchcaps as tc
 from tests.small_networks import SMALLER, one_of_each, shipped
 from torchcaps import create_model, create_routing, list_routings
 from torchcaps.layers import SlotCaps
-from torchcaps.models.slot_autoencoder import mean_colour
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList)
 """Modules that hold others and are never called."""
@@ -102,7 +101,7 @@ def test_a_hook_of_slots_may_change_what_is_drawn() -> None:
     ):
         hooked = network(images)
     nothing = torch.zeros(2, network.classes, network.dim)
-    expected = network.drawn(nothing, mean_colour(images)).reconstruction
+    expected = network.drawn(nothing, network.drawn_from(images)).reconstruction
     torch.testing.assert_close(hooked.reconstruction, expected)
 
 

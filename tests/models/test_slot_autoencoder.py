@@ -34,7 +34,8 @@ def test_slots_in_another_order_draw_the_same_image(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["slot_autoencoder", "slot_autoencoder_mixture"])
 def test_images_of_another_light_have_the_same_masks(name: str) -> None:
-    network = tc.create_model(name, classes=4, **NETWORK).double().eval()
+    network = tc.create_model(name, classes=4, centred=True, **NETWORK)
+    network = network.double().eval()
     images = network.examples(2).double()
     light = torch.tensor([0.3, -0.1, 0.2]).double()[:, None, None]
     before, after = network(images), network(images + light)
@@ -43,12 +44,17 @@ def test_images_of_another_light_have_the_same_masks(name: str) -> None:
     torch.testing.assert_close(after.reconstruction, before.reconstruction + light)
 
 
-def test_slots_collect_different_places_before_the_first_update() -> None:
+def entropy_at_first(sharpness: float) -> float:
+    """That of the attention of an untrained network, as a share of the largest."""
     torch.manual_seed(0)
-    network = tc.create_model("slot_autoencoder", classes=6).eval()
+    routing = tc.create_routing("slots", start="normal", first_sharpness=sharpness)
+    network = tc.create_model("slot_autoencoder", classes=6, routing=routing).eval()
     share = network.route(network.examples(4)).assignment.double()
-    entropy = torch.special.entr(share).sum(2).mean() / math.log(6)
-    assert entropy < 0.9
+    return torch.special.entr(share).sum(2).mean().item() / math.log(6)
+
+
+def test_sharp_slots_collect_different_places_before_the_first_update() -> None:
+    assert entropy_at_first(8.0) < 0.9 < entropy_at_first(1.0)
 
 
 def mixture(images: torch.Tensor, colours: torch.Tensor, masks: torch.Tensor) -> Any:

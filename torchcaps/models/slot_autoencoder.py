@@ -232,10 +232,6 @@ class SlotAutoencoder(SlotNetwork):
     slot with its own mask. Trained to draw what it sees, it has no labels: an object
     ends up in a slot because that is the shortest description.
 
-    It sees and draws how far pixels are from the mean colour of their image, because
-    networks that have to learn this colour learn little else in their first thousands
-    of updates.
-
     Its classes are its slots, which have no order. The activation of a slot is the
     largest share that it has of a pixel, so a slot that draws nothing has about 0.
 
@@ -244,6 +240,9 @@ class SlotAutoencoder(SlotNetwork):
         classes: the number of slots, one more than there are objects, or more.
         channels: the channels of the convolutions.
         dim: numbers of the pose of a slot.
+        centred: whether it sees and draws differences from the mean colour of each
+            image. Where the ground has another colour in each image, a network that
+            has to draw this colour learns little else for thousands of updates.
         routing: the routing of the features to the slots; one without transforms of its
             own gets one for each slot, as in :class:`~torchcaps.CapsLinear`. Default:
             slot attention in 5 steps, with gradients through the last.
@@ -263,6 +262,7 @@ class SlotAutoencoder(SlotNetwork):
     classes: Size = 6
     channels: Size = 32
     dim: Size = 48
+    centred: bool = False
     routing: InitVar[Routing | None] = layer_routing(
         "slots", "The routing of the features to the slots."
     )
@@ -277,7 +277,7 @@ class SlotAutoencoder(SlotNetwork):
 
     def features_of(self, images: Tensor) -> Tensor:
         """The features of places, with the code of their place, (B, I, dim)."""
-        return self.features(images - mean_colour(images))
+        return self.features(images - self.drawn_from(images))
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
         """The slots of images (B, C, H, W), their masks, and what they draw together;
@@ -285,7 +285,7 @@ class SlotAutoencoder(SlotNetwork):
         """
         self._check(images)
         slots: Capsules = self.slots(self.features_of(images))
-        prediction = self.drawn(slots.pose.to(images.dtype), mean_colour(images))
+        prediction = self.drawn(slots.pose.to(images.dtype), self.drawn_from(images))
         if self.training:
             return prediction
         assert prediction.colours is not None
@@ -294,13 +294,18 @@ class SlotAutoencoder(SlotNetwork):
             assigned=assigned_pixels(images, prediction.colours, prediction.masks)
         )
 
-    def drawn(self, pose: Tensor, mean: Tensor) -> Prediction:
-        """What slots of these poses, (B, J, dim), draw on images with that mean
-        colour, (B, C, 1, 1).
+    def drawn_from(self, images: Tensor) -> Tensor:
+        """The colour from which differences are drawn, (B, C, 1, 1): the mean of each
+        image if the network is ``centred``, and else 0.
         """
+        mean = images.mean((2, 3), keepdim=True)
+        return mean if self.centred else torch.zeros_like(mean)
+
+    def drawn(self, pose: Tensor, colour: Tensor) -> Prediction:
+        """What slots of these poses, (B, J, dim), draw from a colour (B, C, 1, 1)."""
         _, height, width = self.image_shape
         differences, masks = self.decoder(pose, height, width)
-        colours = differences + mean[:, None]
+        colours = differences + colour[:, None]
         activation = masks.flatten(2).amax(2)
         reconstruction = (colours * masks[:, :, None]).sum(1)
         capsules = Capsules(pose, activation)
@@ -318,11 +323,6 @@ class SlotAutoencoder(SlotNetwork):
         """The reconstruction, in [0, 1]."""
         assert prediction.reconstruction is not None
         return prediction.reconstruction.clamp(0, 1)
-
-
-def mean_colour(images: Tensor) -> Tensor:
-    """The mean of each channel of images (B, C, H, W), (B, C, 1, 1)."""
-    return images.mean((2, 3), keepdim=True)
 
 
 def assigned_pixels(images: Tensor, colours: Tensor, masks: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from torchcaps.numerics import full_precision, quotient
+from torchcaps.numerics import Positive, full_precision, quotient
 from torchcaps.ops import InnerProduct, Votes, folded, fused
 from torchcaps.ops.backend import mean_of
 from torchcaps.ops.competition import PARENTS
@@ -37,12 +37,6 @@ from torchcaps.routing.slot_parts import (
 from torchcaps.spec import settings
 
 Aggregate = Literal["mean", "sum"]
-
-_FIRST_SHARPNESS = 8.0
-"""With 8, the logits of attention have a standard deviation of about 2.7 before the
-first update. With weights as PyTorch draws them it is 1/3. All slots then collect
-nearly the same, and a training can stay there for thousands of updates.
-"""
 
 
 @register_routing("slots")
@@ -84,6 +78,10 @@ class SlotAttentionRouting(Routing):
         gradient: through ``all`` steps; or only through the ``last``, which takes what
             it starts from as a fixed point and passes its gradient on to the start:
             memory does not grow with the steps.
+        first_sharpness: a factor of the queries before training. With 1, logits then have a
+            standard deviation of about 1/3, so attention is nearly uniform, all slots
+            collect nearly the same, and a training can stay there for thousands of
+            updates. With 8, slots differ from the start.
 
     Source: Locatello et al. 2020, "Object-Centric Learning with Slot Attention",
     Algorithm 1. The gradient of the last step: Chang, Griffiths & Levine 2022, "Object
@@ -106,6 +104,7 @@ class SlotAttentionRouting(Routing):
     bias: bool = False
     aggregate: Aggregate = "mean"
     gradient: Gradient = "all"
+    first_sharpness: Positive = 1.0
 
     def __post_init__(self) -> None:
         self.exact_gradients = self.gradient == "all"
@@ -126,10 +125,8 @@ class SlotAttentionRouting(Routing):
         self.to_key_value = nn.Linear(child_size, 2 * size, bias=self.bias)
         self.to_query = nn.Linear(size, size, bias=self.bias)
         self.update = SlotUpdate(size, self.gru, hidden)
-        if self.start == "normal":
-            # Slots differ by noise alone, and attention has to tell them apart.
-            with torch.no_grad():
-                self.to_query.weight.mul_(_FIRST_SHARPNESS)
+        with torch.no_grad():
+            self.to_query.weight.mul_(self.first_sharpness)
 
     def route(
         self,

@@ -6,7 +6,7 @@ from typing import Any
 
 from torchcaps.spec import Given
 from torchcaps_lab.kinds.images.sets.files import image_files
-from torchcaps_lab.look import Guess, epochs_for
+from torchcaps_lab.look import Guess, epochs_for, value_of
 
 OBJECTS: dict[str, Any] = {
     "task": "objects",
@@ -18,6 +18,20 @@ OBJECTS: dict[str, Any] = {
     "trainer": {"gradient_clip_val": 1.0},
 }
 """How a network learns to take pictures apart."""
+
+_AT_ONCE: dict[str, Any] = {
+    "model_args": {"centred": True},
+    "routing": {
+        "name": "slots",
+        "start": "normal",
+        "steps": 5,
+        "gradient": "last",
+        "first_sharpness": 8.0,
+    },
+}
+"""With these, ``slot_autoencoder`` does not have to learn the ground of each picture
+before it finds objects.
+"""
 
 _STEPS = 6_000
 """Updates, of a small folder as of a large one: slots find nothing in the first few
@@ -58,6 +72,8 @@ def guess_pictures(pictures: Any, given: Mapping[str, Any]) -> Any:
     batch = min(OBJECTS["batch_size"], max(train, 1))
     epochs = epochs_for(train // batch, _STEPS, (1, _STEPS))
     options = {**OBJECTS, "data": data, "batch_size": batch, "epochs": epochs}
+    if value_of(given.get("model", OBJECTS["model"])) == OBJECTS["model"]:
+        options |= _AT_ONCE
     why = {
         "data": f"{data['name']}, {count:,} pictures without labels{where}",
         "model": "slot_autoencoder, 7 slots: one for the ground and six for objects, "

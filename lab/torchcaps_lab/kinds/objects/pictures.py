@@ -14,7 +14,6 @@ from torchcaps.models import (
     SlotAutoencoder,
     SlotNetwork,
 )
-from torchcaps.models.slot_autoencoder import mean_colour
 from torchcaps_lab.data import Examples
 from torchcaps_lab.evaluate.findings import evaluating, predicted
 from torchcaps_lab.report.canvas import (
@@ -159,9 +158,9 @@ class SlotMoves(Exhibit):
         if drawn_slots.sum() < 2:
             drawn_slots = torch.ones_like(drawn_slots)
         objects = pose[drawn_slots]
-        # That of the picture of the first object.
+        # The ground of the picture of the first object.
         of_object = few.subset(drawn_slots.any(1).nonzero()[0])
-        ground = mean_colour(next(of_object.batches(1)).inputs)[0]
+        ground = network.drawn_from(next(of_object.batches(1)).inputs)[0]
         centred = objects - objects.mean(0)
         _, size, directions = torch.linalg.svd(centred, full_matrices=False)
         deviation = size / max(len(objects) - 1, 1) ** 0.5
