@@ -43,7 +43,7 @@ class RunFolder:
 
     Args:
         path: the folder.
-        option: the option that chooses the folder, for messages.
+        option: the option that chooses the folder, for messages: ``run`` in Python.
 
     Example:
         >>> from pathlib import Path
@@ -154,7 +154,10 @@ class RunFolder:
         ):
             going_on = ""
             if self.config.is_file():
-                going_on = f", or continue it with --resume {self.path}"
+                resume = f"--resume {self.path}"
+                if self.option == "run":
+                    resume = "resume=True"
+                going_on = f", or continue it with {resume}"
             state = "is not a folder"
             if self.path.is_dir():
                 state = "exists already and is not empty"

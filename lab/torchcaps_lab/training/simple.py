@@ -35,6 +35,7 @@ def train(
     kind: Kind | None = None,
     run: str | Path | None = None,
     resume: bool = False,
+    allow_changes: bool = False,
     show: Callable[[str], None] | None = print,
     **options: Any,
 ) -> Classifier:
@@ -72,6 +73,7 @@ def train(
             with a number if it is taken.
         resume: go on with the run in that folder, with its options and those given
             here.
+        allow_changes: whether those given here may differ from its own.
         show: takes a line of text for each epoch; ``print`` is told first what was
             guessed, what is trained and how long it will take, and in a terminal or a
             notebook another line says how far it is. None for silence.
@@ -148,7 +150,11 @@ def train(
     folder = folder.existing() if resume else folder.unused()
     checked = training_options(merged(before, chosen))
     quiet_lightning()
-    how = {"header": show is print, "progress_bar": show is print and can_rewrite()}
+    how = {
+        "header": show is print,
+        "progress_bar": show is print and can_rewrite(),
+        "allow_changes": allow_changes,
+    }
     if show is not None and how["header"]:
         for line in guessed:
             show(line)
