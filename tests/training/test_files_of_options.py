@@ -296,6 +296,12 @@ def test_values(text: str, value: object, tmp_path: Path) -> None:
     assert read_options(tmp_path / "c.yaml") == {"value": value}
 
 
+def test_a_folder_of_a_run_may_begin_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    options = training_options({"data": "Digits", "run": "~/mine"})
+    assert options.run == "/home/me/mine"
+
+
 @pytest.mark.parametrize("run", [["a"], {"a": 1}, True])
 def test_a_folder_is_a_text(run: object) -> None:
     with pytest.raises(ValueError, match="run must be"):

@@ -2,6 +2,7 @@
 not need Lightning.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, cast
@@ -102,7 +103,8 @@ def training_options(
     values = {name: value for name, value in values.items() if name != "import"}
     run = values.pop("run", None)
     if run is not None:
-        run = fit(str, run, "run")
+        # Shells leave --run=~/mine as it is. Path would raise for ~nobody.
+        run = os.path.expanduser(fit(str, run, "run"))  # noqa: PTH111
     if unknown := [name for name in values if name not in arguments]:
         raise ValueError(
             f"there is no option {unknown[0]}{meant(unknown[0], arguments)}"

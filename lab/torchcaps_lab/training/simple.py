@@ -127,7 +127,8 @@ def train(
         if name not in option_names
     }
     if run is not None or resume:
-        values["run"] = str(run or Path("runs") / Path(named).name.lower())
+        place = run or Path("runs") / Path(named).name.lower()
+        values["run"] = str(Path(place).expanduser())
     before: dict[str, Any] = {}
     if resume:
         before = read_options(RunFolder(Path(values["run"]), "run").existing().config)
