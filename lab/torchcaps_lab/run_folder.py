@@ -43,7 +43,7 @@ class RunFolder:
 
     Args:
         path: the folder.
-        option: the option that chooses the folder, for messages.
+        option: the option that chooses the folder, for messages: ``run`` in Python.
 
     Example:
         >>> from pathlib import Path
@@ -147,26 +147,31 @@ class RunFolder:
 
         Raises:
             FileExistsError: if it is not empty.
+            PermissionError: if nothing can be written there.
         """
         if self.path.exists() and (
             not self.path.is_dir() or any(map(_counts, self.path.iterdir()))
         ):
             going_on = ""
             if self.config.is_file():
-                going_on = f", or continue it with --resume {self.path}"
+                resume = f"--resume {self.path}"
+                if self.option == "run":
+                    resume = "resume=True"
+                going_on = f", or continue it with {resume}"
             state = "is not a folder"
             if self.path.is_dir():
                 state = "exists already and is not empty"
             raise FileExistsError(
                 f"{self.path} {state}: choose another {self.option}{going_on}"
             )
-        return self
+        return self._writable()
 
     def existing(self) -> "RunFolder":
         """Return the folder, if it is that of a run.
 
         Raises:
             FileNotFoundError: if it is not that of a run.
+            PermissionError: if nothing can be written there.
         """
         if not self.path.exists():
             raise FileNotFoundError(
@@ -179,6 +184,16 @@ class RunFolder:
             raise FileNotFoundError(
                 f"{self.path} is not the folder of a run: it holds no "
                 f"{self.config.name}"
+            )
+        return self._writable()
+
+    def _writable(self) -> "RunFolder":
+        """The folder, unless nothing can be written where it is or would be made."""
+        place = next(path for path in (self.path, *self.path.parents) if path.exists())
+        if not place.is_dir() or not os.access(place, os.W_OK):
+            raise PermissionError(
+                f"{self.path} cannot be written, because {place} takes no files: choose "
+                f"another {self.option}"
             )
         return self
 

@@ -470,9 +470,12 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
             capsys, "explore", "digits", "--port", str(port), "--open", "false"
         )
     assert error == (
-        f"torchcaps explore: error: port {port} of 127.0.0.1 is in use: --port "
+        f"torchcaps explore: error: port {port} of 127.0.0.1: it is in use; --port "
         "0 takes a free one\n"
     )
+    error = told_by(capsys, "explore", "digits", "--host", "192.0.2.1", "--open", "no")
+    assert "port 8765 of 192.0.2.1: " in error
+    assert "--host" in error
 
 
 @pytest.mark.parametrize(
@@ -536,19 +539,22 @@ def test_an_image_that_is_missing_is_named_in_python(folder: Path) -> None:
         classifier("onne.png")
 
 
-@pytest.mark.thorough
 def test_another_folder_is_tested_on_behind_the_run(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """``evaluate RUN FOLDER`` was refused as an unknown argument."""
+    """A folder with the name of a data set, too, as in ``train FOLDER``."""
+    digits = str(folder / "digits")
+    monkeypatch.chdir(tmp_path)
     for name in "0123456789":
-        (tmp_path / "new" / name).mkdir(parents=True)
-        Image.new("L", (8, 8), int(name)).save(tmp_path / "new" / name / "one.png")
-    new = str(tmp_path / "new")
-    assert main(["evaluate", "digits", new, "--json"]) == 0
+        Path("mnist", name).mkdir(parents=True)
+        Image.new("L", (8, 8), int(name)).save(f"mnist/{name}/one.png")
+    assert main(["evaluate", digits, "mnist", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["images"] == 10
-    assert main(["explain", "digits", new, "--out", str(tmp_path / "page")]) == 0
-    both = told_by(capsys, "evaluate", "digits", new, "--data", "Digits")
+    assert main(["explain", digits, "mnist", "--out", "page"]) == 0
+    both = told_by(capsys, "evaluate", digits, "mnist", "--data", "Digits")
     assert "both name the data" in both
 
 

@@ -696,7 +696,12 @@ class TestServer:
             *(("Sec-Fetch-Site", site, 200) for site in ("same-origin", "none")),
             *(
                 ("Origin", origin, 403)
-                for origin in ("http://evil.example", "http://127.0.0.1:1", "null")
+                for origin in (
+                    "http://evil.example",
+                    "http://127.0.0.1:1",
+                    "null",
+                    "http://[::1",
+                )
             ),
             ("Origin", "{address}", 200),
         ],

@@ -283,6 +283,7 @@ def test_a_name_that_stands_twice(text: str, tmp_path: Path) -> None:
         ("1e-3", 0.001),
         ("2020-01-01", "2020-01-01"),
         ("1_0", 10),
+        ("010", "010"),
         ("-.5", -0.5),
         ("1e", "1e"),
         (".inf", float("inf")),
@@ -293,6 +294,18 @@ def test_a_name_that_stands_twice(text: str, tmp_path: Path) -> None:
 def test_values(text: str, value: object, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(f"value: {text}\n")
     assert read_options(tmp_path / "c.yaml") == {"value": value}
+
+
+def test_a_folder_of_a_run_may_begin_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    options = training_options({"data": "Digits", "run": "~/mine"})
+    assert options.run == "/home/me/mine"
+
+
+@pytest.mark.parametrize("run", [["a"], {"a": 1}, True])
+def test_a_folder_is_a_text(run: object) -> None:
+    with pytest.raises(ValueError, match="run must be"):
+        training_options({"data": "Digits", "run": run})
 
 
 @pytest.mark.parametrize(

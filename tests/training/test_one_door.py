@@ -50,6 +50,35 @@ def trained(tmp_path: Path) -> Callable[..., Classifier]:
     return train
 
 
+def test_numbers_and_texts_of_numpy_are_options(
+    trained: Callable[..., Classifier],
+) -> None:
+    classifier = trained(
+        IMAGES,
+        np.arange(40) % 2,
+        seed=np.int64(3),
+        lr=np.float32(0.5),
+        model=np.str_("capsnet_digits"),
+        model_args={"channels": np.int64(4), "init_std": np.float64(0.5)},
+    )
+    saved = read_options(classifier.run / "config.yaml")
+    assert (saved["seed"], saved["lr"], saved["model"]) == (3, 0.5, SMALL["model"])
+    assert saved["model_args"] == {"channels": 4, "init_std": 0.5}
+
+
+def test_a_run_goes_on_with_changes_that_are_allowed(
+    trained: Callable[..., Classifier],
+) -> None:
+    data = (IMAGES, np.arange(40) % 2)
+    trained(*data, **SMALL)
+    again = {"resume": True, "epochs": 2, "lr": 0.5}
+    with pytest.raises(ValueError, match="lr was None"):
+        trained(*data, **again)
+    with pytest.warns(UserWarning, match="lr was None"):
+        classifier = trained(*data, allow_changes=True, **again)
+    assert classifier.summary["epochs"] == 2
+
+
 @pytest.mark.parametrize(
     ("data", "size"),
     [(Digits(size=12, validation=0.3), (1, 12, 12)), (Digits, (1, 8, 8))],

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from tests.runs import TRAIN, status, summary
+from torchcaps_lab.data import Digits
 
 PAIRS = str(Path(__file__).parents[1] / "tasks" / "several_digits.py")
 LATE = [
@@ -187,6 +188,18 @@ def test_an_image_that_is_broken_is_named(
     data = ["--data", "ImageFolder", "--data.root", str(tmp_path / "images")]
     assert status(*TRAIN, *data, "--run", str(tmp_path / "run")) == 1
     assert str(file) in capsys.readouterr().err
+
+
+def test_a_place_that_takes_no_files_is_told_before_the_data_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Digits, "load_train", lambda self: pytest.fail("read first"))
+    (tmp_path / "file").touch()
+    run = str(tmp_path / "file" / "run")
+    assert status(*TRAIN, "--run", run) == 1
+    error = capsys.readouterr().err
+    assert run in error
+    assert "--run" in error
 
 
 def test_the_next_try_works(tmp_path: Path) -> None:

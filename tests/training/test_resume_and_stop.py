@@ -3,6 +3,7 @@ epoch is kept.
 """
 
 import json
+import os
 import signal
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from torchcaps.models import create_model
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import Digits, Examples
 from torchcaps_lab.options.declarations import Schedule, TrainerOptions
+from torchcaps_lab.options.reading import read_options
 from torchcaps_lab.tasks import Criteria
 from torchcaps_lab.training.checkpoints import differences, newest_checkpoint, seal
 from torchcaps_lab.training.diverged import TrainingDiverged, first_not_finite
@@ -120,6 +122,11 @@ class TestResume:
             assert message in error
         assert main([*resume, "--data.seed", "3"]) == 1
         assert "data.seed was 0, is 3" in capsys.readouterr().err
+        other = ["--allow_changes", "--optimizer", "SGD", "--optimizer.lr", "0.1"]
+        with pytest.warns(UserWarning, match="optimizer was Adam, is SGD"):
+            assert main([*resume, *other]) == 1
+        assert "optimizer was Adam, is SGD" in capsys.readouterr().err
+        assert read_options(run / "config.yaml")["optimizer"]["name"] == "Adam"
         assert summary(run)["epochs"] == 1
         with pytest.warns(
             UserWarning,
@@ -399,6 +406,21 @@ class Stopped(MarginLoss):
         raise KeyboardInterrupt
 
 
+class Terminated(MarginLoss):
+    """A time limit is over."""
+
+    def forward(self, activation: Tensor, target: Tensor) -> Tensor:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return super().forward(activation, target)
+
+
+def test_a_terminated_training_is_no_success(tmp_path: Path) -> None:
+    how = Schedule(epochs=1, batch_size=16)
+    with pytest.raises(SystemExit) as ended:
+        Fitting(learner(Terminated()), FEW, FEW, tmp_path, how, CPU).run()
+    assert ended.value.code == 128 + signal.SIGTERM
+
+
 def test_ctrl_c_in_a_training_is_ctrl_c(tmp_path: Path) -> None:
     listening = signal.getsignal(signal.SIGINT)
     try:
@@ -421,7 +443,7 @@ def test_ctrl_c_in_a_training_is_ctrl_c(tmp_path: Path) -> None:
 def test_a_stopped_run_is_told_how_to_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stopped(fitting: Fitting, begin: object) -> None:
+    def stopped(fitting: Fitting) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Fitting, "run", stopped)
@@ -602,6 +624,11 @@ class TestEnd:
             "best",
             "--optimizer.lr",
             "0.03",
+            # Soon too large: the last epoch is not the best.
+            "--scheduler",
+            "ExponentialLR",
+            "--scheduler.gamma",
+            "6",
         ]
         unbroken = tmp_path / "whole"
         moved = tmp_path / "moved"
@@ -619,6 +646,8 @@ class TestEnd:
             "by": f"the best accuracy on validation images, {100 * max(values):.2f} %",
         }
         assert actual["used_epoch"] == used
+        assert best + 1 < 4
+        assert f"after epoch {best + 1} of 4 (the best" in capsys.readouterr().out
         assert summary(moved)["used_epoch"] == used
         kept, resumed = (
             load_file(run / "model" / "model.safetensors") for run in (unbroken, moved)

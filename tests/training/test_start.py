@@ -92,6 +92,36 @@ class TestCommand:
         assert classifier.summary["model"] == "capsnet_digits"
         assert any("new classes: lily" in note for note in classifier.summary["notes"])
 
+    def test_takes_a_saved_network_and_its_preparation(
+        self, run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        reader = {"name": "images", "image_shape": [1, 8, 8], "resize": "pad"}
+        reader["preprocess"] = {"shift": 1}
+        small = tc.create_model(
+            "capsnet_digits",
+            classes=2,
+            channels=8,
+            types=2,
+            routing=tc.create_routing("kmeans"),
+        )
+        small.save_pretrained(tmp_path / "mine", classes=["rose", "ant"], reader=reader)
+        words = ["--epochs", "1", "--report", "false", "--run", str(tmp_path / "run")]
+        start = ["--from", str(tmp_path / "mine")]
+        assert main(["train", str(run[0]), *start, *words]) == 0
+        assert "kept conv, primary_caps, class_caps" in capsys.readouterr().out
+        network = tc.load_pretrained(tmp_path / "run" / "model")
+        assert repr(network.routing) == repr(small.routing)
+        assert network.extra["reader"]["preprocess"]["shift"] == 1
+
+    def test_takes_a_published_network_as_it_was_trained(
+        self, run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Its name has other arguments by default, and so has what is guessed."""
+        words = ["--epochs", "1", "--report", "false", "--run", str(tmp_path / "run")]
+        start = ["--from", "mnist/capsnet_small"]
+        assert main(["train", str(run[0]), *start, *words]) == 0
+        assert "kept features, conv, norm, primary_caps, " in capsys.readouterr().out
+
     def test_of_no_run_says_so(
         self, run: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -112,18 +112,19 @@ def make(value: Any) -> Any:
 
 def plain(value: Any, place: str = "argument") -> Any:
     """A value as JSON and YAML hold it: things as their names and arguments, paths as
-    text, tuples as lists.
+    text, tuples as lists, numbers and texts of NumPy as those of Python.
 
     Raises:
         ValueError: if it has no such form; names the place.
     """
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, bool):
         return value
-    # Of numpy.
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real):
         return float(value)
+    if isinstance(value, str):
+        return str(value)
     if isinstance(value, Spec):
         return value.plain()
     if isinstance(value, Path):

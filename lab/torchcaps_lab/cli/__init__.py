@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: list[str]) -> int:
-    asks = arguments in (["--version"], ["-h"], ["--help"])
+    asks = arguments[:1] in (["--version"], ["-h"], ["--help"])
     if not arguments or (arguments[0] not in COMMANDS and not asks):
         print(_unknown(arguments[0]) if arguments else _usage(), file=sys.stderr)
         return 2

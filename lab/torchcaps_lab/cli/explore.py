@@ -60,8 +60,7 @@ def command(
     try:
         explore.serve(explorer, host, port, ready)
     except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        raise OSError(
-            f"port {port} of {host} is in use: --port 0 takes a free one"
-        ) from error
+        reason = f"{error.strerror}; choose another --host or --port"
+        if error.errno == errno.EADDRINUSE:
+            reason = "it is in use; --port 0 takes a free one"
+        raise OSError(f"port {port} of {host}: {reason}") from error

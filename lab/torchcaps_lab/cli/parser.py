@@ -253,11 +253,8 @@ class OptionParser(ArgumentParser):
             ):
                 self.error(f"{name if is_option else 'an argument'} must not be empty")
             if is_option and not equals and self._is_flag(name):
-                word += (
-                    f"={waiting.pop(0)}"
-                    if waiting and waiting[0] in ("true", "false")
-                    else "=true"
-                )
+                says = waiting and isinstance(typed(waiting[0]).value, bool)
+                word += f"={waiting.pop(0)}" if says else "=true"
             elif is_option and not equals and self._takes_value(name) and waiting:
                 if not waiting[0]:
                     self.error(f"{name} must not be empty")
@@ -353,7 +350,8 @@ def data_at(value: Any) -> Any:
     of a data set; anything else as it is.
 
     Args:
-        value: the option ``data``, as typed: a name, or a name and arguments.
+        value: the option ``data``, as typed: a name, or a name and arguments; or a
+            `Path`, which is never the name of a data set.
     """
     from torchcaps_lab.data.base import DATASETS
     from torchcaps_lab.options.guess import guess
@@ -362,7 +360,7 @@ def data_at(value: Any) -> Any:
     arguments = dict(value) if isinstance(value, Mapping) else {"name": value}
     named = arguments.pop("name", None)
     text = getattr(named, "text", named)
-    is_path = isinstance(text, str) and Path(text).exists()
+    is_path = isinstance(text, str | Path) and Path(text).exists()
     if not is_path or text in {
         *DATASETS,
         *(cls.__name__ for cls in DATASETS.classes()),

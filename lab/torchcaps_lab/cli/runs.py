@@ -71,7 +71,8 @@ def other_data(
         return data, split or "test"
     if data is not None:
         raise WrongUsage(f"{folder} and --data both name the data: give one of them")
-    named: Spec = fit(DataSet, data_at(folder), "data")
+    place = Path(folder)
+    named: Spec = fit(DataSet, data_at(place if place.exists() else folder), "data")
     kind = cast(type[DataSet], named.cls)
     takes_all = kind.test_on_all is not DataSet.test_on_all
     return named, split or ("all" if takes_all else "test")

@@ -263,7 +263,11 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
     main = as_task(summary["task"]).main
     tested = summary.get(f"test_{main.name}")
     result = "" if tested is None else f"test {main.name} {main.text(tested)} "
-    say(f"{result}after {counted(summary['epochs'], 'epochs')}")
+    used = summary["used_epoch"]
+    when = counted(summary["epochs"], "epochs")
+    if used["epoch"] != summary["epochs"]:
+        when = f"epoch {used['epoch']} of {summary['epochs']} ({used['by']})"
+    say(f"{result}after {when}")
     if "test_balanced_accuracy" in summary:
         balanced = summary["test_balanced_accuracy"]
         say(f"balanced accuracy {100 * balanced:.2f} % (the mean over the classes)")

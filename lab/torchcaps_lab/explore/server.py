@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from torchcaps.names import needing
 from torchcaps.whole import parsed_json
@@ -293,7 +292,8 @@ def _is_of_another_page(request: "Request") -> bool:
     ):
         return True
     origin = request.headers.get("origin")
-    return origin is not None and urlsplit(origin).netloc != request.headers.get("host")
+    host = request.headers.get("host")
+    return origin not in (None, f"http://{host}", f"https://{host}")
 
 
 class _Guarded:

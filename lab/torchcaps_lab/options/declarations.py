@@ -27,6 +27,7 @@ CompileMode = Literal[
     "off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
 ]
 
+_SHARE = Within(0, 1, open=True, words="a share between 0 and 1")
 _SEED = Within(-(2**63), 2**64 - 1, words="in -2^63..2^64 - 1")
 
 OURS = {
@@ -238,18 +239,13 @@ class TrainerOptions:
     strategy: str = "auto"
     precision: str = "32-true"
     deterministic: bool = False
-    gradient_clip_val: float | None = None
+    gradient_clip_val: Annotated[float, Within(0)] | None = None
     sync_batchnorm: bool = False
-    average: float | None = None
+    average: Annotated[float, _SHARE] | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.average is not None and not 0 < self.average < 1:
-            raise ValueError(
-                f"average must be a share between 0 and 1, got {self.average}"
-            )
-        if self.gradient_clip_val is not None:
-            Within(0).check("gradient_clip_val", self.gradient_clip_val)
+        check_fields(self)
         accumulate = self.extra.get("accumulate_grad_batches")
         if accumulate is not None:
             check(Size, accumulate, "accumulate_grad_batches")

@@ -57,9 +57,10 @@ def _first(option: str) -> str:
 
 
 class _Reader(yaml.SafeLoader):
-    """YAML of plain values alone: numbers may read 1e-3, dates and times are text, and
-    no name stands twice in one mapping. What is too large is refused as soon as it is
-    met, since reading the rest takes half a minute for a MiB.
+    """YAML of plain values alone: numbers may read 1e-3; dates, times and 010, which
+    YAML 1.1 reads as 8, are text; and no name stands twice in one mapping. What is too
+    large is refused as soon as it is met, since reading the rest takes half a minute
+    for a MiB.
     """
 
     yaml_constructors = {  # noqa: RUF012
@@ -134,7 +135,7 @@ _Reader.yaml_implicit_resolvers = {
 }
 _Reader.add_implicit_resolver(
     "tag:yaml.org,2002:int",
-    re.compile(r"[-+]?(0b[01_]+|0[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$"),
+    re.compile(r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$"),
     list("-+0123456789"),
 )
 _Reader.add_implicit_resolver(

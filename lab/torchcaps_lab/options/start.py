@@ -11,6 +11,9 @@ from torchcaps_lab.options.reading import merged, read_options
 
 _OF_THE_NETWORK = ("model", "model_args", "routing")
 
+_OF_THE_DATA = ("classes", "image_shape", "in_channels", "vocabulary")
+"""Arguments of networks that the data decide."""
+
 
 def with_start(
     options: Mapping[str, Any], guessed: Mapping[str, Any], imported: tuple[str, ...]
@@ -31,15 +34,25 @@ def with_start(
     start = _text(options.get("start"))
     if start is None:
         return dict(guessed)
-    run, network = _places(start)
+    run, description = _places(start)
     recorded = read_options(run, imported) if run.is_file() else {}
-    saved = read_json(network, LARGEST_NOTE)
-    taken = {"data": _of_data(saved.get("extra", {}), {**guessed, **options})}
-    if _same_task(saved.get("extra", {}), {**guessed, **options}):
-        taken |= _of_network(start, recorded, _text(options.get("model")))
-        preprocess = recorded.get("preprocess")
+    saved = read_json(description, LARGEST_NOTE)
+    extra = saved.get("extra", {})
+    wanted = {**guessed, **options}
+    rest = dict(guessed)
+    taken = {"data": _of_data(extra, wanted)}
+    if _same_task(extra, wanted):
+        network = _of_network(recorded.get("model") or Path(start).name, saved)
+        if network and _text(options.get("model")) in (None, network["model"]):
+            # What was guessed is for another network.
+            for option in _OF_THE_NETWORK:
+                rest.pop(option, None)
+            if "backbone" not in network["model_args"]:
+                rest.pop("frozen_epochs", None)
+            taken |= network
+        preprocess = extra.get("reader", {}).get("preprocess")
         taken |= {} if preprocess is None else {"preprocess": preprocess}
-    return merged(guessed, taken)
+    return merged(rest, taken)
 
 
 def _text(value: Any) -> str | None:
@@ -63,20 +76,28 @@ def _places(start: str) -> tuple[Path, Path]:
     )
 
 
-def _of_network(
-    start: str, recorded: Mapping[str, Any], model: str | None
-) -> dict[str, Any]:
-    """The network of the run, unless the user gave another one."""
-    name = recorded.get("model") or Path(start).name
-    from torchcaps.models import list_models
+def _of_network(own: str, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a saved network: its class and its arguments.
 
-    if name not in list_models() or model not in (None, name):
+    Args:
+        own: the name that it may have; another one of its class does as well.
+        saved: its description.
+    """
+    from torchcaps.models.registry import MODELS, list_models
+
+    names = [
+        name
+        for name in (own, *list_models())
+        if name in MODELS and MODELS[name].network.__name__ == saved.get("network")
+    ]
+    if not names:
         return {}
-    return {"model": name} | {
-        option: recorded[option]
-        for option in _OF_THE_NETWORK
-        if recorded.get(option) is not None
-    }
+    arguments = dict(saved.get("arguments", {}))
+    for name in _OF_THE_DATA:
+        arguments.pop(name, None)
+    routing = arguments.pop("routing", None)
+    network = {"model": names[0], "model_args": arguments}
+    return network | ({} if routing is None else {"routing": routing})
 
 
 def _of_data(extra: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

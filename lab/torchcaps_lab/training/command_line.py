@@ -2,11 +2,20 @@
 not need Lightning.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, cast
 
-from torchcaps.spec import Argument, Spec, UnknownOption, complete, declared, meant
+from torchcaps.spec import (
+    Argument,
+    Spec,
+    UnknownOption,
+    complete,
+    declared,
+    fit,
+    meant,
+)
 from torchcaps_lab.options.declarations import OURS, Schedule, trainer_arguments
 from torchcaps_lab.options.reading import merged
 from torchcaps_lab.training.options import Optimisation, Running, Subject
@@ -93,6 +102,9 @@ def training_options(
     arguments = option_arguments()
     values = {name: value for name, value in values.items() if name != "import"}
     run = values.pop("run", None)
+    if run is not None:
+        # Shells leave --run=~/mine as it is. Path would raise for ~nobody.
+        run = os.path.expanduser(fit(str, run, "run"))  # noqa: PTH111
     if unknown := [name for name in values if name not in arguments]:
         raise ValueError(
             f"there is no option {unknown[0]}{meant(unknown[0], arguments)}"
@@ -109,9 +121,7 @@ def training_options(
             groups.append(Spec(group, complete(group, of_group, ""), "the options"))
         except UnknownOption as error:
             raise ValueError(f"{_instead(error) or error}") from None
-    return TrainingOptions(
-        tuple(groups), None if run is None else str(getattr(run, "text", run)), imported
-    )
+    return TrainingOptions(tuple(groups), run, imported)
 
 
 def _instead(unknown: UnknownOption) -> str:

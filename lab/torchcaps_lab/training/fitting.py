@@ -5,7 +5,7 @@ import logging
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from torchcaps.numerics import Advance
 from torchcaps.whole import owned
@@ -240,13 +241,8 @@ class Fitting:
             f"{steps // each + 1}, of {each} steps"
         ]
 
-    def run(
-        self, begin: Callable[[], None] | None = None
-    ) -> tuple[L.Trainer, list[dict[str, float]]]:
+    def run(self) -> tuple[L.Trainer, list[dict[str, float]]]:
         """Trains from the start, or from the newest checkpoint that is whole.
-
-        Args:
-            begin: called once that checkpoint is known to fit.
 
         Returns:
             The trainer, and the metrics of each epoch.
@@ -260,14 +256,14 @@ class Fitting:
             newest = checkpoint_to_resume(self.checkpoints)
         else:
             newest = newest_checkpoint(self.checkpoints)
+        changes = ""
         with self._resuming(newest):
             if newest is not None:
-                self._check_resumed(newest)
-        if begin is not None:
-            begin()
+                changes = self._check_resumed(newest)
         if newest is None and self.loaders.schedule.frozen_epochs:
             self._train_head()
-        with _expected_warnings(self.learner), _ctrl_c(), self._resuming(newest):
+        resuming = self._resuming(newest, changes)
+        with _expected_warnings(self.learner), _interruptible(), resuming:
             self.trainer.fit(
                 self.learner,
                 datamodule=self.loaders,
@@ -284,9 +280,9 @@ class Fitting:
             checkpoint_to_resume(self.checkpoints)
         return self.trainer, self.history.rows
 
-    def _check_resumed(self, newest: Path) -> None:
-        """Raises a `ValueError` unless a checkpoint is of this training and not beyond
-        its end.
+    def _check_resumed(self, newest: Path) -> str:
+        """What changed since a checkpoint. Raises a `ValueError` unless it is of this
+        training and not beyond its end.
         """
         checkpoint = read_checkpoint(newest)
         # Other data may change the network, too: they are the reason to name.
@@ -299,11 +295,12 @@ class Fitting:
                 f"epochs must be {done} or more, as many as are done already, got "
                 f"{wanted}"
             )
+        return changes
 
     @contextmanager
-    def _resuming(self, newest: Path | None) -> Iterator[None]:
-        """Names the checkpoint in errors of any type that its content leads to, which
-        nobody can list: Lightning takes it as it is.
+    def _resuming(self, newest: Path | None, changes: str = "") -> Iterator[None]:
+        """Names the checkpoint, and what changed since, in errors of any type that its
+        content leads to, which nobody can list: Lightning takes it as it is.
         """
         try:
             yield
@@ -312,8 +309,9 @@ class Fitting:
         except Exception as error:
             if newest is None or self.history.has_begun:
                 raise
+            changed = f" after the changes ({changes})" if changes else ""
             raise ValueError(
-                f"checkpoint {newest} cannot be resumed from: {error!r:.400}"
+                f"checkpoint {newest} cannot be resumed from{changed}: {error!r:.400}"
             ) from error
 
     def _train_head(self) -> None:
@@ -457,13 +455,16 @@ def _extra(options: TrainerOptions) -> str:
 
 
 @contextmanager
-def _ctrl_c() -> Iterator[None]:
+def _interruptible() -> Iterator[None]:
     """Ctrl-C raises ``KeyboardInterrupt``, as everywhere else: Lightning exits with 1
-    and leaves Ctrl-C disabled.
+    and leaves Ctrl-C disabled. After SIGTERM the status is 143, as if nobody had
+    listened: Lightning exits with 0, which would be that of a whole training.
     """
     listening = signal.getsignal(signal.SIGINT)
     try:
         yield
+    except SIGTERMException as stop:
+        raise SystemExit(128 + signal.SIGTERM) from stop
     except SystemExit as stop:
         if not isinstance(stop.__context__, KeyboardInterrupt):
             raise

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from lightning import Trainer
+from lightning.pytorch.callbacks import LambdaCallback
 
 import torchcaps
 from torchcaps.models import ClassifierNetwork
@@ -88,6 +89,15 @@ def train(
         network, optimisation, task, subject.preprocess, schedule.seed, running.speed
     )
     validation = data.validation.prepared(subject.preprocess)
+    config = as_yaml(caller.options)
+    if resumed and is_first_process():
+        # Once the checkpoint is taken: options that it refuses are not kept, and the
+        # next resume after a kill goes on with these. There may be no epoch to begin.
+        def keep(*_: Any) -> None:
+            write_whole(folder.config, config)
+
+        keeper = LambdaCallback(on_train_epoch_start=keep, on_train_end=keep)
+        caller = replace(caller, callbacks=(*caller.callbacks, keeper))
     fitting = Fitting(
         learner, data.train, validation, folder.path, schedule, running.trainer, caller
     )
@@ -102,21 +112,13 @@ def train(
     notes = list(
         dict.fromkeys([*starts, *changes, *data.notes(), *untested, *fitting.notes()])
     )
-    alone = folder.opened(
-        as_yaml(caller.options), resumed, partial(write_record, folder, data)
-    )
+    alone = folder.opened(config, resumed, partial(write_record, folder, data))
     with alone if is_first_process() else nullcontext():
         if is_first_process() and caller.show is not None:
             head = _header(subject, network, fitting) if caller.header else []
             for line in [*head, *(f"note: {note}" for note in notes)]:
                 caller.show(line)
-        goes_on = resumed and is_first_process()
-        # At the start, so that the next resume after a kill goes on with these options.
-        runner, metrics = fitting.run(
-            partial(write_whole, folder.config, as_yaml(caller.options))
-            if goes_on
-            else None
-        )
+        runner, metrics = fitting.run()
         if not runner.is_global_zero:
             return None
         used = fitting.take_best()

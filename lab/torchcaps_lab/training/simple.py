@@ -35,6 +35,7 @@ def train(
     kind: Kind | None = None,
     run: str | Path | None = None,
     resume: bool = False,
+    allow_changes: bool = False,
     show: Callable[[str], None] | None = print,
     **options: Any,
 ) -> Classifier:
@@ -72,6 +73,7 @@ def train(
             with a number if it is taken.
         resume: go on with the run in that folder, with its options and those given
             here.
+        allow_changes: whether those given here may differ from its own.
         show: takes a line of text for each epoch; ``print`` is told first what was
             guessed, what is trained and how long it will take, and in a terminal or a
             notebook another line says how far it is. None for silence.
@@ -125,7 +127,8 @@ def train(
         if name not in option_names
     }
     if run is not None or resume:
-        values["run"] = str(run or Path("runs") / Path(named).name.lower())
+        place = run or Path("runs") / Path(named).name.lower()
+        values["run"] = str(Path(place).expanduser())
     before: dict[str, Any] = {}
     if resume:
         before = read_options(RunFolder(Path(values["run"]), "run").existing().config)
@@ -148,7 +151,11 @@ def train(
     folder = folder.existing() if resume else folder.unused()
     checked = training_options(merged(before, chosen))
     quiet_lightning()
-    how = {"header": show is print, "progress_bar": show is print and can_rewrite()}
+    how = {
+        "header": show is print,
+        "progress_bar": show is print and can_rewrite(),
+        "allow_changes": allow_changes,
+    }
     if show is not None and how["header"]:
         for line in guessed:
             show(line)
