@@ -359,12 +359,12 @@ class ImageTable(ListedImages):
 
     A column names the images, by their paths below the folder of the table, or by their
     names, with or without suffix; or folders, such as those of patients, whose images
-    have the label of the row and stay together. Labels stand in one column, which may hold several of
-    them, or in a column of yes and no (1 and 0, true and false) for each class. Images
-    with several labels have masks as labels, and are trained on by the task
-    ``several_labels``. Columns of which each row has exactly one hold classes, unless
-    there is a ``delimiter``. Rows of images that are not there, and rows without a label, are
-    left out with a note.
+    have the label of the row and stay together. Labels stand in one column, which may
+    hold several of them, or in a column of yes and no (1 and 0, true and false) for
+    each class. Images with several labels have masks as labels, and are trained on by
+    the task ``several_labels``. Columns of which each row has exactly one hold classes,
+    unless there is a ``delimiter``. Rows of images that are not there, and rows without
+    a label, are left out with a note.
 
     Args:
         root: the table, or the folder with the tables or the folders of the splits.
