@@ -72,8 +72,6 @@ def guess_pictures(pictures: Any, given: Mapping[str, Any]) -> Any:
     batch = min(OBJECTS["batch_size"], max(train, 1))
     epochs = epochs_for(train // batch, _STEPS, (1, _STEPS))
     options = {**OBJECTS, "data": data, "batch_size": batch, "epochs": epochs}
-    if value_of(given.get("model", OBJECTS["model"])) == OBJECTS["model"]:
-        options |= _AT_ONCE
     why = {
         "data": f"{data['name']}, {count:,} pictures without labels{where}",
         "model": "slot_autoencoder, 7 slots: one for the ground and six for objects, "
@@ -81,4 +79,10 @@ def guess_pictures(pictures: Any, given: Mapping[str, Any]) -> Any:
         "batch_size": f"{batch}",
         "epochs": f"{epochs}, about {_STEPS:,} steps",
     }
+    if value_of(given.get("model", OBJECTS["model"])) == OBJECTS["model"]:
+        options |= _AT_ONCE
+        why |= {
+            "model_args": "centred: it draws from the mean colour of each picture",
+            "routing": "first_sharpness 8: slots collect different places at once",
+        }
     return Guess(options, why)
