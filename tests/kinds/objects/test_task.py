@@ -91,6 +91,27 @@ def test_the_part_of_single_slots_falls_to_nothing() -> None:
     assert list(task.loss(network, network, batch, criteria)[1]) == list(last)
 
 
+def test_objects_pay_for_their_pixels_by_what_is_drawn() -> None:
+    pictures = Shapes(count=20, tests=4).test
+    batch = pictures.__getitems__([0, 1, 2, 3])
+    criteria = Criteria(tc.MarginLoss(), tc.ReconstructionLoss())
+    task = Objects(single_slots=0.0, area=0.5)
+    # Three quarters, and for the last picture all of it, are in one slot.
+    owner = torch.zeros(4, 32, 32, dtype=torch.int64)
+    owner[:3, :16, :16] = torch.tensor([1, 2, 1])[:, None, None]
+    masks = torch.nn.functional.one_hot(owner, 3).movedim(-1, 1).float()
+    masks.requires_grad_()
+    variance = batch.pictures.flatten(2).var(2, correction=0).mean()
+    for drawn, share in ((batch.pictures, 1.0), (torch.rand(4, 3, 32, 32), 0.0)):
+        network = Answering(lambda _, drawn=drawn: slots_as(masks, drawn)).train()
+        cost = task.loss(network, network, batch, criteria)[1]["loss_of_area"]
+        torch.testing.assert_close(cost, 0.5 * share * variance * 3 / 16)
+    network.eval()
+    assert list(task.loss(network, network, batch, criteria)[1]) == ["loss_of_drawing"]
+    with pytest.raises(ValueError, match="area"):
+        Objects(area=1.5)
+
+
 def slots_as(masks: torch.Tensor, drawn: torch.Tensor) -> Prediction:
     """What a network predicts that draws pictures under these masks, (B, J, H, W)."""
     return Prediction(masks.flatten(2).amax(2), None, drawn, masks=masks)

@@ -20,6 +20,7 @@ OBJECTS: dict[str, Any] = {
 """How a network learns to take pictures apart."""
 
 _AT_ONCE: dict[str, Any] = {
+    "task": {"name": "objects", "area": 0.3},
     "model_args": {"centred": True},
     "routing": {
         "name": "slots",
@@ -30,7 +31,7 @@ _AT_ONCE: dict[str, Any] = {
     },
 }
 """With these, ``slot_autoencoder`` does not have to learn the ground of each picture
-before it finds objects.
+before it finds objects, and the slot of an object leaves the ground alone.
 """
 
 _STEPS = 6_000
@@ -82,6 +83,8 @@ def guess_pictures(pictures: Any, given: Mapping[str, Any]) -> Any:
     if value_of(given.get("model", OBJECTS["model"])) == OBJECTS["model"]:
         options |= _AT_ONCE
         why |= {
+            "task": "objects, area 0.3: the pixels of objects cost, so the ground has a "
+            "slot of its own",
             "model_args": "centred: it draws from the mean colour of each picture",
             "routing": "first_sharpness 8: slots collect different places at once",
         }

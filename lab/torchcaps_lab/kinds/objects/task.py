@@ -131,7 +131,18 @@ class Objects(Task):
     reconstruction alone may blend slots: it loses nothing if two of them draw the same
     ground, or half of an object each. The second part wants one slot for each pixel.
     Its weight falls evenly to 0 in the last epoch, because it leaves the masks of
-    objects to colours. In validation there is only the first part.
+    objects to colours.
+
+    A third part is the area of objects, which is what is outside of the largest slot.
+    Without it, the slot of an object may draw the ground around it, too, at no cost. Each
+    pixel costs a share of what the network draws of one, so a network that draws nothing
+    yet pays nothing:
+
+    .. math::
+        \kappa \, \max(0, V - E) \Big( 1 - \max_j \frac{1}{HW} \sum_p m_{jp} \Big)
+
+    with the variance V of the pixels, the error E of the reconstruction as a constant,
+    and masks m. In validation there is only the first part.
 
     Its main measure is the share of the variance of the pixels that is drawn, :math:`1 - \sum (x - \hat x)^2 /
     \sum (x - \bar x)^2` with the mean colour :math:`\bar x` of a picture: a network
@@ -146,9 +157,10 @@ class Objects(Task):
         single_slots: :math:`\lambda` in the first epoch, from 0 to 1. Networks that do not
             say what each slot draws (:attr:`~torchcaps.models.Prediction.colours`) have
             0.
+        area: :math:`\kappa`, from 0 to 1.
 
     Raises:
-        ValueError: if it is out of its range.
+        ValueError: if one of them is out of its range.
 
     Source: the second part is the likelihood of a mixture of Gaussians, one for each
     slot, as in Greff et al. 2019, "IODINE". Slot attention (Locatello et al. 2020) has
@@ -171,9 +183,11 @@ class Objects(Task):
 
     explores = True
 
-    def __init__(self, single_slots: float = 0.2) -> None:
+    def __init__(self, single_slots: float = 0.2, area: float = 0.0) -> None:
         Within(0, 1).check("single_slots", single_slots)
+        Within(0, 1).check("area", area)
         self.single_slots = single_slots
+        self.area = area
         self._weight = single_slots
 
     def advance(self, progress: Advance) -> None:
@@ -201,20 +215,25 @@ class Objects(Task):
         batch: Batch,
         criteria: Criteria,
     ) -> Losses:
-        """The mean squared errors of the reconstruction and of single slots, with their
-        weights.
+        """The mean squared errors of the reconstruction and of single slots, and the area
+        of objects, with their weights.
         """
         prediction = forward(batch.inputs, batch.labels)
         error = _errors(prediction, batch).mean()
-        weight = self._weight if network.training else 0.0
-        if not weight or prediction.colours is None or prediction.masks is None:
-            return prediction, {"loss_of_drawing": error}
-        pictures = batch.pictures.to(error.device)
-        of_slots = error_of_slots(pictures, prediction.colours, prediction.masks)
-        return prediction, {
-            "loss_of_drawing": (1 - weight) * error,
-            "loss_of_single_slots": weight * of_slots.mean(),
-        }
+        parts = {"loss_of_drawing": error}
+        masks, colours = prediction.masks, prediction.colours
+        if not network.training or masks is None:
+            return prediction, parts
+        if self._weight and colours is not None:
+            pictures = batch.pictures.to(error.device)
+            of_slots = error_of_slots(pictures, colours, masks).mean()
+            parts["loss_of_drawing"] = (1 - self._weight) * error
+            parts["loss_of_single_slots"] = self._weight * of_slots
+        if self.area:
+            largest = masks.float().mean((2, 3)).amax(1)  # (B,)
+            drawn = (_variance(prediction, batch) - error.detach()).clamp_min(0)
+            parts["loss_of_area"] = self.area * drawn * (1 - largest.mean())
+        return prediction, parts
 
     def measure(self, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
         """``error``, the mean squared error of each image, and ``drawn``, the share of
@@ -440,11 +459,18 @@ def _drawn_shares(error: Tensor, prediction: Prediction, batch: Batch) -> Tensor
         batch: the pictures.
     """
     _, true = _drawn_and_true(prediction, batch)
-    pixels = true.flatten(2) if prediction.features is None else true.mT
-    # Over the batch, not picture by picture: a picture of one colour has no variance.
-    variance = pixels.var(2, correction=0).mean()
-    flat = variance <= resolution(pixels.square().mean(), roundings=4)
+    variance = _variance(prediction, batch)
+    flat = variance <= resolution(true.square().mean(), roundings=4)
     return torch.where(flat, 0.0, 1 - error / variance.where(~flat, 1))
+
+
+def _variance(prediction: Prediction, batch: Batch) -> Tensor:
+    """That of pixels around the mean colour of their picture. It is over the batch,
+    because a picture of one colour has none.
+    """
+    _, true = _drawn_and_true(prediction, batch)
+    pixels = true.flatten(2) if prediction.features is None else true.mT
+    return pixels.var(2, correction=0).mean()
 
 
 def _claims(prediction: Prediction) -> Tensor:
