@@ -12,14 +12,13 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 from PIL import Image
-from skimage.filters import threshold_otsu
-from skimage.measure import label as connected
 from sklearn.cluster import KMeans
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from recipes import placed_slots  # noqa: F401  # registers its network
+from recipes.components import OTSU, Components, Otsu
 from recipes.kit.base import Line, Picture, Recipe, Study, facts_of, register_recipe
 from recipes.kit.charts import Cell, image_grid
 from recipes.kit.lab import Trained, data_of, first_of, untrained
@@ -31,7 +30,7 @@ from recipes.object_discovery import (
     FixedGrid,
     PixelClusters,
 )
-from torchcaps.models import ImageClassifier, Prediction
+from torchcaps.models import ImageClassifier
 from torchcaps.spec import settings
 from torchcaps.whole import opened
 from torchcaps_lab.data import DataSet, Examples, find_data_dir, register_dataset
@@ -42,7 +41,6 @@ from torchcaps_lab.kinds.pixels.masks import Cuts, MaskSet
 from torchcaps_lab.tasks import create_task
 
 FACTS = facts_of("nuclei")
-OTSU = "Otsu's threshold and connected components"
 UNET = "U-Net with masks, connected components"
 UNTRAINED = (OTSU, PIXELS, GRID)
 ROWS: dict[str, Any] = {**FACTS["rows"], **dict.fromkeys(UNTRAINED)}
@@ -58,9 +56,6 @@ _LEAST_NUCLEUS, _MOST_NUCLEI = 60, 8
 """Pixels of a nucleus in a window, and how many of them a window may have."""
 
 _PLATES = 12
-_LEAST_COMPONENT = 15
-"""Pixels. Smaller things are taken for the ground, as they are in the masks."""
-
 _SHOWN, _FITTED = 6, 100
 
 
@@ -213,68 +208,8 @@ def _two_classes(images: Examples) -> MaskSet:
     return MaskSet(images.inputs, inside, names, composition=images.composition)
 
 
-class Components(ImageClassifier):
-    """Takes each connected region of bright pixels for an object; the first slot is the
-    ground.
-
-    Args:
-        image_shape: (C, H, W).
-        slots: their number. The largest regions get one.
-    """
-
-    def bright(self, images: Tensor) -> Tensor:
-        """Which pixels are of an object, bool (B, H, W)."""
-        raise NotImplementedError
-
-    def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
-        """The regions as masks, each drawn in its mean colour."""
-        regions = [
-            _largest(connected(inside), self.classes - 1)
-            for inside in self.bright(images).cpu().numpy()
-        ]
-        masks = one_hot(torch.stack(regions).to(images.device), self.classes)
-        masks = masks.movedim(-1, 1).to(images)
-        pixels = masks.flatten(2)  # [B, J, H W]
-        colours = pixels @ images.flatten(2).mT / pixels.sum(2, keepdim=True).clamp(1)
-        drawn = torch.einsum("bjc,bjhw->bchw", colours, masks)
-        return Prediction(pixels.amax(2), None, drawn, masks=masks)
-
-
-def _largest(regions: Any, most: int) -> Tensor:
-    """Regions numbered from 1 by size, so many of them; 0 for all others."""
-    sizes = np.bincount(regions.ravel())
-    sizes[0] = 0
-    chosen = (-sizes).argsort(kind="stable")[:most]
-    chosen = chosen[sizes[chosen] >= _LEAST_COMPONENT]
-    numbers = np.zeros(len(sizes), np.int64)
-    numbers[chosen] = np.arange(1, len(chosen) + 1)
-    return torch.from_numpy(numbers[regions])
-
-
-class Otsu(Components):
-    """Pixels above Otsu's threshold of their image are bright.
-
-    Args:
-        image_shape: (C, H, W).
-        slots: their number.
-        power: what the pixels are raised to before.
-    """
-
-    def __init__(
-        self, image_shape: tuple[int, int, int], slots: int, power: float
-    ) -> None:
-        super().__init__(image_shape, slots)
-        self.power = power
-
-    def bright(self, images: Tensor) -> Tensor:
-        """Which pixels are above the threshold, bool (B, H, W)."""
-        grey = images.mean(1) ** self.power
-        thresholds = [threshold_otsu(image.cpu().numpy()) for image in grey]
-        return grey > grey.new_tensor(thresholds)[:, None, None]
-
-
 class ByNetwork(Components):
-    """Pixels that a network gives the second class are bright.
+    """Pixels that a network gives the second class are of objects.
 
     Args:
         network: its classes are the ground and the objects.
@@ -285,7 +220,7 @@ class ByNetwork(Components):
         super().__init__(network.image_shape, slots)
         self.network: nn.Module = network
 
-    def bright(self, images: Tensor) -> Tensor:
+    def inside(self, images: Tensor) -> Tensor:
         """Which pixels are of an object, bool (B, H, W)."""
         inside: Tensor = self.network(images).activation.argmax(1) == 1
         return inside
@@ -310,18 +245,17 @@ class NucleiRecipe(Recipe[TrainingOptions]):
     grows: ClassVar = True
 
     def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
-        """Trains the network of a row; K-Means and the threshold choose their settings
-        by the mean best overlap on validation images.
+        """Trains the network of a row; K-Means chooses its settings by the mean best
+        overlap on validation images.
         """
         if row not in UNTRAINED:
             return super().train(study, row, stop_at)
         data = data_of(study.settings.data)
         shape, slots = data.image_shape, len(data.classes)
-        candidates: list[ImageClassifier] = [FixedGrid(shape, slots)]
-        if row == OTSU:
-            candidates = [Otsu(shape, slots, power) for power in (1.0, 2.0)]
-        if row == PIXELS:
-            candidates = [PixelClusters(shape, slots, how) for how in OF_PIXELS]
+        if row != PIXELS:
+            network = Otsu if row == OTSU else FixedGrid
+            return untrained(network(shape, slots), row)
+        candidates = [PixelClusters(shape, slots, how) for how in OF_PIXELS]
         validation = first_of(data.validation, _FITTED)
         best = max(candidates, key=lambda network: _figures(network, validation)["mbo"])
         return untrained(best, row)
@@ -334,8 +268,6 @@ class NucleiRecipe(Recipe[TrainingOptions]):
         network = study.trained[row].network
         if row == UNET:
             network = ByNetwork(network, len(test.classes))
-        if isinstance(network, Otsu):
-            study.facts[row]["power"] = network.power
         if isinstance(network, PixelClusters):
             study.facts[row]["K-Means"] = network.how._asdict()
         study.curves[row] = {"slots": _slots_shown(network, test)}

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from recipes.components import OTSU, Otsu
 from recipes.kit.base import Line, Picture, Recipe, Study, facts_of, register_recipe
 from recipes.kit.lab import Trained, data_of, first_of, untrained
 from recipes.kit.options import TrainingOptions
@@ -28,7 +29,7 @@ from torchcaps.spec import settings
 from torchcaps_lab.report import new_figure
 from torchcaps_lab.tasks import create_task
 
-UNTRAINED = (PIXELS, GRID)
+UNTRAINED = (OTSU, PIXELS, GRID)
 
 MEASURES = {
     "fg_ari": "FG-ARI",
@@ -129,7 +130,7 @@ class PublishedObjects(Recipe[TrainingOptions]):
         common: dict[str, Any] = {"unit": "points", "higher_is_better": True}
         lines = []
         for row, test, key in product(cls.rows, cls.tests, cls.measures):
-            # K-Means and the grid have no colours to assign pixels by.
+            # They draw no colours to assign pixels by.
             if row in UNTRAINED and key.endswith("assigned"):
                 continue
             figure = facts["published"].get(row, ()) if key == "fg_ari" else ()
@@ -142,15 +143,16 @@ class PublishedObjects(Recipe[TrainingOptions]):
         return f"{cls.measures[key]}, {test}" if test else cls.measures[key]
 
     def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
-        """Trains the network of a row; the grid needs no training, and K-Means only
-        validation images.
+        """Trains the network of a row; the threshold and the grid need no training, and
+        K-Means only validation images.
         """
         if row not in UNTRAINED:
             return super().train(study, row, stop_at)
         data = data_of(self.options(study.settings, row)["data"])
         shape, slots = data.image_shape, len(data.classes)
-        if row == GRID:
-            return untrained(FixedGrid(shape, slots), row)
+        if row != PIXELS:
+            network = Otsu if row == OTSU else FixedGrid
+            return untrained(network(shape, slots), row)
         candidates = [PixelClusters(shape, slots, how) for how in OF_PIXELS]
         validation = first_of(data.validation, _FITTED)
         best = best_clusters(create_task("objects"), candidates, validation)
@@ -209,8 +211,8 @@ def with_slots(network: Any, slots: int) -> Any:
         return network
     if isinstance(network, PixelClusters):
         return PixelClusters(network.image_shape, slots, network.how)
-    if isinstance(network, FixedGrid):
-        return FixedGrid(network.image_shape, slots)
+    if isinstance(network, FixedGrid | Otsu):
+        return type(network)(network.image_shape, slots)
     return network.with_slots(slots)
 
 

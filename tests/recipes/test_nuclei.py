@@ -8,7 +8,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from recipes.nuclei import ByNetwork, Nuclei, ObjectPixels, Otsu
+from recipes.components import Otsu
+from recipes.nuclei import ByNetwork, Nuclei, ObjectPixels
 from recipes.placed_slots import PlacedSlots, bright_places
 from torchcaps.models import ImageClassifier, Prediction
 from torchcaps_lab.data import Shapes
@@ -86,7 +87,7 @@ def test_connected_regions_are_objects() -> None:
             inside = (images[:, 0] > 0.5).float()
             return Prediction(torch.stack([1 - inside, inside], 1), None, None)
 
-    for network in (Otsu((1, 32, 32), 5, 1.0), ByNetwork(Marked((1, 32, 32), 2), 5)):
+    for network in (Otsu((1, 32, 32), 5), ByNetwork(Marked((1, 32, 32), 2), 5)):
         prediction = network(image[None, None])
         assert prediction.masks is not None
         slots = prediction.masks.argmax(1)
@@ -95,10 +96,18 @@ def test_connected_regions_are_objects() -> None:
         torch.testing.assert_close(prediction.reconstruction[0, 0], image)
 
 
+def test_regions_differ_from_the_colour_of_the_ground() -> None:
+    """One darker and one of another colour, on a bright ground."""
+    _, labels = discs()
+    colours = torch.tensor([[0.8, 0.9, 0.7], [0.2, 0.1, 0.1], [0.8, 0.2, 0.9]])
+    slots = Otsu((3, 32, 32), 4)(colours[labels].movedim(-1, 0)[None]).masks.argmax(1)
+    assert adjusted_rand_index(labels[None], slots).tolist() == [1.0]
+
+
 def test_more_regions_than_slots_leave_the_largest() -> None:
     image, labels = discs()
     image[2, 2:30] = 0.9
-    slots = Otsu((1, 32, 32), 3, 1.0)(image[None, None]).masks.argmax(1)
+    slots = Otsu((1, 32, 32), 3)(image[None, None]).masks.argmax(1)
     assert slots[0, 2].eq(0).all()
     assert adjusted_rand_index(labels[None], slots).tolist() == [1.0]
 
