@@ -52,6 +52,10 @@ LICENCES = {
         "C. Kaynak, UCI Machine Learning Repository, CC BY 4.0, as scikit-learn "
         "has them."
     ),
+    "nuclei": (
+        "The images, which are not included: the training set of the 2018 Data Science "
+        "Bowl, CC0, of which J. C. Caicedo et al. tell, Nature Methods 16, 2019."
+    ),
     "shapes": "The images are made by the package.",
     "tetrominoes": "The images are made by the package.",
     "trec": (

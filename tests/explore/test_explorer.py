@@ -155,13 +155,14 @@ class TestExplorer:
     def test_each_network_of_the_package_can_be_chosen(
         self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Without any data sets on the machine; those of smallNORB could not."""
+        """Without any data sets on the machine; real toys and nuclei are not drawn."""
         monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path))
         classifier = Classifier.open(name)
         described = Explorer(
             {name: classifier}, {name: lambda: local_samples(name, classifier)}
         ).network(name)
-        assert bool(described["samples"]) == (not name.startswith("smallnorb/"))
+        real = name.startswith(("smallnorb/", "nuclei/"))
+        assert bool(described["samples"]) == (not real)
 
     @pytest.mark.parametrize(
         ("name", "samples"),
