@@ -92,6 +92,15 @@ def infinite_if_negligible(mass: Tensor) -> Tensor:
     return torch.threshold(mass, _SMALLEST_DIVISOR[mass.dtype], math.inf)
 
 
+def infinite_if_0(size: Tensor) -> Tensor:
+    """A size as a divisor of something that shrinks with it: infinite where it is 0, or
+    so small that its inverse is not finite.
+
+    Squares of lengths need it: those of lengths of 1e-10 are :func:`negligible` masses.
+    """
+    return torch.threshold(size, torch.finfo(size.dtype).tiny, math.inf)
+
+
 def resolution(size: Tensor, roundings: float = 64) -> Tensor:
     """The least difference that means something between numbers of this size, without
     gradient: 64 units of rounding.

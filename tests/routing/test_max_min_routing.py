@@ -56,6 +56,12 @@ class TestMap:
             MaxMin().shares(5 * logits - 3), MaxMin().shares(logits)
         )
 
+    def test_logits_of_short_votes(self) -> None:
+        logits = normal(B, I, J).float()
+        torch.testing.assert_close(
+            MaxMin().shares(1e-30 * logits), MaxMin().shares(logits)
+        )
+
     def test_equal_logits_give_all_to_all_and_no_gradient(self) -> None:
         logits = torch.full((B, I, J), 2.0, requires_grad=True)
         assignment = MaxMin().shares(logits)

@@ -181,3 +181,11 @@ def test_the_rounding_of_a_pose_grows_as_the_gap_shrinks(gap: float) -> None:
     torch.testing.assert_close(
         rounded.activation.double(), exact.activation, atol=1e-6, rtol=0
     )
+
+
+def test_the_length_of_votes_does_not_matter() -> None:
+    children, transforms, a = (field.float() for field in problem())
+    routed = route(Votes(children, transforms), a, BIAS.float())
+    short = route(Votes(1e-12 * children, transforms), a, BIAS.float())
+    torch.testing.assert_close(short.activation, routed.activation)
+    torch.testing.assert_close(short.pose, routed.pose)

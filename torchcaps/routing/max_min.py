@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import positive, resolution
+from torchcaps.numerics import infinite_if_0, resolution
 from torchcaps.ops import Competition, Votes
 from torchcaps.routing.base import Routed, Routing, Steps, register_routing
 from torchcaps.routing.dynamic import route_by_agreement
@@ -40,8 +40,9 @@ class MaxMin(Competition):
         spread = most - least
         # Of all children at hand: the logit of one may be 0 by cancellation.
         least_spread = resolution(logits.abs().amax((-2, -1), keepdim=True))
-        # From 0 at the resolution to 1 at twice that, so that nothing jumps.
-        weight = (spread / positive(least_spread) - 1).clamp(0, 1)
+        # From 0 at the resolution to 1 at twice that, so that nothing jumps. Logits
+        # shrink with the cube of the votes.
+        weight = (spread / infinite_if_0(least_spread) - 1).clamp(0, 1)
         depth = weight * (most - logits) / torch.where(weight == 0, 1.0, spread)
         return 1 - depth
 

@@ -11,7 +11,7 @@ from torchcaps.numerics import (
     Finite,
     as_constants,
     compute_dtype,
-    positive,
+    infinite_if_0,
     transformed,
 )
 from torchcaps.ops import Votes
@@ -92,7 +92,7 @@ class SpectralRouting(Routing):
             weighted_sum = votes.moments(weights=activation).sum
             side = (weighted_sum * direction).sum(-1, keepdim=True)
             sign = torch.where(side < 0, -1.0, 1.0) * (total > 0)[..., None]
-        ratio = largest / positive(total)
+        ratio = largest / infinite_if_0(total)
         logit = self.sharpness * (ratio - bias)
         return Routed(direction * sign, logit.sigmoid(), votes, None, logit)
 
