@@ -28,6 +28,7 @@ from torchcaps_lab.tasks import (
     create_task,
     list_tasks,
 )
+from torchcaps_lab.tasks.several_labels import _best_threshold
 from torchcaps_lab.training.loaders import Loaders
 from torchcaps_lab.training.speed import Speed
 
@@ -386,8 +387,8 @@ class TestAnswers:
             "precision": 0.0,
             "recall": 0.0,
             "f1": 0.0,
-            "best_f1": 0.5,
-            "best_threshold": 0.0,
+            "best_f1": 0.0,
+            "best_threshold": 0.5,
         }
         assert actual.figures["micro_f1"] == pytest.approx(6 / 9)
         assert actual.figures["macro_f1"] == pytest.approx((1 + 1 + 0) / 3)
@@ -400,6 +401,20 @@ class TestAnswers:
             "best_threshold": None,
         }
         assert actual.details["per_class"]["9"]["f1"] is None
+
+    @pytest.mark.parametrize("size", [1.0, 0.0])
+    def test_the_best_threshold_has_the_best_f1(self, size):
+        draw = torch.Generator().manual_seed(0)
+        activation = size * (torch.rand(9, generator=draw) * 3).round() / 3
+        assert (activation == 0).any()
+        present = activation.roll(4) < 0.9
+        best = _best_threshold(activation, present)
+        levels = {0.0, *activation.tolist()}
+        most = max(metrics.f1_score(present, activation > level) for level in levels)
+        assert best["best_f1"] == pytest.approx(most)
+        if size:
+            predicted = activation > best["best_threshold"]
+            assert metrics.f1_score(present, predicted) == pytest.approx(most)
 
     def test_means_over_classes_are_those_of_scikit_learn(self):
         draw = torch.Generator().manual_seed(0)

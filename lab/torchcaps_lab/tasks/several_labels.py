@@ -405,7 +405,7 @@ def _class_figures(predicted: Tensor, present: Tensor) -> dict[str, float | int 
 
 def _best_threshold(activation: Tensor, present: Tensor) -> dict[str, float | None]:
     """The threshold with the highest F1 for a class, and that F1; None if no image has
-    the class.
+    the class, and no threshold if none of its activations is above 0.
 
     Args:
         activation: (N,).
@@ -414,11 +414,13 @@ def _best_threshold(activation: Tensor, present: Tensor) -> dict[str, float | No
     count = int(present.sum())
     if not count:
         return {"best_f1": None, "best_threshold": None}
+    if not (activation > 0).any():
+        return {"best_f1": 0.0, "best_threshold": None}
     scores, order = activation.double().sort(descending=True)
     right = present[order].cumsum(0)
     f1 = 2 * right / (torch.arange(1, len(scores) + 1) + count)
-    # Equal activations are all above a threshold, or none.
-    last = torch.cat([scores.diff() < 0, torch.tensor([True])])
+    # Equal activations are all above a threshold, or none; those of 0 never are.
+    last = torch.cat([scores.diff() < 0, torch.tensor([True])]) & (scores > 0)
     best = int(f1.where(last, -1.0).argmax())
     below = scores[best + 1] if best + 1 < len(scores) else scores.new_tensor(0.0)
     threshold = (scores[best] + below) / 2
