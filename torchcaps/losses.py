@@ -409,10 +409,11 @@ class SpreadLoss(ActivationLoss):
     ============ ===============================================================
     schedule     margin
     ============ ===============================================================
-    ``linear``   from ``start`` to ``end`` over the epochs, and ``end`` after them
-    ``stepped``  ``start``, and 0.1 more each epoch, up to ``end`` ``sigmoid``  ``start
-    + (end + 0.09 - start) sigmoid(min(10, step / period - 4))``, as in the released
-    code ``constant`` ``end``
+    ``linear``   from ``start`` to ``end`` over the epochs, then ``end``
+    ``stepped``  ``start``, and 0.1 more each epoch, up to ``end``
+    ``sigmoid``  ``start + (end + 0.09 - start) sigmoid(min(10, step / period - 4))``,
+                 as in the released code
+    ``constant`` ``end``
     ============ ===============================================================
 
     Args:

@@ -58,8 +58,8 @@ class CapsLinear(CapsuleLayer):
     ============== ============================ ==================================================
     ``full``       :math:`W_{ij}`               I x J x P x D
     ``shared``     :math:`W_j` for all i        J x P x D; any number of children, also varying
-    ``orthogonal`` :math:`W_{ij}^T W_{ij} = 1`  I x J x P x P, as P Householder
-    reflections; P = D
+    ``orthogonal`` :math:`W_{ij}^T W_{ij} = 1`  I x J x P x P, as P Householder reflections;
+                                                P = D
     ``subspace``   one :math:`W` for all        P x D; any number of children
     ============== ============================ ==================================================
 

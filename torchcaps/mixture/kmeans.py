@@ -306,9 +306,8 @@ class SoftKMeans(CentreClustering):
     ============= =================================================== ======================== ==================
     ``euclidean`` :math:`|x - c|^2`                                   mean under R             Euclidean K-Means
     ``inner``     :math:`-\langle x, c / |c| \rangle`                 sum under R              K-Means (Su)
-    ``squashed``  :math:`-\langle x, \operatorname{squash}(c)\rangle` sum under R (no
-                                                                      solution dynamic
-                                                                      (Sabour) of the
+    ``squashed``  :math:`-\langle x, \operatorname{squash}(c)\rangle` sum under R (no         dynamic (Sabour)
+                                                                      solution of the
                                                                       equation above)
     ============= =================================================== ======================== ==================
 
