@@ -306,7 +306,7 @@ class SoftKMeans(CentreClustering):
     ============= =================================================== ======================== ==================
     ``euclidean`` :math:`|x - c|^2`                                   mean under R             Euclidean K-Means
     ``inner``     :math:`-\langle x, c / |c| \rangle`                 sum under R              K-Means (Su)
-    ``squashed``  :math:`-\langle x, \operatorname{squash}(c)\rangle` sum under R (no         dynamic (Sabour)
+    ``squashed``  :math:`-\langle x, \operatorname{squash}(c)\rangle` sum under R (no          dynamic (Sabour)
                                                                       solution of the
                                                                       equation above)
     ============= =================================================== ======================== ==================

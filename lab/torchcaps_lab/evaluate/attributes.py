@@ -141,8 +141,7 @@ def attributes(images: Tensor) -> Tensor:
     ============= ==================================================================================================
     ``slant``     in degrees, how far the figure leans to the right, by the moments of its grey values: see
                   :func:`~torchcaps_lab.evaluate.shape_moments`
-    ``thickness`` in pixels: twice the mean distance from the skeleton of the figure to
-    its edge
+    ``thickness`` in pixels: twice the mean distance from the skeleton of the figure to its edge
     ``aspect``    width of the figure's bounding box over its height
     ``size``      in pixels: the root of that box's area
     ============= ==================================================================================================
