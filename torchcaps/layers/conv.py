@@ -52,8 +52,8 @@ class CapsConvNd(CapsuleLayer):
         routing: any routing, or the name of one. Default: EM routing.
         competition: which of the parents that a child votes for compete for it.
             ``"image"``: all of them (the paper's meaning; ``"grid"`` is the same and
-            reads better for a sequence or a volume). ``"window"``: those of one window
-            (most ports).
+            reads better for a sequence or a volume), which also share it alike at
+            first. ``"window"``: those of one window (most ports).
         pose_norm: how to normalise the parents' poses, a row of the table in
             :class:`~torchcaps.layers.PoseNorm`; None for not at all.
         residual: whether to add the children's poses to the routed ones, before they

@@ -44,10 +44,11 @@ class VariationalBayesRouting(Routing):
 
     from R = 1 / J. :math:`\psi` is the digamma function. The betas start at 0. In a
     convolution :math:`p_{ij}` is normalised over the parents of all windows that see
-    the child, as in the paper, where its competition is the ``"image"``; the sum over j
-    of :math:`\alpha_j` is over the types of one position. All is computed in log space:
-    the authors' code forms :math:`p_{ij}`, which underflows. Runs on all backends; only
-    ``naive`` stores the votes.
+    the child, as in the paper, where its competition is the ``"image"``, but starts at
+    1 / J in each window, as in the authors' code; the sum over j of :math:`\alpha_j` is
+    over the types of one position. All is computed in log space: the authors' code
+    forms :math:`p_{ij}`, which underflows. Runs on all backends; only ``naive`` stores
+    the votes.
 
     Each batch normalisation BN has one mean and one variance for each parent type, over
     the batch, the positions and, for poses, their numbers. In training an example
