@@ -75,6 +75,12 @@ INPUT = {
         "A picture of 28 x 28 pixels that is light on dark is used unchanged, "
         "and so is everything with `--resize pad`."
     ),
+    "nuclei": (
+        "A crop of a fluorescence image with one to eight nuclei, such as 128 x 128 "
+        "pixels of one of 256 x 256. Prepare it as in training: brightness from 0 at "
+        "the darkest pixel to 1 at the brightest, and the square root of that. Its "
+        "aspect ratio is kept, and it is padded with black."
+    ),
     "pad": (
         "An image of any size. Its aspect ratio is kept, and it is padded with black."
     ),
@@ -352,7 +358,8 @@ def said_of_input(options: argparse.Namespace, packed: Classifier) -> str:
         return INPUT["text"].format(longest=words.longest, words=len(words))
     if packed.image_shape[0] not in (1, 3):
         return "Pairs of images, as in the data."
-    return INPUT[options.resize].format(size=options.size)
+    of_data = INPUT.get(data_of(options), INPUT[options.resize])
+    return of_data.format(size=options.size)
 
 
 def figures(last: dict[str, Any]) -> str:
