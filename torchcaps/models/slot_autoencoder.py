@@ -284,8 +284,9 @@ class SlotAutoencoder(SlotNetwork):
         ``target`` changes nothing.
         """
         self._check(images)
-        slots: Capsules = self.slots(self.features_of(images))
-        prediction = self.drawn(slots.pose.to(images.dtype), self.drawn_from(images))
+        ground = self.drawn_from(images)
+        slots: Capsules = self.slots(self.features(images - ground))
+        prediction = self.drawn(slots.pose.to(images.dtype), ground)
         if self.training:
             return prediction
         assert prediction.colours is not None
@@ -298,8 +299,9 @@ class SlotAutoencoder(SlotNetwork):
         """The colour from which differences are drawn, (B, C, 1, 1): the mean of each
         image if the network is ``centred``, and else 0.
         """
-        mean = images.mean((2, 3), keepdim=True)
-        return mean if self.centred else torch.zeros_like(mean)
+        if self.centred:
+            return images.mean((2, 3), keepdim=True)
+        return images.new_zeros(*images.shape[:2], 1, 1)
 
     def drawn(self, pose: Tensor, colour: Tensor) -> Prediction:
         """What slots of these poses, (B, J, dim), draw from a colour (B, C, 1, 1)."""
