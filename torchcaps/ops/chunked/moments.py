@@ -6,92 +6,75 @@ axis, where it is long and contiguous, next to the pose rows: votes (i, J, D, M,
 logits (i, J, B).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchcaps.numerics import positive
-from torchcaps.ops import naive
 from torchcaps.ops.chunked.tiles import columns_of, tile_grid, uncolumns
-from torchcaps.ops.competition import Competition
 from torchcaps.ops.derivatives import Tensors, about_mean, gradients
+from torchcaps.ops.fused.call import (
+    Call,
+    listed,
+    sizes_of,
+    stored_moments,
+    stored_scores,
+)
 from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
 
 
 class Options(NamedTuple):
     """What the functions below need besides tensors."""
 
-    similarity: type[Similarity] | None
     leaky: bool
     hard: bool
     budget: int
 
 
-class Inputs(NamedTuple):
-    """The tensors of one call, or views of them (gradients too); a field that the call
-    does not have is None.
-    """
+def _part(call: Call, rows: slice, columns: slice) -> Call:
+    """The views that belong to one tile."""
+    children, transforms, coordinates, weights, log_partition, _, similarity = call
+    return Call(
+        children[rows, columns],
+        transforms if transforms.shape[0] == 1 else transforms[columns],
+        None if coordinates is None else coordinates[columns],
+        None if weights is None else weights[rows, columns],
+        None if log_partition is None else log_partition[rows, columns],
+        None,
+        tuple(field[rows] for field in similarity),
+    )
 
-    children: Tensor  # [B, I, M, P]
-    transforms: Tensor  # [I or 1, J, P, D]
-    coordinates: Tensor | None  # [I, M * D]
-    weights: Tensor | None  # [B, I]
-    log_partition: Tensor | None  # [B, I]
-    similarity: tuple[Tensor, ...]  # [B, J, M * D] each, and [B, J]
 
-    @classmethod
-    def of(cls, fields: Sequence[Tensor | None]) -> "Inputs":
-        """Make the inputs from a flat sequence."""
-        return cls._make([*fields[:5], tuple(fields[5:])])
-
-    def part(self, rows: slice, columns: slice) -> "Inputs":
-        """The views that belong to one tile."""
-        children, transforms, coordinates, weights, log_partition, similarity = self
-        return Inputs(
-            children[rows, columns],
-            transforms if transforms.shape[0] == 1 else transforms[columns],
-            None if coordinates is None else coordinates[columns],
-            None if weights is None else weights[rows, columns],
-            None if log_partition is None else log_partition[rows, columns],
-            tuple(field[rows] for field in similarity),
-        )
-
-    def grid(self, budget: int) -> Iterator[tuple[slice, slice]]:
-        """The tiles, as slices of (batch rows, children)."""
-        return tile_grid(self.children, self.transforms, budget)
-
-    def split(self, parents: Tensor) -> Tensor:
-        """A field of the parents (B, J, M * D) in the layout of the votes, (J, D, M,
-        B).
-        """
-        M = self.children.shape[2]
-        return columns_of(parents, M).unflatten(-1, (M, -1)).contiguous()
+def _split(call: Call, parents: Tensor) -> Tensor:
+    """A field of the parents (B, J, M * D) in the layout of the votes, (J, D, M, B)."""
+    M = call.children.shape[2]
+    return columns_of(parents, M).unflatten(-1, (M, -1)).contiguous()
 
 
 class Tile:
     """The votes of one tile, and what E- and M-step make of them."""
 
-    def __init__(self, inputs: Inputs, options: Options) -> None:
-        B, i, M, P = inputs.children.shape
-        _, J, _, D = inputs.transforms.shape
-        self.inputs = inputs
+    def __init__(self, call: Call, options: Options) -> None:
+        B, i, M, P = call.children.shape
+        _, J, _, D = call.transforms.shape
+        self.call = call
         self.options = options
-        self.children = inputs.children.permute(1, 3, 2, 0).reshape(i, P, M * B)
-        self.transforms = inputs.transforms.transpose(2, 3).reshape(-1, J * D, P)
+        self.children = call.children.permute(1, 3, 2, 0).reshape(i, P, M * B)
+        self.transforms = call.transforms.transpose(2, 3).reshape(-1, J * D, P)
         votes = torch.matmul(self.transforms, self.children).view(i, J, D, M, B)
-        if inputs.coordinates is not None:
-            votes += inputs.coordinates.view(i, M, D).mT[:, None, :, :, None]
+        if call.coordinates is not None:
+            votes += call.coordinates.view(i, M, D).mT[:, None, :, :, None]
         self.votes = votes
         self.similarity: Similarity | None = None
-        if options.similarity is InnerProduct:
-            self.similarity = InnerProduct(inputs.split(inputs.similarity[0]))
-        elif options.similarity is Gaussian:
-            mean, precision, log_weight = inputs.similarity
-            self.similarity = Gaussian(
-                inputs.split(mean), inputs.split(precision), log_weight.T
-            )
+        match call.similarity:
+            case (alpha,):
+                self.similarity = InnerProduct(_split(call, alpha))
+            case mean, precision, log_weight:
+                self.similarity = Gaussian(
+                    _split(call, mean), _split(call, precision), log_weight.T
+                )
 
     def logits(self) -> Tensor:
         """``l_ij``, (i, J, B)."""
@@ -120,22 +103,22 @@ class Tile:
             return torch.zeros_like(logits).scatter(
                 1, logits.argmax(1, keepdim=True), 1.0
             )
-        if self.inputs.log_partition is not None:
-            return (logits - self.inputs.log_partition.T[:, None]).exp()
+        if self.call.log_partition is not None:
+            return (logits - self.call.log_partition.T[:, None]).exp()
         if self.options.leaky:
             return (logits - self.partition(logits)[:, None]).exp()
         return logits.softmax(1)
 
     def weighted(self, assignment: Tensor) -> Tensor:
         """``a_i R_ij``, (i, J, B)."""
-        weights = self.inputs.weights
+        weights = self.call.weights
         return assignment if weights is None else assignment * weights.T[:, None]
 
     def logits_backward(
         self,
         grad_logits: Tensor,
         grad_votes: Tensor,
-        grads: Inputs,
+        grads: Call,
     ) -> None:
         """Adds what the logits pass on to the gradients of the similarity, and to that
         of the votes.
@@ -159,12 +142,12 @@ class Tile:
                 grads.similarity[2].add_(grad_logits.sum(0).T)
                 grad_votes -= slope
 
-    def votes_backward(self, grad_votes: Tensor, grads: Inputs) -> None:
+    def votes_backward(self, grad_votes: Tensor, grads: Call) -> None:
         """Adds what the votes pass on to the gradients of children, transforms and
         coordinates.
         """
-        B, i, M, P = self.inputs.children.shape
-        _, J, _, D = self.inputs.transforms.shape
+        B, i, M, P = self.call.children.shape
+        _, J, _, D = self.call.transforms.shape
         flat = grad_votes.reshape(i, J * D, M * B)
         grads.children.add_(
             torch.matmul(self.transforms.mT, flat).view(i, P, M, B).permute(3, 0, 2, 1)
@@ -192,17 +175,16 @@ class ChunkedMoments(torch.autograd.Function):
         ctx: Any, options: Options, scatter: bool, *tensors: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Mass (B, J), sum and scatter (B, J, M * D)."""
-        inputs = Inputs.of(tensors)
-        B, _, M, _ = inputs.children.shape
-        _, J, _, D = inputs.transforms.shape
-        mass = inputs.children.new_empty(B, J)
-        total = inputs.children.new_empty(B, J, M * D)
+        call = Call.of(tensors, None)
+        B, _, J, M, _, D = sizes_of(call)
+        mass = call.children.new_empty(B, J)
+        total = call.children.new_empty(B, J, M * D)
         if scatter:
             second = torch.empty_like(total)
             remainder = torch.empty_like(total)
         else:
             second, remainder = (None, None)
-        for rows, tiles in _by_rows(inputs, options):
+        for rows, tiles in _by_rows(call, options):
             sums = _scattered(tiles) if scatter else _summed(tiles)
             mass[rows] = sums[0].T
             for field, part in zip((total, second, remainder), sums[1:], strict=False):
@@ -231,11 +213,9 @@ class ChunkedMoments(torch.autograd.Function):
             )
 
         def function(*tensors: Tensor | None) -> Tensors:
-            inputs = Inputs.of(tensors)
-            votes, similarity = _stored(inputs, options)
-            competition = Competition(leaky=options.leaky, hard=options.hard)
-            fields = inputs.weights, competition, inputs.log_partition
-            return votes.moments(similarity, *fields, grad_scatter is not None)
+            call = Call.of(tensors, None)
+            scatter = grad_scatter is not None
+            return stored_moments(call, options.leaky, options.hard, scatter)
 
         return (
             None,
@@ -255,11 +235,10 @@ class ChunkedScores(torch.autograd.Function):
         ctx.options = options
         ctx.reduced = reduced
         ctx.save_for_backward(*tensors)
-        inputs = Inputs.of(tensors)
-        parents = () if reduced else (inputs.transforms.shape[1],)
-        scores = inputs.children.new_empty(*inputs.children.shape[:2], *parents)
-        for rows, columns in inputs.grid(options.budget):
-            tile = Tile(inputs.part(rows, columns), options)
+        call = Call.of(tensors, None)
+        scores = call.children.new_empty(sizes_of(call)[: 2 if reduced else 3])
+        for rows, columns in _grid(call, options):
+            tile = Tile(_part(call, rows, columns), options)
             logits = tile.logits()
             if reduced:
                 scores[rows, columns] = tile.partition(logits).T
@@ -277,26 +256,9 @@ class ChunkedScores(torch.autograd.Function):
             return _scores_backward(tensors, upstream[0], options, reduced)
 
         def function(*tensors: Tensor | None) -> Tensors:
-            votes, similarity = _stored(Inputs.of(tensors), options)
-            return (
-                votes.log_partition(similarity, options.leaky)
-                if reduced
-                else votes.logits(similarity),
-            )
+            return stored_scores(Call.of(tensors, None), options.leaky, reduced)
 
         return None, None, *gradients(work, function, ctx.saved_tensors, (grad,))
-
-
-def _stored(
-    inputs: Inputs, options: Options
-) -> tuple[naive.NaiveVotes, Similarity | None]:
-    """The votes of a call, stored, and what they are compared with."""
-    if options.similarity is None:
-        similarity = None
-    else:
-        similarity = options.similarity(*inputs.similarity)
-    votes = naive.NaiveVotes(inputs.children, inputs.transforms, inputs.coordinates)
-    return votes, similarity
 
 
 def _moments_backward(tensors: Tensors, upstream: Any, options: Options) -> Tensors:
@@ -304,16 +266,17 @@ def _moments_backward(tensors: Tensors, upstream: Any, options: Options) -> Tens
     scatter.
     """
     mean, grad_mass, grad_sum, grad_scatter = upstream
-    inputs, grads, flat = _empty_gradients(tensors)
-    for rows, columns in inputs.grid(options.budget):
-        part = inputs.part(rows, columns)
-        out = grads.part(rows, columns)
+    call = Call.of(tensors, None)
+    grads = call.gradients()
+    for rows, columns in _grid(call, options):
+        part = _part(call, rows, columns)
+        out = _part(grads, rows, columns)
         tile = Tile(part, options)
-        grad_votes = part.split(grad_sum[rows]).expand_as(tile.votes)
+        grad_votes = _split(part, grad_sum[rows]).expand_as(tile.votes)
         worth = (tile.votes * grad_votes).sum((2, 3)) + grad_mass[rows].T
         if grad_scatter is not None:
-            slope = part.split(grad_scatter[rows])
-            deviation = tile.votes - part.split(mean[rows])
+            slope = _split(part, grad_scatter[rows])
+            deviation = tile.votes - _split(part, mean[rows])
             worth += (deviation.square() * slope).sum((2, 3))
             grad_votes = torch.addcmul(grad_votes, deviation, slope, value=2)
         assignment = tile.assignment()
@@ -328,7 +291,7 @@ def _moments_backward(tensors: Tensors, upstream: Any, options: Options) -> Tens
         if not options.hard:
             tile.logits_backward(flow, grad_votes, out)
         tile.votes_backward(grad_votes, out)
-    return flat
+    return listed(grads)
 
 
 def _scores_backward(
@@ -338,10 +301,11 @@ def _scores_backward(
     reduced: bool,
 ) -> Tensors:
     """The gradients of the tensors, from that of the logits, or of their normaliser."""
-    inputs, grads, flat = _empty_gradients(tensors)
-    for rows, columns in inputs.grid(options.budget):
-        out = grads.part(rows, columns)
-        tile = Tile(inputs.part(rows, columns), options)
+    call = Call.of(tensors, None)
+    grads = call.gradients()
+    for rows, columns in _grid(call, options):
+        out = _part(grads, rows, columns)
+        tile = Tile(_part(call, rows, columns), options)
         if reduced:
             logits = tile.logits()
             flow = (logits - tile.partition(logits)[:, None]).exp() * grad[
@@ -352,24 +316,21 @@ def _scores_backward(
         grad_votes = torch.zeros_like(tile.votes)
         tile.logits_backward(flow, grad_votes, out)
         tile.votes_backward(grad_votes, out)
-    return flat
+    return listed(grads)
 
 
-def _by_rows(
-    inputs: Inputs, options: Options
-) -> Iterator[tuple[slice, Iterator[Tile]]]:
+def _grid(call: Call, options: Options) -> Iterator[tuple[slice, slice]]:
+    """The tiles, as slices of (batch rows, children)."""
+    return tile_grid(call.children, call.transforms, options.budget)
+
+
+def _by_rows(call: Call, options: Options) -> Iterator[tuple[slice, Iterator[Tile]]]:
     """For each slice of the batch, its tiles."""
-    grid = list(inputs.grid(options.budget))
+    grid = list(_grid(call, options))
     for start, stop in dict.fromkeys((rows.start, rows.stop) for rows, _ in grid):
         rows = slice(start, stop)
-        yield (
-            rows,
-            (
-                Tile(inputs.part(rows, columns), options)
-                for r, columns in grid
-                if r == rows
-            ),
-        )
+        mine = (columns for others, columns in grid if others == rows)
+        yield rows, (Tile(_part(call, rows, columns), options) for columns in mine)
 
 
 def _summed(tiles: Iterator[Tile]) -> tuple[Tensor, Tensor]:
@@ -417,11 +378,3 @@ def _scattered(tiles: Iterator[Tile]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         scatter,
         mean - (total / positive(mass) - shift),
     )
-
-
-def _empty_gradients(
-    tensors: Sequence[Tensor | None],
-) -> tuple[Inputs, Inputs, list[Tensor | None]]:
-    """The inputs, and zeros for their gradients, as fields and in a flat list."""
-    flat = [None if tensor is None else torch.zeros_like(tensor) for tensor in tensors]
-    return Inputs.of(tensors), Inputs.of(flat), flat

@@ -83,12 +83,7 @@ class ChunkedVotes(VoteSource):
             return uniform_moments(
                 self.children, self.transforms, weights, leaky, log_partition
             )
-        options = Options(
-            None if similarity is None else type(similarity),
-            leaky,
-            hard,
-            self.budget,
-        )
+        options = Options(leaky, hard, self.budget)
         fields = (
             self.children,
             self.transforms,
@@ -136,7 +131,7 @@ class ChunkedVotes(VoteSource):
         reduced: bool,
         leaky: bool = False,
     ) -> Tensor:
-        options = Options(type(similarity), leaky, hard=False, budget=self.budget)
+        options = Options(leaky, hard=False, budget=self.budget)
         fields = (self.children, self.transforms, self.coordinates, None, None)
         return ChunkedScores.apply(options, reduced, *fields, *similarity.tensors)
 
