@@ -3,12 +3,12 @@ arguments.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import lru_cache, reduce, wraps
 from numbers import Integral
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from torchcaps.spec import Size as Size
 from torchcaps.spec import Within
 
 Choice = TypeVar("Choice", bound=str)
+Arguments = ParamSpec("Arguments")
 
 LEAST_FLOOR = torch.finfo(torch.float32).tiny ** 0.5
 """The least floor of variances, 1.1e-19: routing computes in float32 at least, and 1 /
@@ -280,6 +281,28 @@ def can_be_kept() -> bool:
         or torch._C._len_torch_dispatch_stack()
         or transformed()
     )
+
+
+def kept_tensor(make: Callable[Arguments, Tensor]) -> Callable[Arguments, Tensor]:
+    """Function decorator: keeps the tensor that a function makes, if it
+    :func:`can_be_kept`, for later calls with the same arguments. They must not write
+    to it.
+    """
+
+    @wraps(make)
+    def made(*arguments: Arguments.args, **named: Arguments.kwargs) -> Tensor:
+        if can_be_kept():
+            return _kept(make, *arguments, **named)
+        return make(*arguments, **named)
+
+    return made
+
+
+@lru_cache(maxsize=256)
+def _kept(make: Callable[..., Tensor], *arguments: Any, **named: Any) -> Tensor:
+    # A later call may need gradients.
+    with torch.inference_mode(False):
+        return make(*arguments, **named)
 
 
 def needs_plain_ops() -> bool:

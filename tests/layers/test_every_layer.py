@@ -2,6 +2,7 @@
 hold is told.
 """
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -23,7 +24,8 @@ from torchcaps import (
     list_routings,
 )
 from torchcaps.layers import LocalCaps
-from torchcaps.ops.windows import _kept_children
+from torchcaps.numerics import kept_tensor
+from torchcaps.ops import Windows
 from torchcaps.routing import DynamicRouting, EMRouting, Routed, Routing
 from torchcaps.testing import check_layer
 from torchcaps.testing.layers import CHECKS
@@ -135,12 +137,13 @@ def test_every_layer_with_every_routing(
     check_layer(make(make_routing(routing)), capsules(*sites, pose=pose))
 
 
-def test_inference_after_a_transform() -> None:
+def test_inference_after_a_transform(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept of windows is no tensor of a transform that is over."""
+    anew = kept_tensor(partial(inspect.unwrap(Windows.children)))
+    monkeypatch.setattr(Windows, "children", anew)
     make, sites, pose = LAYERS["window"]
     layer = make(make_routing("em")).double()
     children = capsules(*sites, pose=pose)
-    _kept_children.cache_clear()
     torch.func.grad(lambda pose: layer(Capsules(pose, children.activation)).pose.sum())(
         children.pose
     )

@@ -3,7 +3,6 @@ added to the votes.
 """
 
 import math
-from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -22,10 +21,10 @@ from torchcaps.layers.pose import (
 )
 from torchcaps.layers.pose_norm import PoseMagnitude
 from torchcaps.numerics import (
-    can_be_kept,
     check_finite,
     check_size,
     compute_dtype,
+    kept_tensor,
 )
 from torchcaps.ops import Votes
 from torchcaps.ops.plan import known_backend
@@ -78,6 +77,7 @@ def coordinate_addition(
     return field
 
 
+@kept_tensor
 def _places(
     sizes: tuple[int, ...],
     scale: float,
@@ -87,18 +87,6 @@ def _places(
     """The coordinates of all places of a map, (N, axes), from (*grid, axes)."""
     field = coordinate_addition(*sizes, scale=scale, dtype=dtype, device=device)
     return field.flatten(0, -2)
-
-
-@lru_cache(maxsize=64)
-def _kept_places(
-    sizes: tuple[int, ...],
-    scale: float,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Tensor:
-    # A later call may need gradients.
-    with torch.inference_mode(False):
-        return _places(sizes, scale, dtype, device)
 
 
 class ClassCaps(CapsuleLayer):
@@ -240,8 +228,7 @@ class ClassCaps(CapsuleLayer):
 
     def _offsets(self, children: Capsules, mask: Tensor | None) -> Tensor:
         """What is added to the first numbers of all votes of each place, (N, axes)."""
-        places = _kept_places if can_be_kept() else _places
-        field = places(
+        field = _places(
             (*children.activation.shape[1:-1], self.axes),
             self.coordinate_scale,
             compute_dtype(children.pose, self.weight),

@@ -120,8 +120,8 @@ class EvidentVotes(Votes):
 
     def evidence(self) -> Tensor:
         """The evidence ``e_ij`` of all pairs, (B, I, J)."""
-        weight = self._of_each(self.weight)
-        bias = self._of_each(self.bias)
+        weight = self._of_each(self.weight.to(self._dtype))
+        bias = self._of_each(self.bias.to(self._dtype))
         with full_precision(self.children):
             poses = self.gather(self.poses).flatten(2).to(self._dtype)
             if len(weight) == 1:
@@ -214,15 +214,6 @@ class EvidentVotes(Votes):
     def _dtype(self) -> torch.dtype:
         return compute_dtype(self.children, self.transforms, self.weight)
 
-    def _of_each(self, field: Tensor) -> Tensor:
-        """What kinds of children have, (T, ...), for each child, (I, ...); as it is if
-        all share it.
-        """
-        field = field.to(self._dtype)
-        if len(field) == 1:
-            return field
-        return field.repeat(self.shape[1] // len(field), *[1] * (field.ndim - 1))
-
     def _with_evidence(
         self, similarity: Similarity | None
     ) -> tuple[Votes, Similarity | None]:
@@ -270,15 +261,14 @@ class EvidentVotes(Votes):
         N, G, M, _ = children.shape
         distinct, _, P, D = transforms.shape
         dtype = self._dtype
-        rows = (
-            self._of_each(self.weight).unflatten(-1, (M, -1)).mT
-        )  # [T, J, P, M]: a column for each row of a pose
-        beside = functional.pad(
-            rows, (0, 0, 0, P - rows.shape[2])
-        )  # 0 for numbers that carry biases of the votes
-        constant = functional.pad(
-            self._of_each(self.bias)[..., None, None], (0, M - 1)
-        )  # [T, J, 1, M]
+        weight = self._of_each(self.weight.to(dtype))
+        bias = self._of_each(self.bias.to(dtype))
+        # [T, J, P, M]: a column for each row of a pose.
+        rows = weight.unflatten(-1, (M, -1)).mT
+        # 0 for numbers that carry biases of the votes.
+        beside = functional.pad(rows, (0, 0, 0, P - rows.shape[2]))
+        # [T, J, 1, M]
+        constant = functional.pad(bias[..., None, None], (0, M - 1))
         evidence = torch.cat([beside, constant], dim=2).repeat(1, 1, 1, copies)
         transforms = functional.pad(transforms.to(dtype), (0, 0, 0, 1))
         I = max(distinct, len(evidence))

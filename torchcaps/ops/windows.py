@@ -5,12 +5,11 @@ axes.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 
-from torchcaps.numerics import can_be_kept, check_series, check_sizes
+from torchcaps.numerics import check_series, check_sizes, kept_tensor
 
 
 @dataclass(frozen=True)
@@ -117,6 +116,7 @@ class Windows:
             sites = sites.flatten(2).flatten(0, 1)
         return sites
 
+    @kept_tensor
     def children(self, types: int, device: torch.device) -> Tensor:
         """The flat places of the children of each window on the grid of :meth:`pad`,
         int32 (windows, places * C).
@@ -124,10 +124,12 @@ class Windows:
         The tensor is kept for the next call with the same windows: it must not be
         written to.
         """
-        if can_be_kept():
-            return _kept_children(self, types, device)
-        return self._children(types, device)
+        sites = self.sites(device)[:, :, None] * types + torch.arange(
+            types, device=device
+        )
+        return sites.flatten(1).to(torch.int32)
 
+    @kept_tensor
     def seen(self, types: int, device: torch.device) -> Tensor:
         """Where each child of the grid of :meth:`pad` is in :meth:`children`, flattened,
         int32 (G, places of a window); -1 where no window has it at that place.
@@ -135,11 +137,6 @@ class Windows:
         The tensor is kept for the next call with the same windows: it must not be
         written to.
         """
-        if can_be_kept():
-            return _kept_seen(self, types, device)
-        return self._seen(types, device)
-
-    def _seen(self, types: int, device: torch.device) -> Tensor:
         window = torch.zeros(1, 1, dtype=torch.int64, device=device)
         place = window
         inside = window == 0
@@ -156,12 +153,6 @@ class Windows:
         flat = (window * math.prod(self.kernel) + place)[:, None] * types
         flat = flat + torch.arange(types, device=device)[:, None]
         return torch.where(inside[:, None], flat, -1).flatten(0, 1).to(torch.int32)
-
-    def _children(self, types: int, device: torch.device) -> Tensor:
-        sites = self.sites(device)[:, :, None] * types + torch.arange(
-            types, device=device
-        )
-        return sites.flatten(1).to(torch.int32)
 
     def pad(self, field: Tensor) -> Tensor:
         """All children on one axis, those of the padding too, 0 or False: (N, *size, C,
@@ -184,21 +175,8 @@ def in_windows(field: Tensor, sites: Tensor | None) -> Tensor:
     )
 
 
-@lru_cache(maxsize=64)
-def _kept_children(windows: Windows, types: int, device: torch.device) -> Tensor:
-    # A later call may need gradients.
-    with torch.inference_mode(False):
-        return windows._children(types, device)
-
-
 def _times(sizes: tuple[int, ...]) -> str:
     return "x".join(map(str, sizes))
-
-
-@lru_cache(maxsize=64)
-def _kept_seen(windows: Windows, types: int, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):
-        return windows._seen(types, device)
 
 
 def _outer(
