@@ -282,7 +282,7 @@ class TestPoseInput:
             create_model("capsnet_digits", pose_noise=-0.1)
         with pytest.raises(ValueError, match=r"^kind must be one of .* got 'class'"):
             PoseInput(3, 4, "class")
-        with pytest.raises(ValueError, match=r"^noise must be finite, got None"):
+        with pytest.raises(ValueError, match=r"^noise must be a number, got None"):
             PoseInput(3, 4, noise=None)
 
     @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from torchcaps.layers.decoder import (
     FullyConnectedDecoder,
     PoseInput,
     mask_capsules,
-    told,
 )
 from torchcaps.layers.fixed_point import (
     ImplicitActivation,

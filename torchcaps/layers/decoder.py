@@ -1,9 +1,8 @@
 """From class capsules back to an image."""
 
 import math
-from collections.abc import Callable
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,11 +10,9 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules, from_pair
 from torchcaps.numerics import (
     AnySizes,
+    NotNegative,
     Size,
     Sizes,
-    check_choice,
-    check_finite,
-    check_size,
     class_mask,
     compute_dtype,
     real_dtype,
@@ -97,6 +94,7 @@ class FullyConnectedDecoder(SuggestsNames, nn.Module):
         return self.layers(poses.flatten(1)).unflatten(1, self.image_shape)
 
 
+@settings
 class PoseInput(SuggestsNames, nn.Module):
     r"""What a decoder is told of the class that it draws.
 
@@ -144,32 +142,24 @@ class PoseInput(SuggestsNames, nn.Module):
         torch.Size([2, 26])
     """
 
-    mean: Tensor
-    deviation: Tensor
-    updates: Tensor
+    classes: Size
+    size: Size
+    kind: DecoderInput = "masked"
+    noise: NotNegative = 0.0
 
-    def __init__(
-        self,
-        classes: int,
-        size: int,
-        kind: DecoderInput = "masked",
-        noise: float = 0.0,
-    ) -> None:
-        super().__init__()
-        check_size(classes=classes, size=size)
-        check_choice("kind", kind, get_args(DecoderInput))
-        check_finite(0, noise=noise)
-        self.kind = kind
-        self.noise = noise
+    def __post_init__(self) -> None:
+        self.mean: Tensor
+        self.deviation: Tensor
+        self.updates: Tensor
         self.out_features = {
-            "masked": classes * size,
-            "pose": size,
-            "pose_and_class": size + classes,
-        }[kind]
-        if kind == "pose_and_class":
-            self.register_buffer("mean", torch.zeros(classes, size))
-            self.register_buffer("deviation", torch.ones(classes, size))
-            self.register_buffer("updates", torch.zeros(classes))
+            "masked": self.classes * self.size,
+            "pose": self.size,
+            "pose_and_class": self.size + self.classes,
+        }[self.kind]
+        if self.kind == "pose_and_class":
+            self.register_buffer("mean", torch.zeros(self.classes, self.size))
+            self.register_buffer("deviation", torch.ones(self.classes, self.size))
+            self.register_buffer("updates", torch.zeros(self.classes))
 
     def forward(self, poses: Tensor, chosen: Tensor | None = None) -> Tensor:
         """The input of the decoder, (B, numbers).
@@ -252,30 +242,3 @@ class ToldDecoder(nn.Sequential):
         """Decodes masked poses, see :meth:`PoseInput.forward`."""
         as_input, decoder = self
         return decoder(as_input(poses, chosen))
-
-
-def told(
-    kind: DecoderInput,
-    noise: float,
-    classes: int,
-    size: int,
-    make: Callable[[int], nn.Module],
-) -> nn.Module:
-    """A decoder of masked poses, behind a :class:`PoseInput` if it needs one.
-
-    Args:
-        kind: the kind of :class:`PoseInput`; networks call it ``decoder_input``.
-        noise: the noise of :class:`PoseInput`; networks call it ``pose_noise``.
-        classes: J.
-        size: H, the numbers of one pose.
-        make: from ``in_features`` to a decoder.
-
-    Raises:
-        ValueError: if there is no such kind, or the noise is negative or not finite;
-            names them as networks do.
-    """
-    check_choice("decoder_input", kind, get_args(DecoderInput))
-    check_finite(0, pose_noise=noise)
-    as_input = PoseInput(classes, size, kind, noise)
-    decoder = make(as_input.out_features)
-    return decoder if kind == "masked" and not noise else ToldDecoder(as_input, decoder)

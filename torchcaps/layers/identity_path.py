@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, from_pair
-from torchcaps.numerics import check_size, compute_dtype, full_precision
+from torchcaps.numerics import Size, compute_dtype, full_precision
 from torchcaps.ops import Windows
-from torchcaps.spec import SuggestsNames
+from torchcaps.spec import SuggestsNames, settings
 
 
+@settings
 class IdentityPath(SuggestsNames, nn.Module):
     r"""What a convolution adds to the routed poses of its parents: the poses of their
     children, untransformed.
@@ -52,16 +53,15 @@ class IdentityPath(SuggestsNames, nn.Module):
         torch.Size([2, 6, 6, 16, 4, 4])
     """
 
-    def __init__(self, in_types: int, out_types: int) -> None:
-        super().__init__()
-        check_size(in_types=in_types, out_types=out_types)
-        self.in_types = in_types
-        self.out_types = out_types
+    in_types: Size
+    out_types: Size
+
+    def __post_init__(self) -> None:
         self.mix = None
-        if in_types != out_types:
-            self.mix = nn.Parameter(torch.empty(in_types, out_types))
+        if self.in_types != self.out_types:
+            self.mix = nn.Parameter(torch.empty(self.in_types, self.out_types))
             # Keeps the deviation of a pose on average.
-            nn.init.normal_(self.mix, std=1 / math.sqrt(in_types))
+            nn.init.normal_(self.mix, std=1 / math.sqrt(self.in_types))
 
     def forward(self, children: Capsules, windows: Windows) -> Tensor:
         """What is added to the parents' poses, (B, *grid', out_types, *pose), float32

@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from torchcaps.capsules import CapsuleLayer, Capsules, from_pair
 from torchcaps.layers.initial import FirstBatchLinear
 from torchcaps.layers.pose import present
-from torchcaps.numerics import check_size, dtype_of
+from torchcaps.numerics import Size, check_size, dtype_of
 from torchcaps.ops import Votes
 from torchcaps.routing import LayerShape, Routed, Routing, SlotAttentionRouting
 from torchcaps.routing.base import as_capsules, routing_of
-from torchcaps.spec import SuggestsNames, shown
+from torchcaps.spec import SuggestsNames, settings, shown
 
 
+@settings
 class PositionCode(SuggestsNames, nn.Module):
     r"""Adds to each place of a map a linear map of where it is.
 
@@ -43,11 +44,10 @@ class PositionCode(SuggestsNames, nn.Module):
         torch.Size([2, 32, 7, 9])
     """
 
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        check_size(channels=channels)
-        self.channels = channels
-        self.linear = nn.Linear(4, channels)
+    channels: Size
+
+    def __post_init__(self) -> None:
+        self.linear = nn.Linear(4, self.channels)
 
     def forward(self, maps: Tensor) -> Tensor:
         """The maps with their code."""

@@ -7,10 +7,11 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, exportable
 from torchcaps.layers.linear import CapsLinear
-from torchcaps.numerics import check_finite, check_size
+from torchcaps.numerics import NotNegative, Positive, Size
 from torchcaps.ops import InnerProduct, Votes
 from torchcaps.routing import DynamicRouting, Routed
-from torchcaps.spec import SuggestsNames
+from torchcaps.routing.base import Steps
+from torchcaps.spec import SuggestsNames, argument, settings
 from torchcaps.squashing import SquashKind, length, squash
 
 
@@ -54,6 +55,7 @@ class _Slots(CapsLinear):
         return self.parents(routed, words)
 
 
+@settings
 class SlotCaps(SuggestsNames, nn.Module):
     r"""Route each word to its slot, and slots to intents, which influence the slots
     again.
@@ -105,39 +107,35 @@ class SlotCaps(SuggestsNames, nn.Module):
         (torch.Size([2, 7, 9]), torch.Size([2, 3]))
     """
 
-    def __init__(
-        self,
-        features: int,
-        slots: int,
-        intents: int,
-        *,
-        pose_dim: int = 16,
-        intent_dim: int = 16,
-        steps: int = 2,
-        pull: float = 0.1,
-        squash: SquashKind = "tanh",
-        init_std: float = 0.3,
-    ) -> None:
-        super().__init__()
-        check_size(
-            features=features,
-            slots=slots,
-            intents=intents,
-            pose_dim=pose_dim,
-            intent_dim=intent_dim,
-        )
-        check_finite(0, pull=pull)
-        self.steps = steps
-        self.pull = pull
-        self.squash = squash
-        routing = DynamicRouting(steps=steps, squash=squash)
+    features: Size
+    slots: Size
+    intents: Size
+    pose_dim: Size = argument(default=16, kw_only=True)
+    intent_dim: Size = argument(default=16, kw_only=True)
+    steps: Steps = argument(default=2, kw_only=True)
+    pull: NotNegative = argument(default=0.1, kw_only=True)
+    squash: SquashKind = argument(default="tanh", kw_only=True)
+    init_std: Positive = argument(default=0.3, kw_only=True)
+
+    def __post_init__(self) -> None:
         self.slot_caps = _Slots(
-            None, slots, features, pose_dim, transforms="shared", init_std=init_std
+            None,
+            self.slots,
+            self.features,
+            self.pose_dim,
+            transforms="shared",
+            init_std=self.init_std,
         )
         self.intent_caps = CapsLinear(
-            slots, intents, pose_dim, intent_dim, routing=routing
+            self.slots,
+            self.intents,
+            self.pose_dim,
+            self.intent_dim,
+            routing=DynamicRouting(steps=self.steps, squash=self.squash),
         )
-        self.down = nn.Linear(intent_dim, pose_dim, bias=False) if pull else None
+        self.down: nn.Linear | None = None
+        if self.pull:
+            self.down = nn.Linear(self.intent_dim, self.pose_dim, bias=False)
 
     def forward(self, words: Tensor, there: Tensor | None = None) -> SlotAnswer:
         """Return the slots of words and the intents of sentences; masked words may hold

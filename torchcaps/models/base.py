@@ -17,7 +17,6 @@ from torchcaps.layers import (
     ClassCaps,
     PoseInput,
     mask_capsules,
-    told,
 )
 from torchcaps.layers.decoder import DecoderInput, ToldDecoder, chosen_classes
 from torchcaps.models.differences import outlined, take_differences
@@ -439,13 +438,13 @@ class CapsuleClassifier(CapsuleNetwork, ImageClassifier):
         """
         if widths is None:
             return None
-        return told(
-            self.decoder_input,
-            self.pose_noise,
-            self.classes,
-            self.pose_dim,
-            lambda numbers: kind(numbers, self.image_shape, widths),
+        told = PoseInput(
+            self.classes, self.pose_dim, self.decoder_input, self.pose_noise
         )
+        decoder = kind(told.out_features, self.image_shape, widths)
+        if self.decoder_input == "masked" and not self.pose_noise:
+            return decoder
+        return ToldDecoder(told, decoder)
 
     @property
     def told(self) -> DecoderInput | None:
