@@ -278,14 +278,16 @@ def test_wrong_arguments() -> None:
     points = np.zeros((5, 2))
     with pytest.raises(
         ValueError,
-        match=r"metric must be one of \['euclidean', 'inner'\], got 'squashed'",
+        match="metric must be one of 'euclidean', 'inner', got 'squashed'",
     ):
         KMeans(2, metric="squashed").fit(points)
-    with pytest.raises(ValueError, match="sharpness must be more than 0, got 0"):
+    with pytest.raises(ValueError, match="sharpness must be above 0 .*, got 0"):
         SoftKMeans(2, sharpness=0).fit(points)
     with pytest.raises(ValueError, match="n_clusters must be at least 1, got 0"):
         KMeans(0).fit(points)
-    with pytest.raises(TypeError, match=r"n_clusters must be an integer, got 2\.0"):
+    with pytest.raises(
+        ValueError, match=r"n_clusters must be a whole number, got 2\.0"
+    ):
         KMeans(2.0).fit(points)
     with pytest.raises(
         ValueError, match=r"init must have shape \(2, 2\), got \(3, 2\)"
@@ -295,7 +297,7 @@ def test_wrong_arguments() -> None:
         KMeans(2, init="first").fit(points)
     with pytest.raises(ValueError, match="max_iter must be at least 1, got 0"):
         KMeans(2, max_iter=0).fit(points)
-    with pytest.raises(ValueError, match="tol must be at least 0, got nan"):
+    with pytest.raises(ValueError, match="tol must be finite, got nan"):
         KMeans(2, tol=float("nan")).fit(points)
     with pytest.raises(
         ValueError, match=r"sample_weight must have shape \(5,\), got \(4,\)"

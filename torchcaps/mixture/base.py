@@ -5,7 +5,6 @@ until convergence.
 import math
 import warnings
 from abc import ABC, abstractmethod
-from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from torchcaps.numerics import positive, resolution
 from torchcaps.ops import Competition, Moments, Similarity, Votes
-from torchcaps.spec import SuggestsNames
+from torchcaps.spec import SuggestsNames, check_fields
 
 Array = NDArray[Any]
 
@@ -196,7 +195,7 @@ class Clustering(SuggestsNames, BaseEstimator, ABC):
 
     @abstractmethod
     def _clusters(self) -> int:
-        """How many clusters are asked for, checked."""
+        """How many clusters are asked for."""
 
     @abstractmethod
     def _start(self, points: Tensor, weights: Tensor | None, chance: Any) -> Any:
@@ -226,7 +225,13 @@ class Clustering(SuggestsNames, BaseEstimator, ABC):
         """The points as votes, and their similarity to the clusters."""
 
     @abstractmethod
-    def _store(self, state: Any, objectives: list[float]) -> None:
+    def _store(
+        self,
+        points: Tensor,
+        weights: Tensor | None,
+        state: Any,
+        objectives: list[float],
+    ) -> None:
         """Sets the fitted attributes."""
 
     @abstractmethod
@@ -264,9 +269,7 @@ class Clustering(SuggestsNames, BaseEstimator, ABC):
                 fewer distinct points than clusters, a cluster is the most probable of
                 no point, or two clusters take the same share of every point.
         """
-        check_number("max_iter", self.max_iter, 1, integral=True)
-        check_number("tol", self.tol, 0)
-        check_number("n_init", self.n_init, 1, integral=True)
+        check_fields(self)
         clusters = self._clusters()
         points = numbers_of(self._validated(X, reset=True))
         if len(points) < clusters:
@@ -281,7 +284,7 @@ class Clustering(SuggestsNames, BaseEstimator, ABC):
         run = max(runs, key=lambda run: run.objectives[-1])
         self.history_ = [self._export(state) for state in run.states]
         self.n_iter_ = len(run.objectives)
-        self._store(run.states[-1], run.objectives)
+        self._store(points, weights, run.states[-1], run.objectives)
         assignment = self._assignment(points, run.states[-1])
         self.labels_ = assignment.argmax(-1).numpy()
         trouble = "" if run.settled else _UNSETTLED.format(self.max_iter)
@@ -421,33 +424,6 @@ def check_weights(weights: ArrayLike | None, points: Tensor) -> Tensor | None:
     return checked
 
 
-def check_number(
-    name: str,
-    value: Any,
-    low: float,
-    *,
-    integral: bool = False,
-    open_low: bool = False,
-) -> None:
-    """Checks that a setting is a number in its range.
-
-    Raises:
-        TypeError: if it is not a number, or not an integer where one is asked for.
-        ValueError: if it is too small.
-    """
-    if not isinstance(value, Integral if integral else Real) or isinstance(value, bool):
-        raise TypeError(
-            f"{name} must be {'an integer' if integral else 'a number'}, got {value!r}"
-        )
-    number = float(value)
-    # Written so that NaN is refused, too.
-    if not (number > low if open_low else number >= low):
-        raise ValueError(
-            f"{name} must be {'more than' if open_low else 'at least'} {low}, got "
-            f"{value!r}"
-        )
-
-
 def check_initial(
     name: str,
     value: ArrayLike,
@@ -465,15 +441,3 @@ def check_initial(
     if array.shape != shape:
         raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
     return numbers_of(array).to(points.dtype)
-
-
-def check_learn(learn: Any, choices: tuple[str, ...]) -> None:
-    """Checks the names of what an M-step re-estimates.
-
-    Raises:
-        ValueError: if one is not among the choices.
-    """
-    if isinstance(learn, str) or not set(learn) <= set(choices):
-        raise ValueError(
-            f"learn must be a tuple of names out of {choices}, got {learn!r}"
-        )

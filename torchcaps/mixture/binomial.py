@@ -2,7 +2,7 @@
 
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -14,8 +14,6 @@ from torch.nn.functional import one_hot
 from torchcaps.mixture.base import (
     Array,
     check_initial,
-    check_learn,
-    check_number,
     cluster_moments,
     numbers_of,
     plusplus_points,
@@ -23,7 +21,11 @@ from torchcaps.mixture.base import (
     shares_of_points,
 )
 from torchcaps.mixture.density import Mixture
+from torchcaps.numerics import NotNegative, Size, check_size
 from torchcaps.ops import InnerProduct, Similarity, Votes
+from torchcaps.spec import check_fields
+
+Learned = Literal["probabilities", "weights"]
 
 
 class Coins(NamedTuple):
@@ -96,15 +98,15 @@ class BinomialMixture(Mixture):
         array([1, 1, 1, 0, 0, 0])
     """
 
-    n_components: int = 2
+    n_components: Size = 2
     _: KW_ONLY
-    learn: tuple[str, ...] = ("probabilities", "weights")
+    learn: tuple[Learned, ...] = get_args(Learned)
     weights_init: Any = None
     probabilities_init: Any = None
-    max_iter: int = 100
-    tol: float = 1e-5
+    max_iter: Size = 100
+    tol: NotNegative = 1e-5
     random_state: Any = None
-    n_init: int = 1
+    n_init: Size = 1
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -130,6 +132,7 @@ class BinomialMixture(Mixture):
         Raises:
             ValueError: if the assignment does not fit, or a coin was never tossed.
         """
+        check_fields(self)
         clusters = self._clusters()
         points = numbers_of(self._validated(X, reset=True))
         labels = np.asarray(assignment)
@@ -152,13 +155,10 @@ class BinomialMixture(Mixture):
         self.history_ = [self._export(state)]
         self.n_iter_ = 1
         self.converged_ = True
-        self._store(state, [self._mean_log_likelihood(points, None, state)])
+        likelihood = self._mean_log_likelihood(points, None, state)
+        self._store(points, None, state, [likelihood])
         self.labels_ = labels.astype(np.int64)
         return self
-
-    def _clusters(self) -> int:
-        check_learn(self.learn, ("probabilities", "weights"))
-        return super()._clusters()
 
     def _validated(self, X: ArrayLike, reset: bool) -> Array:
         points = super()._validated(X, reset)
@@ -222,7 +222,7 @@ class BinomialMixture(Mixture):
         """Draw points, of so many throws each, (n_samples, n_features), and their
         components (n_samples,), sorted by these.
         """
-        check_number("throws", throws, 1, integral=True)
+        check_size(throws=throws)
         return self._sample(n_samples, partial(self._draw, throws=throws))
 
     def _draw(self, component: int, count: int, chance: Any, throws: int = 1) -> Array:
@@ -233,8 +233,14 @@ class BinomialMixture(Mixture):
         components, sides = self.probabilities_.shape
         return {"weights": components - 1, "probabilities": components * (sides - 1)}
 
-    def _store(self, state: Coins, objectives: list[float]) -> None:
-        super()._store(state, objectives)
+    def _store(
+        self,
+        points: Tensor,
+        weights: Tensor | None,
+        state: Coins,
+        objectives: list[float],
+    ) -> None:
+        super()._store(points, weights, state, objectives)
         self.probabilities_, self.weights_ = (
             state.probabilities.numpy(),
             state.weights.numpy(),

@@ -19,9 +19,9 @@ from torchcaps.mixture.base import (
     Array,
     Clustering,
     check_initial,
-    check_number,
     weighted_mean,
 )
+from torchcaps.numerics import check_size
 
 
 class Mixture(DensityMixin, Clustering):
@@ -45,7 +45,6 @@ class Mixture(DensityMixin, Clustering):
     weights_: Array
 
     def _clusters(self) -> int:
-        check_number("n_components", self.n_components, 1, integral=True)
         return int(self.n_components)
 
     def _mean_log_likelihood(
@@ -84,7 +83,13 @@ class Mixture(DensityMixin, Clustering):
         """The state with those of the tensors of an M-step that are to be learned."""
         return state._replace(**{name: estimates[name] for name in self.learn})
 
-    def _store(self, state: Any, objectives: list[float]) -> None:
+    def _store(
+        self,
+        points: Tensor,
+        weights: Tensor | None,
+        state: Any,
+        objectives: list[float],
+    ) -> None:
         self.lower_bounds_ = objectives
         self.lower_bound_ = objectives[-1]
 
@@ -127,7 +132,7 @@ class Mixture(DensityMixin, Clustering):
         self, n_samples: int, draw: Callable[[int, int, Any], Array]
     ) -> tuple[Array, Array]:
         check_is_fitted(self)
-        check_number("n_samples", n_samples, 1, integral=True)
+        check_size(n_samples=n_samples)
         chance = check_random_state(self.random_state)
         weights = self.weights_.astype(np.float64)
         counts = chance.multinomial(n_samples, weights / weights.sum())

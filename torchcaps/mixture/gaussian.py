@@ -3,7 +3,7 @@
 import math
 import warnings
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -13,8 +13,6 @@ from torch import Tensor
 from torchcaps.mixture.base import (
     Array,
     check_initial,
-    check_learn,
-    check_number,
     cluster_moments,
     numbers_of,
     point_votes,
@@ -22,8 +20,10 @@ from torchcaps.mixture.base import (
 )
 from torchcaps.mixture.density import Mixture
 from torchcaps.mixture.kmeans import KMeans
-from torchcaps.numerics import check_choice, check_floor, resolution
+from torchcaps.numerics import FloorOrNone, NotNegative, Size, resolution
 from torchcaps.ops import Gaussian, Similarity, Votes
+
+Learned = Literal["weights", "means", "covariances"]
 
 
 class Gaussians(NamedTuple):
@@ -38,31 +38,6 @@ class Gaussians(NamedTuple):
     means: Tensor
     covariances: Tensor
     weights: Tensor
-
-
-class Covariance(Protocol):
-    """What depends on the form of the covariances."""
-
-    def shape(self, components: int, size: int) -> tuple[int, ...]:
-        """The shape of all covariances."""
-
-    def inverse(self, precisions: Tensor) -> Tensor:
-        """Covariances from precisions; raises a ValueError that names
-        ``precisions_init`` for what is none.
-        """
-
-    def view(self, points: Tensor, state: Gaussians) -> tuple[Votes, Gaussian]:
-        """Votes and similarity whose logits are ``log pi_j p_j(x_i)``."""
-
-    def m_step(
-        self,
-        points: Tensor,
-        share: Tensor,
-        floor: float,
-    ) -> tuple[Tensor, Tensor]:
-        """Means (J, D) and covariances of the points (I, D) under their shares (I, J),
-        whose columns sum to 1.
-        """
 
 
 def _log_weight(state: Gaussians, log_determinant: Tensor) -> Tensor:
@@ -96,7 +71,11 @@ class Diagonal:
         return components, size
 
     def inverse(self, precisions: Tensor) -> Tensor:
-        """Entry by entry."""
+        """Covariances from precisions, entry by entry.
+
+        Raises:
+            ValueError: if one is not above 0; names ``precisions_init``.
+        """
         if not (precisions > 0).all():
             raise ValueError(
                 f"precisions_init must be above 0, got {precisions.min().item():g}"
@@ -104,7 +83,9 @@ class Diagonal:
         return precisions.reciprocal()
 
     def view(self, points: Tensor, state: Gaussians) -> tuple[Votes, Gaussian]:
-        """Points as they are, precisions ``1 / sigma^2``."""
+        """Votes and similarity whose logits are ``log pi_j p_j(x_i)``: points as they
+        are, precisions ``1 / sigma^2``.
+        """
         variances = state.covariances
         _check_definite((variances > 0).all(-1))
         log_weight = _log_weight(state, variances.log().sum(-1))
@@ -119,7 +100,9 @@ class Diagonal:
         share: Tensor,
         floor: float,
     ) -> tuple[Tensor, Tensor]:
-        """Compute the Gaussians from sum and scatter of the votes."""
+        """Means (J, D) and variances of the points (I, D) under their shares (I, J),
+        whose columns sum to 1, from sum and scatter of the votes.
+        """
         moments = cluster_moments(points, share, scatter=True)
         mean = moments.mean[:, 0]
         variance = moments.variance[:, 0]
@@ -144,7 +127,11 @@ class Full:
         return components, size, size
 
     def inverse(self, precisions: Tensor) -> Tensor:
-        """Matrix by matrix."""
+        """Covariances from precisions, matrix by matrix.
+
+        Raises:
+            ValueError: if one is not positive definite; names ``precisions_init``.
+        """
         _, failed = torch.linalg.cholesky_ex(precisions)
         if failed.any() or not torch.allclose(precisions, precisions.mT):
             raise ValueError(
@@ -154,7 +141,9 @@ class Full:
         return torch.linalg.inv(precisions)
 
     def view(self, points: Tensor, state: Gaussians) -> tuple[Votes, Gaussian]:
-        """Points whitened by each component, precisions 1."""
+        """Votes and similarity whose logits are ``log pi_j p_j(x_i)``: points whitened
+        by each component, precisions 1.
+        """
         factors, failed = torch.linalg.cholesky_ex(state.covariances)
         pivots = factors.diagonal(dim1=-2, dim2=-1).square()
         variances = state.covariances.diagonal(dim1=-2, dim2=-1)
@@ -183,7 +172,9 @@ class Full:
         share: Tensor,
         floor: float,
     ) -> tuple[Tensor, Tensor]:
-        """Compute the Gaussians from the points and their shares."""
+        """Means (J, D) and covariances of the points (I, D) under their shares (I, J),
+        whose columns sum to 1.
+        """
         means = share.T @ points
         centred = points - means[:, None]  # [J, I, D]
         covariances = torch.einsum("ij,jid,jie->jde", share, centred, centred)
@@ -193,7 +184,7 @@ class Full:
         return means, covariances + floor * torch.eye(points.shape[-1]).to(points)
 
 
-COVARIANCES: dict[str, Covariance] = {"diag": Diagonal(), "full": Full()}
+COVARIANCES: dict[str, Diagonal | Full] = {"diag": Diagonal(), "full": Full()}
 
 
 @dataclass(eq=False, repr=False)
@@ -251,30 +242,22 @@ class GaussianMixture(Mixture):
         ((2, 2), (100, 2))
     """
 
-    n_components: int = 1
+    n_components: Size = 1
     _: KW_ONLY
     covariance_type: Literal["diag", "full"] = "full"
-    learn: tuple[str, ...] = ("weights", "means", "covariances")
+    learn: tuple[Learned, ...] = get_args(Learned)
     weights_init: Any = None
     means_init: Any = None
     precisions_init: Any = None
-    reg_covar: float = 1e-6
-    max_iter: int = 100
-    tol: float = 1e-3
+    reg_covar: FloorOrNone = 1e-6
+    max_iter: Size = 100
+    tol: NotNegative = 1e-3
     random_state: Any = None
-    n_init: int = 1
+    n_init: Size = 1
 
     @property
-    def _covariance(self) -> Covariance:
+    def _covariance(self) -> Diagonal | Full:
         return COVARIANCES[self.covariance_type]
-
-    def _clusters(self) -> int:
-        check_choice("covariance_type", self.covariance_type, tuple(COVARIANCES))
-        check_number("reg_covar", self.reg_covar, 0)
-        if self.reg_covar:
-            check_floor(reg_covar=self.reg_covar)
-        check_learn(self.learn, ("weights", "means", "covariances"))
-        return super()._clusters()
 
     def _start(self, points: Tensor, weights: Tensor | None, chance: Any) -> Gaussians:
         start = {
@@ -363,8 +346,14 @@ class GaussianMixture(Mixture):
         noise = chance.standard_normal(size=(count, len(mean)))
         return np.asarray(mean + noise * np.sqrt(covariance))
 
-    def _store(self, state: Gaussians, objectives: list[float]) -> None:
-        super()._store(state, objectives)
+    def _store(
+        self,
+        points: Tensor,
+        weights: Tensor | None,
+        state: Gaussians,
+        objectives: list[float],
+    ) -> None:
+        super()._store(points, weights, state, objectives)
         self.means_, self.covariances_, self.weights_ = (
             tensor.numpy() for tensor in state
         )

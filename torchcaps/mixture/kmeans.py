@@ -21,7 +21,6 @@ from torchcaps.mixture.base import (
     Array,
     Clustering,
     check_initial,
-    check_number,
     check_weights,
     cluster_moments,
     numbers_of,
@@ -30,7 +29,7 @@ from torchcaps.mixture.base import (
     shares_of_points,
     weighted_sum,
 )
-from torchcaps.numerics import check_choice
+from torchcaps.numerics import NotNegative, Positive, Size
 from torchcaps.ops import Gaussian, InnerProduct, Similarity, Votes
 from torchcaps.squashing import squash
 
@@ -76,15 +75,14 @@ class CentreClustering(
 ):
     """What hard and soft K-Means share."""
 
-    _metrics: ClassVar[tuple[str, ...]]
     _hard: ClassVar[bool]
 
-    n_clusters: int = 8
+    n_clusters: Size = 8
     _: KW_ONLY
     metric: str = "euclidean"
     init: Any = "k-means++"
-    max_iter: int = 300
-    tol: float = 1e-4
+    max_iter: Size = 300
+    tol: NotNegative = 1e-4
     random_state: Any = None
 
     @property
@@ -92,8 +90,6 @@ class CentreClustering(
         return 1.0
 
     def _clusters(self) -> int:
-        check_number("n_clusters", self.n_clusters, 1, integral=True)
-        check_choice("metric", self.metric, self._metrics)
         return int(self.n_clusters)
 
     def _start(self, points: Tensor, weights: Tensor | None, chance: Any) -> Centres:
@@ -168,7 +164,14 @@ class CentreClustering(
             scale = new.centres.square().mean()
         return bool((new.centres - old.centres).square().sum() <= self.tol * scale)
 
-    def _store(self, state: Centres, objectives: list[float]) -> None:
+    def _store(
+        self,
+        points: Tensor,
+        weights: Tensor | None,
+        state: Centres,
+        objectives: list[float],
+    ) -> None:
+        self.inertia_ = self._loss(points, weights, state)
         self.cluster_centers_ = state.centres.numpy()
         self.losses_ = objectives
 
@@ -177,30 +180,6 @@ class CentreClustering(
 
     def _export(self, state: Centres) -> Array:
         return state.centres.numpy()
-
-    def fit(
-        self,
-        X: ArrayLike,
-        y: Any = None,
-        sample_weight: ArrayLike | None = None,
-    ) -> Any:
-        """Clusters the points.
-
-        Args:
-            X: (n_samples, n_features).
-            y: ignored.
-            sample_weight: how much each point counts, (n_samples,), at least 0.
-
-        Returns:
-            The estimator itself.
-
-        Raises:
-            ValueError: if a setting is out of its range, or the points or weights do
-                not fit.
-        """
-        super().fit(X, sample_weight=sample_weight)
-        self.inertia_ = -self.score(X, sample_weight=sample_weight)
-        return self
 
     def transform(self, X: ArrayLike) -> Array:
         """How far each point is from each centre, (n_samples, n_clusters): the
@@ -230,6 +209,7 @@ class CentreClustering(
         return -self._loss(points, check_weights(sample_weight, points), self._state())
 
 
+@dataclass(eq=False, repr=False)
 class KMeans(CentreClustering):
     r"""Cluster by Lloyd's algorithm: every point goes to its nearest centre, and every
     centre to the mean of its points.
@@ -275,8 +255,10 @@ class KMeans(CentreClustering):
         [0.5, 10.5]
     """
 
-    _metrics = ("euclidean", "inner")
     _hard = True
+
+    _: KW_ONLY
+    metric: Literal["euclidean", "inner"] = "euclidean"
 
     def _loss(
         self,
@@ -292,6 +274,7 @@ class KMeans(CentreClustering):
         return weighted_sum(distance, weights).item()
 
 
+@dataclass(eq=False, repr=False)
 class SoftKMeans(CentreClustering):
     r"""Cluster by K-Means with a smooth minimum, so that it has gradients, as routing
     does.
@@ -346,37 +329,16 @@ class SoftKMeans(CentreClustering):
         (2, 1)
     """
 
-    _metrics = tuple(METRICS)
     _hard = False
 
-    def __init__(
-        self,
-        n_clusters: int = 8,
-        *,
-        sharpness: float = 1.0,
-        metric: Literal["euclidean", "inner", "squashed"] = "euclidean",
-        init: Any = "k-means++",
-        max_iter: int = 300,
-        tol: float = 1e-8,
-        random_state: Any = None,
-    ) -> None:
-        super().__init__(
-            n_clusters,
-            metric=metric,
-            init=init,
-            max_iter=max_iter,
-            tol=tol,
-            random_state=random_state,
-        )
-        self.sharpness = sharpness
+    _: KW_ONLY
+    sharpness: Positive = 1.0
+    metric: Literal["euclidean", "inner", "squashed"] = "euclidean"
+    tol: NotNegative = 1e-8
 
     @property
     def _sharpness(self) -> float:
         return float(self.sharpness)
-
-    def _clusters(self) -> int:
-        check_number("sharpness", self.sharpness, 0, open_low=True)
-        return super()._clusters()
 
     def _loss(
         self,

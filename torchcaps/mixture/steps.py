@@ -47,8 +47,9 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from torchcaps.numerics import check_finite, check_floor
+from torchcaps.numerics import FloorOrNone
 from torchcaps.ops import Gaussian, Moments, Votes
+from torchcaps.spec import check
 
 
 class Parents(NamedTuple):
@@ -95,9 +96,7 @@ def _moments(votes: Votes, parents: Parents | None, weights: Tensor | None) -> M
 
 def _variance(moments: Moments, floor: float) -> Tensor:
     """With its floor."""
-    check_finite(0, floor=floor)
-    if floor:
-        check_floor(floor=floor)
+    check(FloorOrNone, floor, "floor")
     return moments.variance + floor
 
 
