@@ -71,7 +71,8 @@ def test_poses_of_another_shape_are_sums_of_votes() -> None:
     assert layer.weight.requires_grad
     children = normal(B, I, H)
     total = torch.einsum("bip,ijpd->bjd", children, layer.weight)
-    expected = BatchStandard(H + 1, axis=2, epsilon=1e-3).double()(total).relu()
+    norm = BatchStandard(H + 1, epsilon=1e-3).double()
+    expected = norm(total.mT).mT.relu()
     torch.testing.assert_close(layer(children).pose, expected)
 
 

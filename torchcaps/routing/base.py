@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,6 @@ from torchcaps.spec import (
 )
 
 Gradient = Literal["all", "last"]
-GRADIENTS = get_args(Gradient)
 
 MOST_STEPS = 10_000
 """Larger numbers are refused as a likely typo. Training uses a few steps, and hundreds

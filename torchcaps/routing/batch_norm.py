@@ -144,15 +144,14 @@ class EarlyBatchNorm3d(_EarlyBatchNorm, nn.BatchNorm3d):
 
 
 class BatchStandard(EarlyBatchNorm1d):
-    """Batch normalisation over all axes but one, without scale and shift, in the dtype
-    of the input.
+    """Batch normalisation over all axes but the second, without scale and shift, in the
+    dtype of the input.
 
     In training, a batch with one number a feature is normalised with the running
     values; the base class raises an error.
 
     Args:
         features: the length of the axis.
-        axis: the axis that has statistics of its own.
         epsilon: added to the variance.
         momentum: share of a batch in the new running values, in the end.
 
@@ -164,29 +163,24 @@ class BatchStandard(EarlyBatchNorm1d):
     def __init__(
         self,
         features: int,
-        axis: int = 1,
         epsilon: float = 1e-5,
         momentum: float = 0.1,
     ) -> None:
         check_share(momentum=momentum)
         check_floor(epsilon=epsilon)
         super().__init__(features, eps=epsilon, momentum=momentum, affine=False)
-        self.axis = axis
 
     def forward(self, input: Tensor) -> Tensor:
         """The same shape, standardised."""
-        batch = input.movedim(self.axis, 1)
         many = self.training
         # In a statement: where a compiler leaves sizes open it decides here.
-        if batch.numel() <= self.num_features:
+        if input.numel() <= self.num_features:
             many = False
         if many:
-            normalised = self._by_the_batch(batch, batch.dtype)
-        else:
-            normalised = functional.batch_norm(
-                batch,
-                self.running_mean.to(batch),
-                self.running_var.to(batch),
-                eps=self.eps,
-            )
-        return normalised.movedim(1, self.axis)
+            return self._by_the_batch(input, input.dtype)
+        return functional.batch_norm(
+            input,
+            self.running_mean.to(input),
+            self.running_var.to(input),
+            eps=self.eps,
+        )

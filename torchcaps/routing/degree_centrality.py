@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from torchcaps.numerics import Floor
-from torchcaps.ops import Given, Similarity, Votes, axes
+from torchcaps.ops import Competition, Given, Similarity, Votes, axes
 from torchcaps.routing.base import Routed, Routing, register_routing
-from torchcaps.routing.maps import Exponential
 from torchcaps.spec import settings
 from torchcaps.squashing import SquashKind, length, squash
 
@@ -33,6 +32,15 @@ class Degree(Similarity):
         return torch.einsum("bijh,bjh->bij", votes, self.total) / votes.square().sum(
             -1
         ).clamp(min=self.epsilon)
+
+
+@dataclass(frozen=True)
+class Exponential(Competition):
+    r"""For logits that are normalised already: :math:`R_{ij} = \exp l_{ij}`."""
+
+    def shares(self, logits: Tensor, log_partition: Tensor | None = None) -> Tensor:
+        """The assignments (B, I, J) of logits (B, I, J)."""
+        return logits.exp()
 
 
 @register_routing("degree_centrality")

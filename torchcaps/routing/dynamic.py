@@ -1,7 +1,6 @@
 """Dynamic routing (Sabour, Frosst & Hinton 2017)."""
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,7 @@ from torchcaps.routing.base import (
 from torchcaps.routing.evidence import AgreementRouting
 from torchcaps.routing.means import Softmax, check_softmax
 from torchcaps.spec import settings
-from torchcaps.squashing import SquashInRouting, length, squash
+from torchcaps.squashing import SquashInRouting, length
 
 Squashed = Callable[[Tensor], Tensor]
 """From poses (B, J, H) to squashed ones."""
@@ -148,11 +147,10 @@ class DynamicRouting(AgreementRouting):
             votes = votes.over_children()
         if self.leaky:
             votes = votes.restricted(leaky=True)
-        kind = self.squashed(self.squash)
         return route_by_agreement(
             votes,
             steps=self.steps,
-            squashed=partial(squash, kind=kind) if isinstance(kind, str) else kind,
+            squashed=self.squashed,
             bias=self.offset,
             accumulate=self.accumulate,
             gradient=self.gradient,

@@ -3,15 +3,15 @@ child knows by itself.
 """
 
 import math
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from torchcaps.ops import EvidentVotes, Votes
 from torchcaps.routing.base import LayerShape, Routing, shape_of, unbound
 from torchcaps.spec import SuggestsNames, argument, settings
-from torchcaps.squashing import LearnedSquash
+from torchcaps.squashing import LearnedSquash, squash
 
 
 class Evidence(SuggestsNames, nn.Module):
@@ -115,16 +115,18 @@ class AgreementRouting(Routing):
             bound.add_module("learned_squash", LearnedSquash(self.squash_start))
         return bound
 
-    def squashed(self, kind: str) -> str | LearnedSquash:
-        """The squash of that kind, as the functions of routing take it: ``learned`` is
-        a module with its constant.
+    def squashed(self, pose: Tensor) -> Tensor:
+        """The poses, squashed as the setting ``squash`` says; ``learned`` is a module
+        with its constant.
         """
+        kind: str = getattr(self, "squash", "none")
         if kind != "learned":
-            return kind
+            return squash(pose, kind)
         learned = self._modules.get("learned_squash")
         if learned is None:
             raise unbound(self)
-        return cast(LearnedSquash, learned)
+        shortened: Tensor = learned(pose)
+        return shortened
 
     def prepared(self, votes: Votes) -> Votes:
         """The votes with evidence."""

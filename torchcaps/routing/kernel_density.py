@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.numerics import Positive, positive, quotient
-from torchcaps.ops import Similarity, Votes, axes
+from torchcaps.ops import Competition, Similarity, Votes, axes
 from torchcaps.ops.backend import mean_of
 from torchcaps.routing.base import (
     Routed,
@@ -18,7 +18,6 @@ from torchcaps.routing.base import (
     Steps,
     register_routing,
 )
-from torchcaps.routing.maps import Direct
 from torchcaps.spec import settings
 from torchcaps.squashing import SquashKind, length, squash
 
@@ -216,6 +215,15 @@ class KernelDensity(Similarity):
         if self.shares is not None:
             share = self.shares.logits(votes)
         return share * epanechnikov(votes, self.centre, self.width)
+
+
+@dataclass(frozen=True)
+class Direct(Competition):
+    """The logits are the assignment: :math:`R_{ij} = l_{ij}`."""
+
+    def shares(self, logits: Tensor, log_partition: Tensor | None = None) -> Tensor:
+        """The assignments (B, I, J) of logits (B, I, J)."""
+        return logits
 
 
 def epanechnikov(votes: Tensor, centre: Tensor, width: float) -> Tensor:

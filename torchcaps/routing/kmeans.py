@@ -181,8 +181,7 @@ class InnerProductKMeansRouting(AgreementRouting):
                 if step < self.steps - 1:
                     similarity = self._along(centre)
         assert centre is not None
-        kind = self.squashed(self.squash)
-        pose = squash(centre, kind) if isinstance(kind, str) else kind(centre)
+        pose = self.squashed(centre)
         assigned = _read(votes, similarity, self.assignment)
         return Routed(pose, length(pose), assigned, similarity)
 

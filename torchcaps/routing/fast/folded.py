@@ -3,7 +3,6 @@ votes (:mod:`torchcaps.ops.folded`).
 """
 
 import math
-from typing import Any
 
 from torch import Tensor
 
@@ -15,7 +14,7 @@ from torchcaps.routing.attention import AttentionRouting
 from torchcaps.routing.base import Routed, fast
 from torchcaps.routing.dynamic import DynamicRouting
 from torchcaps.routing.kmeans import InnerProductKMeansRouting
-from torchcaps.squashing import kind_of, length, squash
+from torchcaps.squashing import kind_of, length
 
 
 def routed(
@@ -73,15 +72,16 @@ def kmeans(
     routing: InnerProductKMeansRouting, votes: Votes, activation: Tensor | None
 ) -> Routed | None:
     """Inner-product K-Means."""
-    kind: Any = routing.squashed(routing.squash)
-    constant = kind_of(kind).constant if isinstance(kind, str) else None
+    constant = None
+    if routing.squash != "learned":
+        constant = kind_of(routing.squash).constant
     settings = FoldedSteps(
         routing.steps, "directions", constant=constant, scale=routing.sharpness
     )
     result = routed(votes, settings)
     if result is None or constant is not None:
         return result
-    pose = squash(result.pose, kind) if isinstance(kind, str) else kind(result.pose)
+    pose = routing.squashed(result.pose)
     return result._replace(pose=pose, activation=length(pose))
 
 
