@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from torchcaps.spec import SuggestsNames
 
 
-def shapes_of(named: NamedTuple) -> str:
+def _shapes_of(named: NamedTuple) -> str:
     """A named tuple of tensors with their shapes in place of their numbers."""
     fields = zip(named._fields, named, strict=True)
     shown = [
@@ -34,8 +34,10 @@ TupleType = TypeVar("TupleType", bound=type[tuple])
 
 def exportable(cls: TupleType) -> TupleType:
     """Class decorator: lets ``torch.export.save`` write programs that take or return
-    such a named tuple, and ``torch.load`` read one without ``weights_only=False``.
+    such a named tuple, and ``torch.load`` read one without ``weights_only=False``. Its
+    ``repr`` has shapes in place of numbers.
     """
+    cls.__repr__ = _shapes_of  # type: ignore[assignment]
     torch.serialization.add_safe_globals([cls])
     _pytree._register_namedtuple(cls, serialized_type_name=f"torchcaps.{cls.__name__}")
     return cls
@@ -76,9 +78,6 @@ class Capsules(NamedTuple):
     def device(self) -> torch.device:
         """Return the device of the poses, which Captum reads from a layer's input."""
         return self.pose.device
-
-    def __repr__(self) -> str:
-        return shapes_of(self)
 
     def flatten(self) -> "Capsules":
         """Return the same capsules with all sites on one axis, pose (B, I, ...) and
@@ -204,9 +203,6 @@ class Places(NamedTuple):
     boxes: Tensor | None
     centres: Tensor
 
-    def __repr__(self) -> str:
-        return shapes_of(self)
-
 
 @exportable
 class DrawnFeatures(NamedTuple):
@@ -219,9 +215,6 @@ class DrawnFeatures(NamedTuple):
 
     drawn: Tensor
     true: Tensor
-
-    def __repr__(self) -> str:
-        return shapes_of(self)
 
 
 @exportable
@@ -259,6 +252,3 @@ class Prediction(NamedTuple):
     assigned: Tensor | None = None
     features: DrawnFeatures | None = None
     colours: Tensor | None = None
-
-    def __repr__(self) -> str:
-        return shapes_of(self)

@@ -283,6 +283,10 @@ class OnBackbone(ImageClassifier):
     """
 
     outside: ClassVar[tuple[str, ...]] = ("weights",)
+    frozen = True
+    """Whether the backbone does not learn."""
+    keep_statistics = True
+    """Whether it keeps its statistics where it learns."""
 
     image_shape: tuple[int, int, int] = (3, 32, 32)
     classes: int = 10
@@ -304,23 +308,15 @@ class OnBackbone(ImageClassifier):
             weights,
             level,
         )
-        if self._is_frozen():
+        if self.frozen:
             self.features.requires_grad_(False)
-
-    def _is_frozen(self) -> bool:
-        """Whether the backbone does not learn."""
-        return True
-
-    def _keeps_statistics(self) -> bool:
-        """Whether the backbone stays in evaluation mode."""
-        return True
 
     def train(self, mode: bool = True) -> Any:
         """Training or evaluation mode; a frozen backbone, or one that keeps its
         statistics, stays in the latter.
         """
         super().train(mode)
-        if self._keeps_statistics():
+        if self.frozen or self.keep_statistics:
             self.features.eval()
         return self
 
@@ -358,12 +354,6 @@ class _ClassesOnBackbone(OnBackbone):
 
     frozen: bool = False
     keep_statistics: bool = False
-
-    def _is_frozen(self) -> bool:
-        return self.frozen
-
-    def _keeps_statistics(self) -> bool:
-        return self.frozen or self.keep_statistics
 
 
 _SMALL = 2**18

@@ -95,7 +95,7 @@ class Call(NamedTuple):
         )
         dtype = children.dtype
         device = children.device
-        fields = [*self[:5], *self.similarity]
+        fields = listed(self)
         for place, (tensor, shape) in enumerate(zip(fields, shapes, strict=False)):
             if tensor is not None:
                 if (

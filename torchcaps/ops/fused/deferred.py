@@ -204,7 +204,7 @@ class NativeVotes(FusedVotes):
         hard: bool,
         scatter: bool,
     ) -> Moments:
-        tensors = [*call[:5], *call.similarity]
+        tensors = listed(call)
         differentiated = recorded(tensors)
         if differentiated is None:
             return super()._moments(call, leaky, hard, scatter)

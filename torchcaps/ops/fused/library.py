@@ -77,28 +77,24 @@ def _loaded_or_named(path: Path) -> Any:
         ) from error
 
 
+_RECORD, _NUMBER = ctypes.c_char_p, ctypes.c_int64
+_FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "torchcaps_run": (_RECORD, _NUMBER, _NUMBER),
+    "torchcaps_agree": (_RECORD, _RECORD, _NUMBER, _NUMBER),
+    "torchcaps_folded": (_RECORD, _NUMBER, _NUMBER),
+    "torchcaps_folded_routing": (_RECORD, _NUMBER, _NUMBER),
+    "torchcaps_folded_kept": (_RECORD, _NUMBER),
+    "torchcaps_vector_bytes": (),
+}
+"""What the functions of the library take; all return a number."""
+
+
 def _loaded(path: Path) -> Any:
     loaded: Any = ctypes.CDLL(str(path))
-    loaded.torchcaps_run.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)
-    loaded.torchcaps_agree.argtypes = (
-        ctypes.c_char_p,
-        ctypes.c_char_p,
-        ctypes.c_int64,
-        ctypes.c_int64,
-    )
-    for function in (loaded.torchcaps_folded, loaded.torchcaps_folded_routing):
-        function.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)
-    loaded.torchcaps_folded_kept.argtypes = (ctypes.c_char_p, ctypes.c_int64)
-    for function in (
-        loaded.torchcaps_run,
-        loaded.torchcaps_agree,
-        loaded.torchcaps_folded,
-        loaded.torchcaps_folded_routing,
-        loaded.torchcaps_folded_kept,
-        loaded.torchcaps_vector_bytes,
-    ):
-        function.restype = ctypes.c_int64
-    loaded.torchcaps_vector_bytes.argtypes = ()
+    for name, arguments in _FUNCTIONS.items():
+        function = getattr(loaded, name)
+        function.argtypes = arguments
+        function.restype = _NUMBER
     loaded.vector_bytes = loaded.torchcaps_vector_bytes()
     return loaded
 

@@ -161,11 +161,6 @@ def plain(tensors: Sequence[Tensor | None]) -> list[Any]:
     return tensors
 
 
-def _aligned(votes: Tensor) -> Tensor:
-    """Votes that were saved, as vectors lie: hooks may put them anywhere."""
-    return votes if votes.data_ptr() % 64 == 0 else votes.clone()
-
-
 def moments(
     call: Call,
     leaky: bool,
@@ -270,9 +265,8 @@ def moments_flow(
         J = sizes_of(call)[2]
         shares = _coefficients(call, parts, J if call.similarity or hard else 1)
         flow = _coefficients(call, parts, J) if call.similarity and not hard else None
-    tensors = [*call[:5], *call.similarity]
     gradients = _empty_gradients(
-        (*_VOTES, *wanted, wanted[2], wanted[2]), tensors, call
+        (*_VOTES, *wanted, wanted[2], wanted[2]), listed(call), call
     )
     _run(
         _FLOW,
@@ -470,8 +464,9 @@ def agreement_backward(
     sums, alphas, alpha, votes = steps
     grad_pose, grad_alpha = plain(upstream)
     parts = row_parts(call)
-    if votes is not None:
-        votes = _aligned(votes)
+    # Votes are read as vectors lie, and hooks may put what was saved anywhere.
+    if votes is not None and votes.data_ptr() % 64:
+        votes = votes.clone()
     gradients = _empty_gradients(wanted, (*call[:3], bias), call)
     J = sizes_of(call)[2]
     # Two blocks a step of each parent, and the first one.
