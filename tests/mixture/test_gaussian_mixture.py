@@ -250,7 +250,7 @@ def test_wrong_arguments() -> None:
         match="covariance_type must be one of 'diag', 'full', got 'tied'",
     ):
         GaussianMixture(2, covariance_type="tied").fit(points)
-    with pytest.raises(ValueError, match="reg_covar must be above 0 and .*, got -1"):
+    with pytest.raises(ValueError, match=r"reg_covar must be above 0 and .*, got -1"):
         GaussianMixture(2, reg_covar=-1).fit(points)
     with pytest.raises(ValueError, match="learn must be a list, got 'means'"):
         GaussianMixture(2, learn="means").fit(points)

@@ -281,7 +281,7 @@ def test_wrong_arguments() -> None:
         match="metric must be one of 'euclidean', 'inner', got 'squashed'",
     ):
         KMeans(2, metric="squashed").fit(points)
-    with pytest.raises(ValueError, match="sharpness must be above 0 .*, got 0"):
+    with pytest.raises(ValueError, match=r"sharpness must be above 0 .*, got 0"):
         SoftKMeans(2, sharpness=0).fit(points)
     with pytest.raises(ValueError, match="n_clusters must be at least 1, got 0"):
         KMeans(0).fit(points)
