@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import torchcaps as tc
-from torchcaps.ops import Gaussian, Gaussians, Moments, Votes, use_backend
+from torchcaps.ops import Gaussian, Moments, Votes, use_backend
 from torchcaps.ops.fused import why_not
 from torchcaps.routing import (
     EMRouting,
@@ -144,8 +144,9 @@ def test_routings(
     as_good(run, backend)
 
 
-def fit(moments: Moments) -> Gaussians:
-    return Gaussians.of(moments.mean, moments.variance + 5e-4)
+def fit(moments: Moments) -> "Own":
+    mean, variance = moments.mean, moments.variance + 5e-4
+    return Own.likelihood(mean, variance, torch.zeros_like(moments.mass))
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,9 +165,8 @@ def test_similarities_of_ones_own(children: int, offset: float) -> None:
         def loss(pose: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
             votes = Votes(pose, weight, backend=backend)
             fitted = fit(votes.moments(scatter=True))
-            similarity = Own(fitted.mean, fitted.precision, fitted.log_determinant / -2)
-            fitted = fit(votes.moments(similarity, scatter=True))
-            return fitted.mean, fitted.log_determinant
+            fitted = fit(votes.moments(fitted, scatter=True))
+            return fitted.mean, fitted.log_weight
 
         start = {"pose": poses(children, 4, offset), "weight": transforms}
         return gradients(

@@ -84,8 +84,7 @@ def mixture_similarity(parents: Parents) -> Gaussian:
     r"""The E-step's :math:`\log \pi_j + \log \mathcal N(V_{ij}; \mu_j, \sigma_j^2)`,
     but for a constant.
     """
-    log_weight = parents.log_prior - parents.variance.log().sum(-1) / 2
-    return Gaussian(parents.mean, parents.variance.reciprocal(), log_weight)
+    return Gaussian.likelihood(*parents)
 
 
 def _moments(votes: Votes, parents: Parents | None, weights: Tensor | None) -> Moments:

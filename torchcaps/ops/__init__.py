@@ -2,7 +2,7 @@
 of votes that are not stored.
 """
 
-from torchcaps.ops.backend import Gaussians, Moments, VoteSource
+from torchcaps.ops.backend import Moments, VoteSource
 from torchcaps.ops.competition import PARENTS, Competition, GridWide, OverChildren
 from torchcaps.ops.evidence import EvidentVotes
 from torchcaps.ops.fields import Fields, axes

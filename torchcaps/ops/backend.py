@@ -78,39 +78,6 @@ def variance_of(moments: Moments) -> Tensor:
     return quotient(moments.scatter, moments.mass[..., None])
 
 
-class Gaussians(NamedTuple):
-    """Gaussians of the parents, whose dimensions are independent.
-
-    Args:
-        mean: (B, J, H).
-        variance: (B, J, H).
-        precision: 1 / variance, (B, J, H).
-        log_determinant: the sum of the logarithms of the variances, (B, J).
-
-    Example:
-        >>> found = tc.ops.Gaussians.of(
-        ...     torch.zeros(2, 3, 4), torch.full((2, 3, 4), 2.0)
-        ... )
-        >>> found.precision[0, 0], found.log_determinant[0]  # 4 log 2
-        (tensor([0.5000, 0.5000, 0.5000, 0.5000]), tensor([2.7726, 2.7726, 2.7726]))
-    """
-
-    mean: Tensor
-    variance: Tensor
-    precision: Tensor
-    log_determinant: Tensor
-
-    @classmethod
-    def of(cls, mean: Tensor, variance: Tensor) -> "Gaussians":
-        """Make Gaussians with these means and variances."""
-        return cls(
-            mean,
-            variance,
-            variance.reciprocal(),
-            variance.log().sum(-1),
-        )
-
-
 @dataclass(eq=False)
 class VoteSource(ABC):
     """The contract of a backend: the votes of one layer call, and the sums that routing

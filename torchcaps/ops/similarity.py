@@ -110,6 +110,39 @@ class Gaussian(Similarity):
             mean, torch.full_like(mean, 2 * sharpness), torch.zeros_like(mean[..., 0])
         )
 
+    @classmethod
+    def likelihood(
+        cls,
+        mean: Tensor,
+        variance: Tensor,
+        log_prior: Tensor,
+        sharpness: float = 1.0,
+        log_determinant: Tensor | None = None,
+    ) -> "Gaussian":
+        r"""Create the similarity :math:`\log \pi_j + s \log \mathcal N(V_{ij}; \mu_j,
+        \sigma_j^2)`, but for a constant.
+
+        The logarithm adds up H dimensions, and it does not change when all votes are
+        scaled: unlike under an inner product, no weight can learn how sharp the
+        assignment is. With s = 1 one M-step leaves it all but hard. With s = 1 / H it
+        is the mean over the dimensions that counts.
+
+        Args:
+            mean: :math:`\mu`, (B, J, H).
+            variance: :math:`\sigma^2`, (B, J, H).
+            log_prior: :math:`\log \pi`, or the logarithm of an activation, (B, J).
+            sharpness: s, an inverse temperature of the likelihood alone.
+            log_determinant: the sum of the logarithms of the variances, (B, J), if it
+                is known.
+        """
+        if log_determinant is None:
+            log_determinant = variance.log().sum(-1)
+        precision = variance.reciprocal()
+        if sharpness != 1:
+            precision = precision * sharpness
+        log_weight = torch.add(log_prior, log_determinant, alpha=-sharpness / 2)
+        return cls(mean, precision, log_weight)
+
     def logits(self, votes: Tensor) -> Tensor:
         """Return the logits (B, I, J) of votes (B, I, J, H)."""
         distance = (votes - self.mean[:, None]).square()

@@ -19,7 +19,7 @@ from torchcaps.numerics import (
     check_choice,
     infinite_if_negligible,
 )
-from torchcaps.ops import Gaussian, Gaussians, Votes
+from torchcaps.ops import Gaussian, Votes
 from torchcaps.routing.base import (
     Gradient,
     LayerShape,
@@ -128,7 +128,8 @@ class EMRouting(AgreementRouting):
             With standardised costs nearly all of the gradient comes through the earlier
             steps, in bursts hundreds of times as long as usual; what ``"last"`` leaves
             is far smaller and steadier, and no longer the gradient of the loss.
-        sharpness: the sharpness of the E-steps, above 0, see :func:`em_similarity`;
+        sharpness: the sharpness s of the E-steps, above 0; with 1, as published, they
+            are all but hard, see :meth:`~torchcaps.ops.Gaussian.likelihood`;
             ``"mean"`` is 1 / H, for likelihoods that are means over the H dimensions of
             a pose; a sequence has one number an E-step, for a sharpness that rises over
             the steps.
@@ -231,16 +232,21 @@ class EMRouting(AgreementRouting):
                 mean, variance = self._smoothed(
                     total / divisor, scatter / divisor, mean
                 )
-                gaussians = Gaussians.of(mean, variance + self.variance_floor)
+                variance = variance + self.variance_floor
+                log_determinant = variance.log().sum(-1)
                 if self.mass_scale is not None:
                     # In this order: the quotient of two integers would be float32.
                     mass = mass * (self.mass_scale * votes.parents) / votes.count
                 logit, rounding = costs.logits(
-                    mass, gaussians.log_determinant, inverse_temperature, rounding
+                    mass, log_determinant, inverse_temperature, rounding
                 )
             if step < steps - 1:
-                similarity = em_similarity(gaussians, logit, sharpness[step])
-        return Routed(gaussians.mean, logit.sigmoid(), votes, similarity, logit)
+                prior = logsigmoid(logit)
+                similarity = Gaussian.likelihood(
+                    mean, variance, prior, sharpness[step], log_determinant
+                )
+        assert mean is not None
+        return Routed(mean, logit.sigmoid(), votes, similarity, logit)
 
     def _smoothed(
         self, mean: Tensor, variance: Tensor, previous: Tensor | None
@@ -277,29 +283,6 @@ class EMRouting(AgreementRouting):
                 f"sharpness must be one number or {self.steps - 1}, one an E-step, got "
                 f"{len(sharpness)}"
             )
-
-
-def em_similarity(
-    gaussians: Gaussians, logit: Tensor, sharpness: float = 1.0
-) -> Gaussian:
-    r"""The E-step's similarity, :math:`\log a_j + s \log \mathcal N(V_{ij}; \mu_j,
-    \sigma_j^2)`, but for a constant.
-
-    The logarithm adds up H dimensions, and it does not change when all votes are
-    scaled: unlike under an inner product, no weight can learn how sharp the assignment
-    is. With s = 1, as published, one M-step leaves it all but hard; with s = 1 / H it
-    is the mean over the dimensions that counts.
-
-    Args:
-        gaussians: the parents.
-        logit: the logits of their activations, (B, J).
-        sharpness: s, an inverse temperature of the likelihood alone.
-    """
-    mean, _, precision, log_determinant = gaussians
-    if sharpness != 1:
-        precision = precision * sharpness
-    log_weight = torch.add(logsigmoid(logit), log_determinant, alpha=-sharpness / 2)
-    return Gaussian(mean, precision, log_weight)
 
 
 def inverse_temperatures(

@@ -121,8 +121,7 @@ class Heinsen2019Routing(Routing):
             prior = logsigmoid(score)
             if gaussian:
                 variance = _variance(moments, mean, self.epsilon)
-                log_weight = prior - variance.log().sum(-1) / 2
-                similarity = Gaussian(mean, 1 / variance, log_weight)
+                similarity = Gaussian.likelihood(mean, variance, prior)
             else:
                 similarity = Gaussian(mean, torch.full_like(mean, 2.0), prior)
         parents = score if self.logits else score.sigmoid()

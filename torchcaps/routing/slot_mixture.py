@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.numerics import Floor, full_precision
-from torchcaps.ops import Gaussian, Gaussians, Votes
+from torchcaps.ops import Gaussian, Votes
 from torchcaps.ops.backend import mean_of, variance_of
 from torchcaps.routing.base import (
     Gradient,
@@ -125,13 +125,17 @@ class SlotMixtureRouting(Routing):
             first = self.first(B, J, projected.dtype)
             mean = first
             variance = torch.ones_like(first)
-            log_share = None
+            # Of equal slots; a constant does not matter.
+            log_share = first.new_zeros(B, J)
+            sharpness = 1 / math.sqrt(first.shape[-1])
             steps = self.steps
             for step in range(steps):
                 if self.gradient == "last" and step == steps - 1:
                     mean = passed_on(first, mean)
                 with gradient_context(self.gradient, step, steps):
-                    similarity = mixture_similarity(mean, variance, log_share)
+                    similarity = Gaussian.likelihood(
+                        mean, variance, log_share, sharpness
+                    )
                     moments, share = moments_and_shares(
                         projected, similarity, activation, scatter=True
                     )
@@ -153,22 +157,3 @@ def _readout(size: int, hidden: int) -> nn.Module:
     return nn.Sequential(
         nn.Linear(2 * size, hidden), nn.ReLU(), nn.Linear(hidden, size)
     )
-
-
-def mixture_similarity(
-    mean: Tensor, variance: Tensor, log_share: Tensor | None
-) -> Gaussian:
-    r"""The similarity :math:`\log \pi_j + H^{-1/2} \log \mathcal N(x; \mu_j,
-    \sigma_j^2)`, but for a constant.
-
-    Args:
-        mean: :math:`\mu`, (B, J, H).
-        variance: :math:`\sigma^2`, (B, J, H).
-        log_share: :math:`\log \pi`, (B, J); None where all are equal.
-    """
-    _, _, precision, log_determinant = Gaussians.of(mean, variance)
-    sharpness = 1 / math.sqrt(mean.shape[-1])
-    log_weight = -sharpness / 2 * log_determinant
-    if log_share is not None:
-        log_weight = log_weight + log_share
-    return Gaussian(mean, sharpness * precision, log_weight)
