@@ -19,7 +19,7 @@ from torchcaps.mixture.steps import (
     mixture_step,
     weighted_step,
 )
-from torchcaps.numerics import LEAST_FLOOR, check_floor
+from torchcaps.numerics import LEAST_FLOOR, Floor
 from torchcaps.ops import Votes
 from torchcaps.routing import (
     AttentionRouting,
@@ -29,6 +29,7 @@ from torchcaps.routing import (
     Routed,
 )
 from torchcaps.routing.batch_norm import BatchStandard
+from torchcaps.spec import check
 
 I, J, H = 6, 3, 4
 
@@ -126,7 +127,7 @@ def test_floors_that_float32_holds(case: str) -> None:
 def test_least_floor() -> None:
     """The least has all that derivatives take of it in float32; half of it has not."""
     for floor in (LEAST_FLOOR, 1 / LEAST_FLOOR):
-        check_floor(floor=floor)
+        check(Floor, floor, "floor")
         number = torch.tensor(floor, dtype=torch.float32)
         for power in (1, 2, -1, -2):
             assert 0 < number.pow(power) < math.inf

@@ -12,14 +12,16 @@ from tests.small_networks import shipped
 from torchcaps.layers import FullyConnectedDecoder, PoseNorm
 from torchcaps.models.registry import MODELS
 from torchcaps.numerics import (
-    check_finite,
-    check_positive,
+    Finite,
+    NotNegative,
+    Positive,
+    Share,
     check_series,
-    check_share,
     check_size,
     check_sizes,
 )
 from torchcaps.routing import EMRouting, SpectralRouting, constructor_arguments
+from torchcaps.spec import check
 
 NO_SIZES = (0, -1, math.inf, math.nan, 1.5, True)
 LAYERS: dict[type, dict[str, Any]] = {
@@ -145,8 +147,9 @@ def test_sizes_and_finite_numbers() -> None:
     check_sizes(0, padding=0)
     check_size(0, padding=0)
     check_series(0, hidden=())
-    check_finite(scale=-1.0, weight=2)
-    check_share(none=0, all=1.0)
+    check(Finite, -1.0, "scale")
+    check(Share, 0, "none")
+    check(Share, 1.0, "all")
     with pytest.raises(ValueError, match=r"widths must be at least 1, got \(3, 0\)"):
         check_sizes(widths=(3, 0))
     for wrong in ("3", None, 2.5, True):
@@ -159,17 +162,17 @@ def test_sizes_and_finite_numbers() -> None:
     ):
         check_series(0, hidden=5)
     for other in (None, "x", True, math.nan, math.inf):
-        for check in (check_finite, check_positive, check_share):
+        for hint in (Finite, Positive, Share):
             with pytest.raises(ValueError, match="scale must be"):
-                check(scale=other)
+                check(hint, other, "scale")
     with pytest.raises(ValueError, match="scale must be at least 0, got -1"):
-        check_finite(0, scale=-1)
+        check(NotNegative, -1, "scale")
     for other in (0, -1.0):
         with pytest.raises(ValueError, match="scale must be above 0"):
-            check_positive(scale=other)
+            check(Positive, other, "scale")
     for other in (-0.1, 1.1):
         with pytest.raises(ValueError, match=r"scale must be a share in \[0, 1\]"):
-            check_share(scale=other)
+            check(Share, other, "scale")
 
 
 @pytest.mark.parametrize(

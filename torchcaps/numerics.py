@@ -375,50 +375,6 @@ def _is_sequence(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str)
 
 
-def check_finite(least: float = -math.inf, /, **numbers: Any) -> None:
-    """Checks that arguments are finite numbers.
-
-    Raises:
-        ValueError: if one is not a number, infinite, NaN, or smaller than ``least``;
-            names the argument.
-    """
-    bounds = Within(least)
-    for name, number in numbers.items():
-        bounds.check(name, number)
-
-
-def check_positive(**numbers: Any) -> None:
-    """Checks that arguments are finite numbers above 0.
-
-    Raises:
-        ValueError: if one is not; names the argument.
-    """
-    for name, number in numbers.items():
-        _POSITIVE.check(name, number)
-
-
-def check_floor(**floors: Any) -> None:
-    """Checks that arguments can keep variances from 0 in any dtype: they, their squares
-    and 1 / x^2 are finite.
-
-    Raises:
-        ValueError: if one is not between :data:`LEAST_FLOOR` and its inverse; names the
-            argument.
-    """
-    for name, floor in floors.items():
-        _FLOOR.check(name, floor)
-
-
-def check_share(**shares: Any) -> None:
-    """Checks that arguments are numbers from 0 to 1.
-
-    Raises:
-        ValueError: if one is not; names the argument.
-    """
-    for name, share in shares.items():
-        _SHARE.check(name, share)
-
-
 def check_choice(argument: str, value: Choice, choices: tuple[str, ...]) -> Choice:
     """The value, checked.
 

@@ -21,7 +21,8 @@ from torchcaps.layers.pose import (
 )
 from torchcaps.layers.pose_norm import PoseMagnitude
 from torchcaps.numerics import (
-    check_finite,
+    Finite,
+    NotNegative,
     check_size,
     compute_dtype,
     kept_tensor,
@@ -30,6 +31,7 @@ from torchcaps.ops import Votes
 from torchcaps.ops.plan import known_backend
 from torchcaps.routing import EMRouting, LayerShape, Routed, Routing, as_capsules
 from torchcaps.routing.base import routing_of
+from torchcaps.spec import check
 
 Coordinates = bool | Literal["scaled"]
 
@@ -157,8 +159,8 @@ class ClassCaps(CapsuleLayer):
     ) -> None:
         super().__init__()
         check_size(in_types=in_types, classes=classes)
-        check_finite(coordinate_scale=coordinate_scale)
-        check_finite(0, init_std=init_std)
+        check(Finite, coordinate_scale, "coordinate_scale")
+        check(NotNegative, init_std, "init_std")
         self.in_types = in_types
         self.in_pose, self.out_pose = pose_shapes(in_pose, out_pose)
         if coordinates not in (True, False, "scaled"):

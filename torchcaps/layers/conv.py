@@ -22,12 +22,12 @@ from torchcaps.layers.pose import (
     without_own_transforms,
 )
 from torchcaps.layers.pose_norm import PoseScale, norm_of
-from torchcaps.numerics import check_choice, check_finite, check_size
+from torchcaps.numerics import NotNegative, check_choice, check_size
 from torchcaps.ops import PARENTS, GridWide, Votes, Windows
 from torchcaps.ops.plan import known_backend
 from torchcaps.routing import EMRouting, LayerShape, Routed, Routing, as_capsules
 from torchcaps.routing.base import routing_of
-from torchcaps.spec import shown
+from torchcaps.spec import check, shown
 
 Competition = Literal["image", "grid", "window"]
 
@@ -116,8 +116,7 @@ class CapsConvNd(CapsuleLayer):
         self.stride = per_axis("stride", stride, self.axes, 1)
         self.padding = per_axis("padding", padding, self.axes, 0)
         check_size(in_types=in_types, out_types=out_types)
-        if init_std is not None:
-            check_finite(0, init_std=init_std)
+        check(NotNegative | None, init_std, "init_std")
         check_choice("competition", competition, get_args(Competition))
         self.in_types = in_types
         self.out_types = out_types

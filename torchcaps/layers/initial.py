@@ -15,7 +15,8 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers.classcaps import ClassCaps
 from torchcaps.layers.conv import CapsConvNd
 from torchcaps.layers.linear import CapsLinear
-from torchcaps.numerics import check_positive, resolution, transformed
+from torchcaps.numerics import Positive, resolution, transformed
+from torchcaps.spec import check
 
 # At most: once is not quite enough where the routing depends on the scale, as by a
 # floor of variances
@@ -201,8 +202,7 @@ def start_length(
         >>> 0.23 < layer(children).activation.mean() < 0.26
         tensor(True)
     """
-    if target is not None:
-        check_positive(target=target)
+    check(Positive | None, target, "target")
     rows = children.pose.flatten(1).isfinite().all(1) & children.activation.flatten(
         1
     ).isfinite().all(1)

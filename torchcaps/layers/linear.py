@@ -16,8 +16,8 @@ from torchcaps.layers.pose import (
     without_own_transforms,
 )
 from torchcaps.numerics import (
+    Positive,
     check_choice,
-    check_positive,
     check_size,
     full_precision,
 )
@@ -25,7 +25,7 @@ from torchcaps.ops import Votes
 from torchcaps.ops.plan import known_backend
 from torchcaps.routing import DynamicRouting, LayerShape, Routed, Routing, as_capsules
 from torchcaps.routing.base import routing_of
-from torchcaps.spec import shown
+from torchcaps.spec import check, shown
 from torchcaps.squashing import length
 
 Transforms = Literal["full", "shared", "orthogonal", "subspace"]
@@ -135,8 +135,7 @@ class CapsLinear(CapsuleLayer):
         check_size(out_capsules=out_capsules)
         if in_capsules is not None:
             check_size(in_capsules=in_capsules)
-        if init_std is not None:
-            check_positive(init_std=init_std)
+        check(Positive | None, init_std, "init_std")
         self.in_capsules = in_capsules
         self.out_capsules = out_capsules
         self.in_pose, self.out_pose = pose_shapes(in_pose, out_pose)

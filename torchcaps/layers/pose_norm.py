@@ -8,15 +8,15 @@ from torch import Tensor, nn
 
 from torchcaps.layers.pose import Pose, pose_shape
 from torchcaps.numerics import (
+    Floor,
     check_choice,
-    check_floor,
     check_size,
     compute_dtype,
     full_precision,
     real_dtype,
 )
 from torchcaps.routing.batch_norm import BatchStandard, early_share
-from torchcaps.spec import SuggestsNames
+from torchcaps.spec import SuggestsNames, check
 
 PoseScale = Literal["element", "type"]
 
@@ -78,7 +78,7 @@ class PoseNorm(SuggestsNames, nn.Module):
         super().__init__()
         check_choice("kind", kind, get_args(PoseScale))
         check_size(types=types)
-        check_floor(eps=eps)
+        check(Floor, eps, "eps")
         self.types, self.pose, self.kind = types, pose_shape("pose", pose), kind
         self.eps = eps
         # Not BatchStandard: sync_batchnorm puts a class of its own in its place.

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from torchcaps.numerics import check_floor, check_share
+from torchcaps.numerics import Floor, Share
+from torchcaps.spec import check
 
 
 def early_share(batches: Tensor, momentum: float = 0.1) -> Tensor:
@@ -166,8 +167,8 @@ class BatchStandard(EarlyBatchNorm1d):
         epsilon: float = 1e-5,
         momentum: float = 0.1,
     ) -> None:
-        check_share(momentum=momentum)
-        check_floor(epsilon=epsilon)
+        check(Share, momentum, "momentum")
+        check(Floor, epsilon, "epsilon")
         super().__init__(features, eps=epsilon, momentum=momentum, affine=False)
 
     def forward(self, input: Tensor) -> Tensor:

@@ -19,9 +19,9 @@ from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, SequentialLR
 from torchcaps.losses import ActivationLoss  # noqa: F401
 from torchcaps.models import ClassifierNetwork, create_model, list_models
 from torchcaps.models.registry import MODELS, taken_by
-from torchcaps.numerics import check_finite
+from torchcaps.numerics import NotNegative
 from torchcaps.routing import Routing  # noqa: F401
-from torchcaps.spec import Registry, Within
+from torchcaps.spec import Registry, Within, check
 from torchcaps_lab.data import DataSet, Examples, Preprocess  # noqa: F401
 from torchcaps_lab.data.classes import places_of
 from torchcaps_lab.options import declarations
@@ -227,7 +227,7 @@ class Optimisation(declarations.OptimisationOptions):
     """
 
     def __post_init__(self) -> None:
-        check_finite(0, reconstruction=self.reconstruction)
+        check(NotNegative, self.reconstruction, "reconstruction")
         if self.lr in (None, "find"):
             return
         Within(0, open=True).check("lr", self.lr)

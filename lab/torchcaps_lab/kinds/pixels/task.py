@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from torchcaps.models import ClassifierNetwork, Prediction
-from torchcaps.numerics import check_finite
+from torchcaps.numerics import NotNegative
+from torchcaps.spec import check
 from torchcaps_lab.data import Batch, Examples
 from torchcaps_lab.evaluate.findings import Metrics, check_asked, predicted
 from torchcaps_lab.evaluate.hints import titled
@@ -117,7 +118,7 @@ class Segmentation(Task):
     length = "activation of the class at the pixel where it is highest"
 
     def __init__(self, dice: float = 1.0) -> None:
-        check_finite(0, dice=dice)
+        check(NotNegative, dice, "dice")
         self.dice = dice
 
     def check(self, images: Examples) -> None:

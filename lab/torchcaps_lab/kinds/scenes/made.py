@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchcaps.numerics import check_series, check_share, check_size
+from torchcaps.numerics import Share, check_series, check_size
+from torchcaps.spec import check
 from torchcaps_lab.data.base import DataSet
 from torchcaps_lab.data.boxes import INK, ink_boxes
 from torchcaps_lab.data.examples import Batch, Composition, Examples, Parts
@@ -297,7 +298,7 @@ def _check_numbers(scenes: "Scenery | DigitScenes") -> None:
     check_series(2, canvas=scenes.canvas)
     check_size(most=scenes.most)
     check_size(0, least=scenes.least, clutter=scenes.clutter)
-    check_share(twins=scenes.twins)
+    check(Share, scenes.twins, "twins")
     if scenes.least > scenes.most:
         raise ValueError(
             f"least and most must be 0 <= least <= most, got {scenes.least} and "

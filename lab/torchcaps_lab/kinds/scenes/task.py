@@ -12,7 +12,8 @@ from torchcaps.models import (
     box_area,
     box_iou,
 )
-from torchcaps.numerics import check_finite
+from torchcaps.numerics import NotNegative
+from torchcaps.spec import check
 from torchcaps_lab.data import Batch, Examples
 from torchcaps_lab.evaluate.findings import ask, check_asked, predicted
 from torchcaps_lab.tasks.base import (
@@ -177,7 +178,7 @@ class Detection(SeveralLabels):
         each: bool = True,
     ) -> None:
         super().__init__(None, threshold)
-        check_finite(0, weight=weight)
+        check(NotNegative, weight, "weight")
         self.weight = weight
         self.each = each
 
