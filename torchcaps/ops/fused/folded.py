@@ -4,7 +4,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,28 +43,17 @@ _WORTH_A_THREAD = 1 << 20
 _NO_MEMORY = 3
 
 
-class Routing(NamedTuple):
-    """The tensors of all steps: the children, and what the parents have."""
-
-    children: Folded
-    bias: Tensor | None = None  # [J, M * D]
-    gain: Tensor | None = None  # [M * D]
-    shift: Tensor | None = None  # [M * D]
-
-    @classmethod
-    def of(cls, tensors: Sequence[Any]) -> "Routing":
-        """Make it from all tensors in this order."""
-        children = Folded(tensors[3].shape[1], *tensors[:7])
-        return cls(children, *tensors[7:])
-
-
 def route(
-    routing: Routing, settings: FoldedSteps
+    children: Folded,
+    settings: FoldedSteps,
+    bias: Tensor | None = None,
+    gain: Tensor | None = None,
+    shift: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor] | None:
     """All steps, as :func:`torchcaps.ops.folded.route`; None where that cannot be in
     C++: :func:`~torchcaps.ops.fused.deferred.recorded`.
     """
-    tensors = (*routing.children[1:8], *routing[1:])
+    tensors = (*children[1:8], bias, gain, shift)
     differentiated = recorded(tensors)
     if differentiated is None:
         return None
@@ -176,9 +165,9 @@ class _Route(torch.autograd.Function):
             _checked(library().torchcaps_folded_routing(record, True, wide))
             return slopes
 
-        def function(*tensors: Tensor | None) -> Tensors:
-            routing = Routing.of(tensors)
-            return folded.route(routing.children, settings, *routing[1:])
+        def function(*tensors: Any) -> Tensors:
+            children = Folded(tensors[3].shape[1], *tensors[:7])
+            return folded.route(children, settings, *tensors[7:])
 
         return None, *gradients(work, function, tensors, upstream)
 

@@ -44,7 +44,7 @@ def routed(
             votes = votes.restricted(leaky=True)
         elif competition.leaky:
             settings = settings._replace(leaky=True)
-        result = folded.route(folded.Routing(children, *fields), settings)
+        result = folded.route(children, settings, *fields)
     if result is None:
         return None
     pose, alpha, lengths = result
