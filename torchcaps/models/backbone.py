@@ -25,6 +25,7 @@ from torchcaps.layers import (
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier
 from torchcaps.models.installed import IMAGENET_PIXELS, imagenet_weights, import_timm
 from torchcaps.models.registry import register_model
+from torchcaps.models.residual import Residual
 from torchcaps.numerics import AnySizes, NotNegative, Size, Sizes
 from torchcaps.routing import DynamicRouting, Routing
 from torchcaps.routing.batch_norm import EarlyBatchNorm2d
@@ -65,11 +66,15 @@ class ResidualBackbone(Backbone):
     ) -> None:
         super().__init__()
         self.channels = widths[-1]
-        self.stem = _convolution(in_channels, widths[0], stride)
+        self.stem = nn.Sequential(
+            nn.Conv2d(in_channels, widths[0], 3, stride, padding=1, bias=False),
+            EarlyBatchNorm2d(widths[0]),
+        )
         layers: list[nn.Module] = []
         for stage, (before, width) in enumerate(pairwise((widths[0], *widths))):
-            layers.append(_Block(before, width, 1 if stage == 0 else 2))
-            layers += [_Block(width, width) for _ in range(blocks - 1)]
+            halving = 1 if stage == 0 else 2
+            layers.append(Residual(before, width, halving, projected=True))
+            layers += [Residual(width, width) for _ in range(blocks - 1)]
         self.stages = nn.Sequential(*layers)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -80,42 +85,6 @@ class ResidualBackbone(Backbone):
     def forward(self, images: Tensor) -> Tensor:
         """The features of the last stage."""
         return self.stages(F.relu(self.stem(images)))
-
-
-class _Block(nn.Module):
-    """relu(x + f(x)), f two convolutions; x goes through one of 1x1 where the shapes
-    differ.
-    """
-
-    def __init__(
-        self,
-        before: int,
-        width: int,
-        stride: int = 1,
-    ) -> None:
-        super().__init__()
-        self.first = _convolution(before, width, stride)
-        self.second = _convolution(width, width)
-        self.shortcut: nn.Module = nn.Identity()
-        if before != width or stride != 1:
-            self.shortcut = _convolution(before, width, stride, kernel_size=1)
-
-    def forward(self, features: Tensor) -> Tensor:
-        return F.relu(
-            self.shortcut(features) + self.second(F.relu(self.first(features)))
-        )
-
-
-def _convolution(
-    before: int,
-    width: int,
-    stride: int = 1,
-    kernel_size: int = 3,
-) -> nn.Sequential:
-    convolution = nn.Conv2d(
-        before, width, kernel_size, stride, padding=kernel_size // 2, bias=False
-    )
-    return nn.Sequential(convolution, EarlyBatchNorm2d(width))
 
 
 class TimmBackbone(Backbone):

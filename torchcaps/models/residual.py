@@ -34,11 +34,9 @@ class Residual(nn.Module):
         projected: bool = False,
     ) -> None:
         super().__init__()
-        # A padded shortcut adds channels of zeros.
-        self.added, self.stride = (
-            channels - in_channels,
-            stride,
-        )
+        # Channels of zeros that a padded shortcut adds.
+        self.added = channels - in_channels
+        self.stride = stride
         self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
         self.norm1 = EarlyBatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
@@ -58,6 +56,8 @@ class Residual(nn.Module):
     def _shortcut(self, features: Tensor) -> Tensor:
         if self.projection is not None:
             return self.projection(features)
+        if self.stride == 1 and not self.added:
+            return features
         thinned = features[:, :, :: self.stride, :: self.stride]
         return F.pad(
             thinned, (0, 0, 0, 0, self.added // 2, self.added - self.added // 2)
