@@ -139,6 +139,7 @@ def test_doubling_is_a_transposed_convolution_of_kernel_4_and_stride_2() -> None
         ),
         ({"axes": 4}, "axes must be one of"),
         ({"in_types": 0}, "in_types must be"),
+        ({"backend": "fast"}, "backend must be one of"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: dict[str, object], message: str) -> None:

@@ -15,6 +15,7 @@ from torchcaps.layers.pose import check_axes, check_map, start_vote_bias, vote_b
 from torchcaps.layers.pose_norm import PoseScale, norm_of
 from torchcaps.numerics import check_choice, check_size
 from torchcaps.ops import Votes
+from torchcaps.ops.plan import known_backend
 from torchcaps.routing import DynamicRouting, LayerShape, Routing, as_capsules
 from torchcaps.routing.base import routing_of
 from torchcaps.spec import shown
@@ -107,7 +108,9 @@ class LocalCaps(CapsuleLayer):
         self.in_dim = in_dim
         self.out_dim = out_dim
         self.kernel_size = 2 if resolution == "double" else kernel_size
-        self.resolution, self.axes, self.backend = resolution, check_axes(axes), backend
+        self.resolution = resolution
+        self.axes = check_axes(axes)
+        self.backend = known_backend(backend)
         seen = self.kernel_size**axes * in_dim
         phases = 2**axes if resolution == "double" else 1
         self.weight = nn.Parameter(
