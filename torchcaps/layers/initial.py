@@ -94,11 +94,7 @@ def _differ(pose: Tensor) -> bool:
 
 
 # m+, m- and lambda of the margin loss, by default.
-_PRESENT, _ABSENT, _DOWN_WEIGHT = (
-    0.9,
-    0.1,
-    0.5,
-)
+_PRESENT, _ABSENT, _DOWN_WEIGHT = 0.9, 0.1, 0.5
 
 
 def balanced_length(parents: int) -> float:

@@ -92,8 +92,7 @@ class MatrixCapsNet(CapsuleClassifier):
             over.
         class_routing: the routing of the class capsules.
         competition: which parents compete for a child: all that see it in the
-            ``image``, those of one type at any ``position``, or those of one
-            ``window``.
+            ``image``, or those of one ``window``.
         coordinates: add the children's places to their votes for the class capsules;
             ``"scaled"``: multiplied by how large their poses are.
         decoder_hidden: widths of the decoder's hidden layers; None for no decoder, as

@@ -335,27 +335,9 @@ def _results(
     """All results of a backend for a call, and the gradients of all inputs, on the
     CPU.
     """
-    return _with_gradients(
-        _outputs(backend, problem, tensors, similarity, competing), tensors
-    )
-
-
-def _with_gradients(outputs: dict[str, Tensor], tensors: Tensors) -> dict[str, Tensor]:
-    return {
-        name: tensor.detach().cpu()
-        for name, tensor in with_gradients(outputs, tensors, seed=1).items()
-    }
-
-
-def _source(
-    backend: type[VoteSource], problem: Problem, tensors: Tensors
-) -> VoteSource:
-    children = tensors["children"]
-    sites = problem.sites(tensors["children"].device)
-    coordinates = tensors["coordinates"] if problem.coordinates else None
-    if backend.indexed:
-        return backend(children, tensors["transforms"], coordinates, sites)
-    return backend(in_windows(children, sites), tensors["transforms"], coordinates)
+    outputs = _outputs(backend, problem, tensors, similarity, competing)
+    results = with_gradients(outputs, tensors, seed=1)
+    return {name: tensor.detach().cpu() for name, tensor in results.items()}
 
 
 def _outputs(
@@ -366,14 +348,18 @@ def _outputs(
     competing: Competing,
 ) -> dict[str, Tensor]:
     """Moments with and without the scatter, logits, and log-partitions."""
-    sites = problem.sites(tensors["children"].device)
+    children, transforms = tensors["children"], tensors["transforms"]
+    sites = problem.sites(children.device)
+    coordinates = tensors["coordinates"] if problem.coordinates else None
     weights = tensors["weights"] if problem.weights else None
     competition, log_partition = competing
-    if not backend.indexed:
+    if backend.indexed:
+        source = backend(children, transforms, coordinates, sites)
+    else:
+        source = backend(in_windows(children, sites), transforms, coordinates)
         weights = None if weights is None else in_windows(weights, sites)
         if log_partition is not None and log_partition.ndim == 2:
             log_partition = in_windows(log_partition, sites)
-    source = _source(backend, problem, tensors)
     moments, with_scatter = (
         source.moments(similarity, weights, competition, log_partition, scatter)
         for scatter in (False, True)

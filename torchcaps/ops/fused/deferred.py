@@ -22,7 +22,7 @@ the operators.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import is_
 from typing import Any, NamedTuple
@@ -181,9 +181,7 @@ class NativeVotes(FusedVotes):
         entries: dict[int, _Entry] = {}
         token = None
         if grad_mode:
-            # Every step takes this scalar as an input. Autograd runs a node after all users of its
-            # output, so _Token.backward runs after the last step.
-            token = _Token.apply(entries, children, transforms, coordinates)
+            token = Token.apply(entries, _pass_on, children, transforms, coordinates)
         # One layout for all steps, however many threads there are later.
         parts = 0 if self.sites is None else passes.row_parts(self._call(None))
         ledger = Ledger(token, parts, entries)
@@ -274,26 +272,41 @@ def _versions(call: Call) -> list[int]:
     return [tensor._version for tensor in call.similarity]
 
 
-class _Token(torch.autograd.Function):
-    """A number without meaning, whose backward pass is that of the votes."""
+class Token(torch.autograd.Function):
+    """A number without meaning, whose backward pass is that of tensors which all steps
+    share.
+
+    Every step takes it as an input. Autograd runs a node after all users of its output:
+    so what the steps have left in the ledger is passed on once, after the last of them.
+    The number of the backward pass keeps apart those that run at the same time.
+    """
 
     @staticmethod
-    def forward(ctx: Any, entries: dict[int, _Entry], *votes: Tensor | None) -> Tensor:
-        ctx.entries = entries
-        assert votes[0] is not None
-        return votes[0].new_empty(())
+    def forward(
+        ctx: Any,
+        ledger: dict[int, Any],
+        pass_on: Callable[[Any, Sequence[bool]], Sequence[Tensor | None]],
+        like: Tensor,
+        *others: Tensor | None,
+    ) -> Tensor:
+        """The number, of the kind of the first of the tensors."""
+        ctx.ledger, ctx.pass_on, ctx.count = ledger, pass_on, 1 + len(others)
+        return like.new_empty(())
 
     @staticmethod
     def backward(ctx: Any, _: Tensor) -> Any:
-        # All steps depend on the token, so autograd calls this after the last of them:
-        # their terms are in the entry, and one pass over the votes adds them up. The
-        # number of the backward pass keeps apart those that run at the same time.
-        entry = ctx.entries.pop(torch._C._current_graph_task_id(), None)
-        if entry is None:
-            return None, None, None, None
-        return None, *passes.pass_on(
-            entry.call, entry.terms, entry.parts, ctx.needs_input_grad[1:]
-        )
+        """The gradients of the tensors."""
+        left = ctx.ledger.pop(torch._C._current_graph_task_id(), None)
+        if left is None:
+            return None, None, *(None for _ in range(ctx.count))
+        return None, None, *ctx.pass_on(left, ctx.needs_input_grad[2:])
+
+
+def _pass_on(entry: _Entry, wanted: Sequence[bool]) -> Sequence[Tensor | None]:
+    """The gradients of children, transforms and coordinates: one pass over the votes
+    adds up the terms of all steps.
+    """
+    return passes.pass_on(entry.call, entry.terms, entry.parts, wanted)
 
 
 def _entry(ctx: Any, call: Call) -> _Entry | None:
@@ -404,12 +417,16 @@ class _Scores(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> Any:
         step = ctx.step
+        leaky, reduced = step.options
+        beside = _BESIDE[1:]  # scores take one token
+        # Read once: a checkpoint gives them out only once.
         saved = ctx.saved_tensors
+        scores, logits, sites, *tensors = saved
         if torch.is_grad_enabled() or any_batched((grad,)):
             slopes = scores_gradients(
-                saved[3:], saved[2], saved[:1], (grad,), "native", *step.options
+                tensors, sites, (scores,), (grad,), "native", leaky, reduced
             )
-            return *_BESIDE[:4], *slopes
+            return *beside, *slopes
         scores, logits, sites, *tensors = passes.plain(saved)
         call = Call.of(tensors, sites)
         entry = _entry(ctx, call)
@@ -418,13 +435,14 @@ class _Scores(torch.autograd.Function):
             scores,
             grad,
             step.parts,
-            True in ctx.needs_input_grad[9:],
+            # Those of the similarity come after the five others of the call.
+            any(ctx.needs_input_grad[len(beside) + 5 :]),
             logits,
             None if entry is None else entry.left.pop(step.scores, None),
             passing=entry is not None,
-            leaky=step.options[0],
-            reduced=step.options[1],
+            leaky=leaky,
+            reduced=reduced,
         )
         if entry is not None:
             entry.terms += flow.terms
-        return *_BESIDE[:4], *flow.gradients
+        return *beside, *flow.gradients

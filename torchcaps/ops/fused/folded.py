@@ -13,7 +13,7 @@ from torchcaps.numerics import any_batched
 from torchcaps.ops import folded
 from torchcaps.ops.derivatives import Tensors, gradients
 from torchcaps.ops.folded import Folded, FoldedSteps
-from torchcaps.ops.fused.deferred import recorded
+from torchcaps.ops.fused.deferred import Token, recorded
 from torchcaps.ops.fused.library import library
 from torchcaps.ops.fused.passes import Record, plain
 
@@ -184,23 +184,7 @@ class Shared:
         self.sums: dict[int, Tensor] = {}
         self.token: Tensor | None = None
         if recorded((poses,)):
-            # Every step takes this scalar as an input. Autograd runs a node after all
-            # users of its output, so _Token.backward runs after the last step.
-            self.token = _Token.apply(self.sums, poses)
-
-
-class _Token(torch.autograd.Function):
-    """A number without meaning, whose backward pass is that of the poses."""
-
-    @staticmethod
-    def forward(ctx: Any, sums: dict[int, Tensor], poses: Tensor) -> Tensor:
-        ctx.sums = sums
-        return poses.new_empty(())
-
-    @staticmethod
-    def backward(ctx: Any, _: Tensor) -> Any:
-        # The number of the backward pass keeps apart those that run at the same time.
-        return None, ctx.sums.pop(torch._C._current_graph_task_id(), None)
+            self.token = Token.apply(self.sums, lambda total, _: (total,), poses)
 
 
 def pooled(
