@@ -90,7 +90,7 @@ class Tile:
                 raise TypeError(f"these tiles have no {type(self.similarity).__name__}")
 
     def partition(self, logits: Tensor) -> Tensor:
-        """The normaliser over the parents (and the leak), (i, B)."""
+        """The log-partition over the parents (and the leak), (i, B)."""
         partition = logits.logsumexp(1)
         if self.options.leaky:
             return torch.logaddexp(partition, partition.new_zeros(()))
@@ -300,7 +300,9 @@ def _scores_backward(
     options: Options,
     reduced: bool,
 ) -> Tensors:
-    """The gradients of the tensors, from that of the logits, or of their normaliser."""
+    """The gradients of the tensors, from that of the logits, or of their
+    log-partition.
+    """
     call = Call.of(tensors, None)
     grads = call.gradients()
     for rows, columns in _grid(call, options):

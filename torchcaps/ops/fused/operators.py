@@ -84,8 +84,8 @@ class Kernels(Protocol):
         leaky: bool,
         reduced: bool,
     ) -> Tensor:
-        """The logits (B, I, J), or reduced, their normaliser over the parents (and the
-        leaky) (B, I).
+        """The logits (B, I, J), or reduced, their log-partition over the parents (and
+        the leak) (B, I).
         """
 
     def scores_backward(
@@ -206,7 +206,7 @@ def _moments_backward(*arguments: Any) -> list[Tensor]:
 
 
 def _scores(*arguments: Any) -> Tensor:
-    """The logits, or their normaliser."""
+    """The logits, or their log-partition."""
     call, backend, (leaky, reduced) = _opened(arguments)
     return _kernels(backend).scores(call.readable(), leaky=leaky, reduced=reduced)
 

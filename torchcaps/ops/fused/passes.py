@@ -210,8 +210,8 @@ def scores(
     parts: int | None = None,
     logits: Tensor | None = None,
 ) -> Tensor:
-    """The logits (B, I, J), or their normaliser (B, I); ``logits``, if given, is filled
-    with the logits.
+    """The logits (B, I, J), or their log-partition (B, I); ``logits``, if given, is
+    filled with the logits.
     """
     B, I, J, *_ = sizes_of(call)
     out = call.children.new_empty((B, I) if reduced else (B, I, J))
