@@ -7,6 +7,7 @@ import os
 import signal
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -573,6 +574,28 @@ class TestEnd:
         more = self.run(tmp_path / "run", len(few) + 1, stop="early", patience=9)
         assert len(more) == len(few) + 1
         assert more == [*few, more[-1]]
+
+    @pytest.mark.parametrize(
+        ("how", "why"),
+        [
+            ({"stop_at": 0.001}, "val_accuracy has reached stop_at 0.001"),
+            (
+                {"stop": "early", "patience": 1},
+                "val_accuracy has not improved for 1 epoch",
+            ),
+        ],
+    )
+    def test_the_line_that_says_why(
+        self, how: dict[str, Any], why: str, tmp_path: Path
+    ) -> None:
+        lines = list[str]()
+        schedule = Schedule(epochs=12, batch_size=16, **how)
+        caller = Caller(show=lines.append)
+        for _ in ("trained", "resumed after the end"):
+            Fitting(
+                learner(), FEW, self.falling(), tmp_path, schedule, CPU, caller
+            ).run()
+            assert lines[-1] == f"training ended: {why}"
 
     @pytest.mark.parametrize(
         ("epochs", "used"),

@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from torchcaps.whole import written_whole
 from torchcaps_lab.data import Examples
 from torchcaps_lab.evaluate.health import routing_health
+from torchcaps_lab.look import counted
 from torchcaps_lab.tasks import Measure
 
 
@@ -200,10 +201,16 @@ class StopAt(Callback):
         """Ends the training if an epoch has reached the value, though ``min_epochs``
         may want more of them.
         """
+        if self.why():
+            trainer.should_stop = True
+
+    def why(self) -> str:
+        """Return why the training ends here; empty if it does not."""
         name = f"val_{self.measure.name}"
         values = [row[name] for row in self.history.rows if name in row]
         if any(self.measure.reached(value, self.aim) for value in values):
-            trainer.should_stop = True
+            return f"{name} has reached stop_at {self.aim:g}"
+        return ""
 
 
 class StopEarly(EarlyStopping):
@@ -222,8 +229,15 @@ class StopEarly(EarlyStopping):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Checks whether an epoch before an interruption has ended the training."""
-        if self.stopped_epoch or self.wait_count >= self.patience:
+        if self.why():
             trainer.should_stop = True
+
+    def why(self) -> str:
+        """Return why the training ends here; empty if it does not."""
+        if self.stopped_epoch or self.wait_count >= self.patience:
+            epochs = counted(self.wait_count, "epochs")
+            return f"{self.monitor} has not improved for {epochs}"
+        return ""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues from there; another patience, which a resumed training may have,

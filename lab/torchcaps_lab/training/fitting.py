@@ -117,11 +117,11 @@ class Fitting:
         self.progress = Progress(
             self.caller.show if self.caller.header else None, self.caller.progress_bar
         )
-        ends: list[Callback] = []
+        self.ends: list[StopAt | StopEarly] = []
         if schedule.stop_at is not None:
-            ends.append(StopAt(schedule.stop_at, self.history, main))
+            self.ends.append(StopAt(schedule.stop_at, self.history, main))
         if schedule.stop is not None:
-            ends.append(StopEarly(schedule.patience, main))
+            self.ends.append(StopEarly(schedule.patience, main))
         self.best = None
         if schedule.keep == "best":
             self.best = KeepBest(self.checkpoints / "best", main)
@@ -138,7 +138,7 @@ class Fitting:
             health,
             self.history,
             self.fingerprint,
-            *ends,
+            *self.ends,
             *checkpoints,
         ]
         self.trainer = self._trainer(
@@ -278,6 +278,9 @@ class Fitting:
         if is_first_process():
             # Lightning does not delete the one it resumed from.
             checkpoint_to_resume(self.checkpoints)
+            reasons = filter(None, (end.why() for end in self.ends))
+            if self.caller.show is not None and (reason := ", ".join(reasons)):
+                self.caller.show(f"training ended: {reason}")
         return self.trainer, self.history.rows
 
     def _check_resumed(self, newest: Path) -> str:
