@@ -316,6 +316,14 @@ def needs_plain_ops() -> bool:
     return torch.compiler.is_compiling() or _is_tracing() or transformed()
 
 
+def product(sizes: Sequence[int]) -> int:
+    """Return the product of the sizes of a map, as a number also where ``torch.jit.trace``
+    makes tensors of sizes: a trace is for maps of one size.
+    """
+    count: Any = math.prod(sizes)
+    return int(count) if isinstance(count, Tensor) else count
+
+
 def check_size(least: int = 1, /, **sizes: Any) -> None:
     """Checks that arguments are sizes: one whole number each.
 

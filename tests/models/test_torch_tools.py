@@ -123,6 +123,32 @@ def test_networks_of_other_kinds_export_with_any_batch(name: str) -> None:
         torch.testing.assert_close(answer, expected)
 
 
+class ActivationOf(nn.Module):
+    """The activation alone: ``torch.jit.trace`` takes no result with a part that is
+    None.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, examples: Tensor) -> Tensor:
+        activation: Tensor = self.network(examples).activation
+        return activation
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace:DeprecationWarning")
+@EVERY
+def test_a_trace_takes_any_batch(name: str) -> None:
+    network = small(name)
+    examples = examples_of(network, 2)
+    traced = torch.jit.trace(ActivationOf(network), examples, check_trace=False)
+    more = examples_of(network, 5)
+    torch.testing.assert_close(traced(more), network(more).activation)
+
+
 def replica_of(module: nn.Module) -> nn.Module:
     """What ``torch.nn.DataParallel`` makes of a module: its parameters are tensors, and
     none is registered.

@@ -26,6 +26,7 @@ from torchcaps.numerics import (
     check_size,
     compute_dtype,
     kept_tensor,
+    product,
 )
 from torchcaps.ops import Votes
 from torchcaps.ops.plan import known_backend
@@ -208,7 +209,7 @@ class ClassCaps(CapsuleLayer):
         """
         children = from_pair(children)
         grid = check_map(children, self.in_types, self.in_pose, self.axes)
-        places = math.prod(grid)
+        places = product(grid)
         if mask is not None:
             children = present(children, mask)
         weight = self.weight

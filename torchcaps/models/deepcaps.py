@@ -13,7 +13,14 @@ from torchcaps.layers import CapsLinear, DecoderInput
 from torchcaps.models.base import CapsuleClassifier, same_padded
 from torchcaps.models.initial import cut_normal, glorot, he_deviation
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import AnySizes, NotNegative, Size, Sizes, ThreeSizes
+from torchcaps.numerics import (
+    AnySizes,
+    NotNegative,
+    Size,
+    Sizes,
+    ThreeSizes,
+    product,
+)
 from torchcaps.ops import Competition, InnerProduct, Votes, VoteSource
 from torchcaps.ops.similarity import Similarity
 from torchcaps.routing import DynamicRouting, Routing
@@ -262,7 +269,9 @@ class CapsConvShared(nn.Module):
             windows.unflatten(1, (self.in_types, -1)).permute(0, 3, 1, 2).flatten(0, 1)
         )  # [B H W, I, P k k]
         transforms = self.weight.movedim(0, 1)[None]  # [1, J, P k k, D]
-        pose = field_routing(children, transforms, H * W, self.bias, self.steps)
+        pose = field_routing(
+            children, transforms, product((H, W)), self.bias, self.steps
+        )
         dtype = torch.promote_types(features.dtype, self.weight.dtype)
         return pose.permute(0, 2, 3, 1).flatten(1, 2).unflatten(-1, (H, W)).to(dtype)
 

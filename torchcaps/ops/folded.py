@@ -187,7 +187,7 @@ def moments(
 def _even_moments(children: Folded, leaky: bool) -> tuple[Tensor, Tensor]:
     B, N, T, _, _ = children.poses.shape
     J = children.parents
-    shares = children.poses.new_full((B, T, N), 1 / (J + leaky))
+    shares = children.poses.new_full((B, T, N), 1 / (J + int(leaky)))
     if children.weights is not None:
         shares = shares * children.weights.transpose(1, 2)
     pooled = torch.einsum("btn,bntmp->btmp", shares, children.poses)
