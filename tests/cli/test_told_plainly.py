@@ -612,3 +612,5 @@ def test_python_says_what_to_give(folder: Path) -> None:
         Classifier("photos/cats")
     with pytest.raises(ValueError, match=r"give image_shape=\(channels, height, width"):
         create_model("capsnet_digits", in_chans=1)
+    with pytest.raises(ValueError, match="forward_features of the network returns"):
+        create_model("capsnet_digits", features_only=True)

@@ -67,20 +67,21 @@ def register_model(name: str, source: str, **arguments: Any) -> Callable[[type],
     return register
 
 
-FOREIGN = ("in_chans", "img_size")
-"""What timm calls the parts of ``image_shape``."""
+_SHAPE = "give image_shape=(channels, height, width)"
+FOREIGN = {
+    "in_chans": _SHAPE,
+    "img_size": _SHAPE,
+    "features_only": "forward_features of the network returns the capsules below the "
+    "classes",
+}
+"""Arguments of timm that no network has, and what to do instead."""
 
 
 def check_foreign_names(name: str, arguments: Mapping[str, Any]) -> None:
-    """Raises a `ValueError` that names ``image_shape`` for the names that timm has for
-    its parts.
-    """
-    for argument in FOREIGN:
+    """Raises a `ValueError` that says what to do instead of an argument of timm."""
+    for argument, instead in FOREIGN.items():
         if argument in arguments and argument not in parameters(MODELS[name].network):
-            raise ValueError(
-                f"{name} takes no argument {argument!r}: give image_shape=(channels, "
-                "height, width)"
-            )
+            raise ValueError(f"{name} takes no argument {argument!r}: {instead}")
 
 
 def check_argument_names(name: str, network: type) -> None:
