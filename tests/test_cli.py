@@ -442,7 +442,9 @@ class TestLooking:
 
     def test_usage(self, capsys):
         assert main([]) == 2
-        assert "usage: torchcaps" in capsys.readouterr().err
+        usage, commands, *_ = capsys.readouterr().err.split("\n\n")
+        assert usage == "usage: torchcaps COMMAND ..."
+        assert all(line.startswith("  ") for line in commands.splitlines())
 
     @pytest.mark.parametrize(
         ("name", "meant"),

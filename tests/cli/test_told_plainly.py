@@ -484,6 +484,7 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
         ("train photos --device cuda", "did you mean --trainer.accelerator?"),
         ("train photos --img-size 64", "did you mean --data.size?"),
         ("predict photo.jpg", "it takes RUN IMAGES, in this order"),
+        ("explain", "it takes RUN [FOLDER], in this order"),
         ("predict mnist/efficent_capsnet p.png", "mean mnist/efficient_capsnet?"),
         ("explain runs/nope", "there is no folder runs/nope"),
         ("explain mnist/efficient_capsnet --out x", "a saved network needs --data"),

@@ -7,6 +7,7 @@ import difflib
 import inspect
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
@@ -160,7 +161,15 @@ def _unknown(name: str) -> str:
 
 def _usage() -> str:
     modules = {name: import_module(f"{__name__}.{name}") for name in COMMANDS}
-    rows = [f"  {name:10}{inspect.getdoc(module)}" for name, module in modules.items()]
+    rows = [
+        textwrap.fill(
+            f"{name:10}{' '.join(str(module.__doc__).split())}",
+            initial_indent="  ",
+            subsequent_indent=12 * " ",
+            width=88,
+        )
+        for name, module in modules.items()
+    ]
     return "\n".join(
         [
             "usage: torchcaps COMMAND ...",

@@ -227,7 +227,9 @@ class OptionParser(ArgumentParser):
             message += f"; did you mean --{SPELT.get(name, name)}?" if name else ""
         if message.startswith("the following arguments are required"):
             places = [
-                action.dest for action in self._actions if not action.option_strings
+                f"[{action.dest}]" if action.nargs == "?" else action.dest
+                for action in self._actions
+                if not action.option_strings
             ]
             message += f"; it takes {' '.join(map(str.upper, places))}, in this order"
         self.exit(
