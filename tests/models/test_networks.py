@@ -482,3 +482,11 @@ class TestNotImported:
     def test_own_networks_need_no_import(self, tmp_path: Path) -> None:
         create_model("capsnet_digits").save_pretrained(tmp_path)
         assert "imports" not in json.loads((tmp_path / CONFIG_FILE).read_text())
+
+
+@pytest.mark.parametrize("name", ["capsnet_digits", "matrixcapsnet_mnist"])
+def test_a_routing_is_set_at_its_layer(name: str) -> None:
+    """It was registered beside the one in use, and changed nothing."""
+    network = create_model(name)
+    with pytest.raises(AttributeError, match=r"network\.class_caps\.routing = "):
+        network.routing = create_routing("kmeans")

@@ -132,6 +132,19 @@ class Network(SuggestsNames, nn.Module, ABC):
         super().__init__()
         self.extra: dict[str, Any] = {}
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse a module for a property, such as ``routing``: torch would register it,
+        and the property would still be that of a layer.
+        """
+        if isinstance(value, nn.Module) and isinstance(
+            inspect.getattr_static(type(self), name, None), property
+        ):
+            raise AttributeError(
+                f"{name} of {type(self).__name__} is that of a layer, and is set there, as "
+                "in network.class_caps.routing = routing.bind(parents, size)"
+            )
+        super().__setattr__(name, value)
+
     @abstractmethod
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the output of the network for a batch."""
