@@ -84,7 +84,7 @@ def python_blocks(document: str) -> list[str]:
     "document", [document for document in DOCUMENTS if python_blocks(document)]
 )
 def test_what_code_imports_is_there(document: str) -> None:
-    """The guide is executed among the slow tests only."""
+    """The guide is executed in a thorough run only."""
     for node in (
         node for block in python_blocks(document) for node in ast.walk(ast.parse(block))
     ):

