@@ -45,7 +45,7 @@ def commands(text: str) -> list[list[str]]:
     whole = [
         re.sub(r"\s#.*", "", one)
         for one in shown
-        if not re.search(r"\.\.\.|RECIPE|--config$", one)
+        if not re.search(r"\.\.\.|RECIPE|NAME|--(config|masks)$", one)
     ]
     results = [
         shlex.split(one)
@@ -74,7 +74,6 @@ def test_finds_them() -> None:
     ) == [["train", "--run", "z"]]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_options_are_there(
     document: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -89,13 +88,25 @@ def test_options_are_there(
         raise Parsed
 
     monkeypatch.setattr(OptionParser, "parse_args", parsed)
-    monkeypatch.setattr("torchcaps_lab.training.train_with", begun, raising=False)
+    monkeypatch.setattr("torchcaps_lab.training.run.train_with", begun)
     monkeypatch.setattr(
         "torchcaps_lab.training.RunFolder.unused", lambda folder: folder
     )
     monkeypatch.setattr("torchcaps_lab.cli.places.There.check", lambda *_: None)
-    guessed = Guess({"data": {"name": "Digits"}, "run": "runs/photos"}, {})
-    monkeypatch.setattr("torchcaps_lab.cli.train.guess", lambda *_: guessed)
+
+    def guessed(path: str, _: Any) -> Guess:
+        # The one folder of masks whose options are shown.
+        data = (
+            {"name": "masks", "root": path} if path == "things" else {"name": "Digits"}
+        )
+        return Guess({"data": data, "run": "runs/photos"}, {})
+
+    monkeypatch.setattr("torchcaps_lab.cli.train.guess", guessed)
+    # There is no run to start from.
+    monkeypatch.setattr(
+        "torchcaps_lab.options.guess.with_start",
+        lambda given, options, imported: options,
+    )
     monkeypatch.chdir(ROOT)
     for name, *arguments in commands((ROOT / document).read_text(encoding="utf-8")):
         try:
