@@ -208,11 +208,9 @@ def wide_and_long(folder: Path, count: int, chance: random.Random) -> Iterator[b
 def _read_table(path: Path) -> None:
     table = Table(path)
     table.check_once(table.columns)
-    width = table.width(["c0"])
     table.cells()
-    for row in table.rows():
-        if not table.misfit(row, width):
-            table.values(row, ["c0"])
+    for _ in table.rows(["c0"]):
+        pass
 
 
 @fault("outputs that nobody reads any more", "no error is told")

@@ -189,7 +189,7 @@ def test_a_row_with_more_cells_than_columns(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("series,label,height\n1,up,2\n1,up,3,,\n")
     assert labelled(tmp_path / "t.csv")[0].values.shape == (1, 2)
     (tmp_path / "t.csv").write_text("series,label,height\n1,up,2\n1,up,3,4\n")
-    with pytest.raises(ValueError, match=r"t\.csv:3 has 4 cells for the 3 columns"):
+    with pytest.raises(ValueError, match=r"t\.csv:3 .* not as many cells as .* 3"):
         labelled(tmp_path / "t.csv")
 
 

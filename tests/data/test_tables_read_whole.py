@@ -141,7 +141,7 @@ def test_a_comma_and_a_point_are_not_both_decimal(tmp_path: Path) -> None:
 
 def test_a_row_without_its_series_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "all.csv").write_text("height,series,label\n1,s,a\n2\n")
-    with pytest.raises(ValueError, match=r"all\.csv:3 has 1 cells for the 3 columns"):
+    with pytest.raises(ValueError, match=r"all\.csv:3 .* not as many cells as .* 3"):
         Series(tmp_path / "all.csv")
 
 

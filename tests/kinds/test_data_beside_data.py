@@ -202,6 +202,7 @@ def test_rows_for_validation_are_tested_on_with_a_note() -> None:
     Path("two").mkdir()
     Path("two/train.csv").write_text("\n".join(["text,label", *rows[:30]]))
     Path("two/val.csv").write_text("\n".join(["text,label", *rows[30:]]))
+    Path("two/README.txt").write_text("Only train.csv was read, without a word.")
     for path in ("one.csv", "two"):
         data = data_at(path)
         assert len(data.test) == 10

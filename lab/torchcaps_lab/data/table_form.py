@@ -19,7 +19,7 @@ from torchcaps_lab.data.columns import (
 )
 from torchcaps_lab.data.labels import columns_note
 from torchcaps_lab.data.listed import Listed
-from torchcaps_lab.data.manifest import some
+from torchcaps_lab.data.manifest import PARTS, some
 from torchcaps_lab.data.parts import part_called
 from torchcaps_lab.data.plain_text import check_text
 from torchcaps_lab.data.tables import Table
@@ -42,19 +42,30 @@ def is_of_others(given: Mapping[str, Any], *own: str) -> bool:
     return any(name in given for name in ITEMS if name not in own)
 
 
-def tables_of(place: Place) -> list[Path]:
-    """Return the tables at a path that hold all examples: the file, the only table in a
-    folder, or those of the splits, that for training first; none if there are others.
+def tables_of(place: Place) -> dict[str, Path]:
+    """Return the tables at a path that hold all examples: as ``all`` the file, or the
+    only table in a folder; or those of the splits, that for training first; none if
+    there are others.
 
     Args:
         place: the file or the folder.
+
+    Raises:
+        ValueError: two tables are named after one split.
     """
     tables = tables_beside(place)
     if len(tables) == 1:
-        return tables
-    parts = {part_of_table(path): path for path in tables[::-1]}
-    named = [parts[part] for part in ("train", "validation", "test") if part in parts]
-    return named if "train" in parts and len(named) > 1 else []
+        return {"all": tables[0]}
+    parts: dict[str, Path] = {}
+    for path in tables:
+        part = part_of_table(path)
+        if part is not None and parts.setdefault(part, path) != path:
+            raise ValueError(
+                f"{place.path} holds two tables for {part}, {parts[part].name} and "
+                f"{path.name}: keep one"
+            )
+    named = {part: parts[part] for part in PARTS if part in parts}
+    return named if "train" in named and len(named) > 1 else {}
 
 
 def tables_beside(place: Place) -> list[Path]:
@@ -69,12 +80,18 @@ def tables_beside(place: Place) -> list[Path]:
     ]
 
 
-def labelled_tables(tables: Sequence[Path], labels: Collection[str]) -> list[Path]:
-    """Return the tables that have the columns of the labels, the first of which has
-    them: those to test on may have none, as in competitions.
+def labelled_tables(
+    tables: Mapping[str, Path], columns: Collection[str]
+) -> dict[str, Path]:
+    """Return the tables that have some columns, the first of which has them: those to
+    test on may lack the labels, as in competitions.
     """
-    first, *others = tables
-    return [first, *(path for path in others if {*labels} <= {*Table(path).columns})]
+    first = [*tables][:1]
+    return {
+        part: path
+        for part, path in tables.items()
+        if part in first or {*columns} <= {*Table(path).columns}
+    }
 
 
 def part_of_table(path: Path) -> str | None:
@@ -120,6 +137,22 @@ class TableForm(NamedTuple):
     delimiter: str = ""
     split: str | None = None
     group: str | None = None
+
+    @classmethod
+    def stated(cls, item: str | None, options: Mapping[str, Any]) -> "TableForm":
+        """The form that the options, or arguments, of a data set state.
+
+        Args:
+            item: the column that a kind of input reads.
+            options: by name.
+        """
+        return cls(
+            item,
+            names_in(options["label"]),
+            options.get("delimiter") or "",
+            options.get("split"),
+            options.get("group"),
+        )
 
     @classmethod
     def of(
@@ -259,16 +292,9 @@ class TableForm(NamedTuple):
             ValueError: as :meth:`labelled`.
         """
         listed.notes += table.notes
-        width = table.width(self.needed)
-        for number, row in enumerate(table.rows(), 1):
-            place = f"{title}, row {number}"
-            why = table.misfit(row, width)
-            if not why and tuple(map(str.strip, row.cells)) == table.columns:
-                why = "it repeats the names of the columns"
-            if why:
-                listed.left_out[place] = why
-                continue
-            labelled = self.labelled(table.values(row, (*self.needed, *more)), place)
+        for row in table.rows(self.needed, more):
+            place = f"{title}, row {row.number}"
+            labelled = row.misfit or self.labelled(row.values, place)
             if isinstance(labelled, str):
                 listed.left_out[place] = labelled
             else:

@@ -47,16 +47,29 @@ _EXCEL = re.compile(r"\"?sep=(.)\"?\r?\n")
 _COMMENTS = re.compile(r"(#[^\n]*\n|\s*\n)+")
 
 
-class Row(NamedTuple):
-    """One row of a table.
-
-    Args:
-        line: the line of the file that it ends in, counted from 1.
-        cells: its cells as they came, maybe fewer or more than there are columns.
+class _Row(NamedTuple):
+    """The cells of a row as they came, maybe fewer or more than there are columns, and
+    the line of the file that it ends in, counted from 1.
     """
 
     line: int
     cells: tuple[str, ...]
+
+
+class Row(NamedTuple):
+    """One row of a table.
+
+    Args:
+        number: its number below the header, from 1, without empty rows.
+        line: the line of the file that it ends in, counted from 1.
+        values: its cells by column, empty where there is no value.
+        misfit: why it cannot be used, for people; empty if it can.
+    """
+
+    number: int
+    line: int
+    values: dict[str, str]
+    misfit: str
 
 
 @dataclass(frozen=True)
@@ -110,9 +123,10 @@ class Table:
         ...     path = Path(folder) / "labels.csv"
         ...     _ = path.write_text("file;label\\na.jpg;cat\\nb.jpg\\nc.jpg;dog\\n")
         ...     table = Table(path)
-        >>> width = table.width(["label"])
-        >>> table.columns, [table.misfit(row, width) for row in table.rows()]
-        (('file', 'label'), ['', 'it has not as many cells as there are columns, 2', ''])
+        >>> table.columns, [row.values["label"] for row in table.rows(["label"])]
+        (('file', 'label'), ['cat', '', 'dog'])
+        >>> [row.misfit for row in table.rows(["label"])][1]
+        'it has not as many cells as there are columns, 2'
     """
 
     def __init__(self, path: Path) -> None:
@@ -135,7 +149,23 @@ class Table:
         self._times = Counter(self.columns)
         self._places = first_places(self.columns)
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self, needed: Sequence[str], more: Sequence[str] = ()) -> Iterator[Row]:
+        """The rows below the header, without empty ones.
+
+        Args:
+            needed: columns that are read, in which a row must have cells.
+            more: other columns that are read, whose cells may be missing.
+        """
+        places = {name: self._places[name] for name in (*needed, *more)}
+        width = 1 + max((places[name] for name in needed), default=0)
+        for number, (line, cells) in enumerate(self._below(), 1):
+            values = {
+                name: _value(cells[place]) if place < len(cells) else ""
+                for name, place in places.items()
+            }
+            yield Row(number, line, values, self._misfit(cells, width))
+
+    def _below(self) -> Iterator[_Row]:
         """The rows below the header, without empty ones."""
         rows = self._all_rows()
         next(rows, None)
@@ -160,7 +190,9 @@ class Table:
         as the header.
         """
         width = len(self.columns)
-        rows = [row.cells for row in self.rows() if not self.misfit(row, width)]
+        rows = [
+            row.cells for row in self._below() if not self._misfit(row.cells, width)
+        ]
         if len(rows) > _LOOKED_AT:
             # Not every n-th row: classes may take turns.
             drawn = random.Random(0).sample(range(len(rows)), _LOOKED_AT)
@@ -180,29 +212,15 @@ class Table:
                     f"{self.path} has {times} columns {name!r}: each needs its own name"
                 )
 
-    def width(self, needed: Iterable[str]) -> int:
-        """How many cells a row must have to have one in each of these columns."""
-        return 1 + max(map(self._places.__getitem__, needed), default=0)
-
-    def misfit(self, row: Row, width: int) -> str:
+    def _misfit(self, cells: Sequence[str], width: int) -> str:
         """Why a row cannot be used, for people; empty if it can. Empty cells at its end
         do not matter, and neither do missing ones beyond ``width``.
-
-        Args:
-            row: the row.
-            width: how many cells it must have.
         """
-        if len(row.cells) >= width and not any(row.cells[len(self.columns) :]):
-            return ""
-        return f"it has not as many cells as there are columns, {len(self.columns)}"
-
-    def values(self, row: Row, columns: Iterable[str]) -> dict[str, str]:
-        """The cells of a row in some columns; empty ones for those that it lacks."""
-        places = {name: self._places[name] for name in columns}
-        return {
-            name: _value(row.cells[place]) if place < len(row.cells) else ""
-            for name, place in places.items()
-        }
+        if len(cells) < width or any(cells[len(self.columns) :]):
+            return f"it has not as many cells as there are columns, {len(self.columns)}"
+        if tuple(map(str.strip, cells)) == self.columns:
+            return "it repeats the names of the columns"
+        return ""
 
     def _begin(self) -> str:
         """Cut off what stands above the header, and return the delimiter."""
@@ -229,24 +247,24 @@ class Table:
         self._above = self._content.count("\n", 0, end)
         self._content = self._content[end:]
 
-    def _all_rows(self) -> Iterator[Row]:
+    def _all_rows(self) -> Iterator[_Row]:
         """The header and the rows."""
         suffix = self.path.suffix.lower()
         if suffix == OBJECTS:
-            return (Row(line, cells) for line, cells in enumerate(self._objects))
+            return (_Row(line, cells) for line, cells in enumerate(self._objects))
         if suffix == ".csv":
             return self._quoted()
         try:
             return iter([*self._quoted()])
         except ValueError:
             # Many such tables do not use quoting: quotes are part of the texts.
-            return self._unquoted()
+            return self._read(quoting=csv.QUOTE_NONE)
 
     @cached_property
     def _objects(self) -> list[tuple[str, ...]]:
         return rows_of_objects(self.path, self._content.split("\n"))
 
-    def _quoted(self) -> Iterator[Row]:
+    def _quoted(self) -> Iterator[_Row]:
         line = self._above
         try:
             for row in self._read(strict=True):
@@ -258,17 +276,14 @@ class Table:
                 f"{self.delimiter!r} or a quote between quotes, and double its own quotes"
             ) from error
 
-    def _unquoted(self) -> Iterator[Row]:
-        return self._read(quoting=csv.QUOTE_NONE)
-
-    def _read(self, **options: Any) -> Iterator[Row]:
+    def _read(self, **options: Any) -> Iterator[_Row]:
         content = StringIO(self._content, newline="")
         reader = csv.reader(
             content, delimiter=self.delimiter, skipinitialspace=True, **options
         )
         with _long_cells():
             for cells in filter(None, reader):
-                yield Row(self._above + reader.line_num, tuple(cells))
+                yield _Row(self._above + reader.line_num, tuple(cells))
 
 
 def may_name(columns: Sequence[str]) -> bool:

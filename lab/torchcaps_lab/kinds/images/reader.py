@@ -23,7 +23,6 @@ from torchcaps_lab.data.reader import Read, Reader, Report, register_reader
 from torchcaps_lab.data.table_form import (
     TableForm,
     is_of_others,
-    names_in,
     reasons,
     tables_beside,
 )
@@ -146,13 +145,7 @@ class ImageReader(Reader):
         if data.get("name") != "ImageTable":
             before = str(data.get("group_before") or "")
             return check_folder(place.path, skips, before, data.get("class_folders"))
-        form = TableForm(
-            data["file"],
-            names_in(data["label"]),
-            data.get("delimiter") or "",
-            data.get("split"),
-            data.get("group"),
-        )
+        form = TableForm.stated(data["file"], data)
         return check_table(TableOfImages(Path(data["root"]), form), skips)
 
     @classmethod

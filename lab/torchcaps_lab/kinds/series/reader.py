@@ -38,7 +38,12 @@ from torchcaps_lab.kinds.series.files import (
 )
 from torchcaps_lab.kinds.series.series_set import Scale, SeriesSet, padded
 from torchcaps_lab.kinds.series.sound import Sound
-from torchcaps_lab.kinds.series.table import SeriesItem, floats_of, form_of_series
+from torchcaps_lab.kinds.series.table import (
+    SeriesForm,
+    SeriesItem,
+    floats_of,
+    form_of_series,
+)
 from torchcaps_lab.look import (
     Guess,
     Place,
@@ -84,33 +89,26 @@ class SeriesReader(Reader):
         # Of other tables without a header, the label may be the last number.
         published = filter(part_of_table, place.with_suffix(".tsv"))
         archives += filter(is_ucr, published)
-        tables = [] if archives else tables_of(place)
-        cells = Table(tables[0]).cells() if tables else None
-        columns = None if cells is None else Columns.of(cells)
-        if cells is not None and columns is not None:
-            _check_no_sounds(tables[0], cells, columns)
         sounds = place.with_suffix(*SOUNDS)
+        tables = {} if archives else tables_of(place)
+        if tables:
+            table, *_ = tables.values()
+            cells = Table(table).cells()
+            columns = Columns.of(cells)
+            _check_no_sounds(table, cells, columns)
+            if not sounds:
+                form = form_of_series(table, cells, columns, asked)
+                if form is None:
+                    return None
+                root = table if "all" in tables else place.path
+                return _of_table(root, form, cells, columns, given)
         if archives or sounds:
             train = _trained(archives, len(sounds))
             highest, why = _highest(sounds)
             data: dict[str, Any] = {"root": str(place.path), **highest}
             return _guess(data, why, train, given)
-        if cells is None or columns is None:
-            _check_folders(place)
-            return None
-        form = form_of_series(tables[0], cells, columns, asked)
-        if form is None:
-            return None
-        root = tables[0] if len(tables) == 1 else place.path
-        options = {"root": str(root), **form.options()}
-        count = len(cells.rows)
-        if form.series:
-            named = zip(*map(cells.column, form.series), strict=True)
-            count = len({*named})
-        train = trained_of(count) if len(tables) == 1 else count * 9 // 10
-        why = reasons({**options, "values": form.values_in(cells)}, columns)
-        guess = _guess(options, why, train, given)
-        return guess._replace(seen=tuple(columns.lines()))
+        _check_folders(place)
+        return None
 
     @classmethod
     def of_data(cls, data: Any, preprocess: Preprocess) -> "SeriesReader":
@@ -202,6 +200,26 @@ class SeriesReader(Reader):
             f"series (batch, {self.channels + 1}, length), float32, in the scale "
             "that its metadata hold; the last channel is 1"
         )
+
+
+def _of_table(
+    root: Path,
+    form: SeriesForm,
+    cells: Cells,
+    columns: Columns,
+    given: Mapping[str, Any],
+) -> Guess:
+    """The options of a training on the series of a table, or of a folder of tables,
+    that for training being the one that was looked at.
+    """
+    count = len(cells.rows)
+    if form.series:
+        count = len({*zip(*map(cells.column, form.series), strict=True)})
+    train = trained_of(count) if root.is_file() else count * 9 // 10
+    options = {"root": str(root), **form.options()}
+    why = reasons({**options, "values": form.values_in(cells)}, columns)
+    guess = _guess(options, why, train, given)
+    return guess._replace(seen=tuple(columns.lines()))
 
 
 def _guess(

@@ -130,8 +130,7 @@ class Series(ListedData):
     @property
     def form(self) -> SeriesForm:
         """What the columns of tables are read as."""
-        labels = names_in(self.label)
-        form = TableForm(None, labels, self.delimiter or "", self.split, self.group)
+        form = TableForm.stated(None, vars(self))
         series = () if self.wide else names_in(self.series)
         return SeriesForm(form, series, self.time, tuple(self.values))
 

@@ -249,17 +249,12 @@ def _long(
     numbers = _Numbers(decimal_comma)
     steady = (*form.series, *form.form.needed)
     needed = (*steady, *names_in(form.time))
-    width = table.width(needed)
-    columns = (*needed, *channels)
     moments: dict[str, list[tuple[float, list[float]]]] = {}
     facts: dict[str, tuple[str, ...]] = {}
-    for row in table.rows():
-        place = f"{table.path}:{row.line}"
-        if table.misfit(row, width):
-            raise ValueError(
-                f"{place} has {len(row.cells)} cells for the {len(table.columns)} columns"
-            )
-        values = table.values(row, columns)
+    for row in table.rows(needed, channels):
+        place, values = f"{table.path}:{row.line}", row.values
+        if row.misfit:
+            raise ValueError(f"{place} cannot be used: {row.misfit}")
         name = series_name(values[column] for column in form.series)
         before = moments.setdefault(name, [])
         when = float(len(before))

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from torchcaps_lab.data.files import ClassFolders, Listing, is_there, list_folder
 from torchcaps_lab.data.listed import BrokenItem, Item, Listed
-from torchcaps_lab.data.parts import part_called
 from torchcaps_lab.data.plain_text import check_text, decoded, lines_of
 from torchcaps_lab.data.reader import Unread, inputs_in
-from torchcaps_lab.data.table_form import TableForm
+from torchcaps_lab.data.table_form import TableForm, tables_of
 from torchcaps_lab.data.tables import Table
 from torchcaps_lab.look import TABLES, Place, is_number, no_header
 
@@ -98,29 +97,14 @@ def list_texts(
                 for file, category in zip(files, classes, strict=True)
             ]
             return Listed(parts={"all": list(chain(*rows))})
-    tables = _tables(root)
-    if "train" in tables and len(tables) > 1:
+    tables = tables_of(Place(root))
+    if "train" in tables:
         listed = Listed()
         for part, path in tables.items():
             alone = form._replace(split=None)
             listed.parts[part] = _table(path, alone, listed)["all"]
         return listed
     return _folder(root, known, class_folders)
-
-
-def _tables(root: Path) -> dict[str, Path]:
-    """The tables of the splits in a folder."""
-    tables: dict[str, Path] = {}
-    for path in sorted(root.iterdir()):
-        part = part_called(path.stem) if path.suffix.lower() in TABLES else None
-        if part in tables:
-            raise ValueError(
-                f"{root} holds two tables for {part}, {tables[part].name} and "
-                f"{path.name}: keep one"
-            )
-        if part is not None:
-            tables[part] = path
-    return tables
 
 
 def _folder(
@@ -218,14 +202,12 @@ def texts_of(path: Path, column: str) -> Iterator["NamedText | Unread"]:
         path: the table, a .csv, .tsv or .jsonl file.
         column: the column of the texts.
     """
-    table = Table(path)
-    width = table.width([column])
-    for number, row in enumerate(table.rows(), 1):
-        place = f"{path.name}, row {number}"
-        if why := table.misfit(row, width):
-            yield Unread(place, ValueError(f"{place}: {why}"))
+    for row in Table(path).rows([column]):
+        place = f"{path.name}, row {row.number}"
+        if row.misfit:
+            yield Unread(place, ValueError(f"{place}: {row.misfit}"))
         else:
-            yield _placed(place, table.values(row, [column])[column])
+            yield _placed(place, row.values[column])
 
 
 class NamedText(str):

@@ -92,22 +92,24 @@ class TextReader(Reader):
         if holds_other_kinds(place, cls):
             return None
         tables = tables_of(place)
-        if not place.is_file and place.with_suffix(".txt"):
-            tables = tables[:1] if len(tables) > 1 else []
+        if "all" in tables and {*place.with_suffix(".txt")} - {*place.top}:
+            tables = {}  # it lies beside folders of texts
         data: dict[str, Any] = {"name": "Text", "root": str(place.path)}
         why = {"data": f"Text, the texts in {place.path}"}
         options: dict[str, Any] = {"data": data}
         seen: tuple[str, ...] = ()
         if tables:
-            columns = Columns.of(Table(tables[0]).cells())
+            table, *_ = tables.values()
+            columns = Columns.of(Table(table).cells())
             seen = tuple(columns.lines())
-            text = asked.get("text") or _text_column(columns, tables[0])
-            chosen = TableForm.of(columns, text, tables[0], asked)
+            text = asked.get("text") or _text_column(columns, table)
+            chosen = TableForm.of(columns, text, table, asked)
             labelled = labelled_tables(tables, chosen.labels)
             if len(labelled) == 1:
-                data["root"] = str(tables[0])
-                why["data"] = f"Text, the texts in {tables[0]}"
-            if unlabelled := [path.name for path in tables if path not in labelled]:
+                data["root"] = str(table)
+                why["data"] = f"Text, the texts in {table}"
+            unlabelled = [tables[part].name for part in tables if part not in labelled]
+            if unlabelled:
                 why["data"] += f"; without labels: {', '.join(unlabelled)}"
             tables = labelled
             form = {"text": text, **chosen.options()}
@@ -115,7 +117,7 @@ class TextReader(Reader):
                 name: form[name] for name in form if (name, form[name]) not in _USUAL
             }
             why |= reasons(form, columns)
-        train = _trained(place, tables)
+        train = _trained(place, [*tables.values()])
         if train:
             options["batch_size"] = batch_size_for(train)
             steps = counted(max(train // options["batch_size"], 1), "steps")

@@ -16,7 +16,7 @@ from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.files import ClassFolders, found_root
 from torchcaps_lab.data.listed import Decoded, Listed, ListedData
 from torchcaps_lab.data.manifest import PARTS, Manifest, count_of, one_digest
-from torchcaps_lab.data.table_form import TableForm, names_in
+from torchcaps_lab.data.table_form import TableForm
 from torchcaps_lab.data.transforms.preprocess import Preprocess
 from torchcaps_lab.kinds.texts.files import list_texts
 from torchcaps_lab.kinds.texts.text_set import TextSet
@@ -149,10 +149,7 @@ class Text(ListedData):
     @property
     def form(self) -> TableForm:
         """What the columns of tables are read as."""
-        labels = names_in(self.label)
-        return TableForm(
-            self.text, labels, self.delimiter or "", self.split, self.group
-        )
+        return TableForm.stated(self.text, vars(self))
 
     def list_items(self) -> Listed:
         """The texts, without those that contain no words."""

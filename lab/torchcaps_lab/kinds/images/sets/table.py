@@ -19,7 +19,7 @@ from torchcaps_lab.data.parts import part_called
 from torchcaps_lab.data.table_form import (
     LabelledRow,
     TableForm,
-    names_in,
+    labelled_tables,
     part_of_table,
     tables_beside,
 )
@@ -59,14 +59,7 @@ class TableOfImages(NamedTuple):
         """
         if self.table.is_file():
             return {"all": self.table}
-        tables = tables_of_splits(self.table)
-        train = tables.pop("train", None)
-        labelled = {
-            part: path
-            for part, path in tables.items()
-            if {*self.form.needed} <= {*Table(path).columns}
-        }
-        return labelled if train is None else {"train": train, **labelled}
+        return labelled_tables(tables_of_splits(self.table), self.form.needed)
 
     @property
     def folder(self) -> Path:
@@ -80,10 +73,9 @@ class TableOfImages(NamedTuple):
             table = Table(path)
             file = str(self.form.item)
             if file in table.columns:
-                width = table.width([file])
-                rows = [row for row in table.rows() if not table.misfit(row, width)]
+                rows = table.rows([file])
+                names = [row.values[file] for row in rows if not row.misfit]
                 images = ImagesByName(path.parent)
-                names = [table.values(row, [file])[file] for row in rows]
                 paths += chain.from_iterable(images.of_rows(names))
         return paths
 
@@ -220,7 +212,8 @@ def other_labels(named: TableOfImages, folders: Mapping[Path, str]) -> list[str]
 
 
 def tables_of_splits(folder: Path) -> dict[str, Path]:
-    """Return the table of each split, or in its folder, as Hugging Face has them.
+    """Return the table of each split, or in its folder, as Hugging Face has them; that
+    for training first.
 
     Args:
         folder: a folder that may have tables or folders named as splits.
@@ -231,7 +224,7 @@ def tables_of_splits(folder: Path) -> dict[str, Path]:
         part = part_called(path.name) if path.is_dir() else part_of_table(path)
         if part is not None and len(files) == 1:
             tables.setdefault(part, files[0])
-    return tables
+    return dict(sorted(tables.items(), key=lambda table: table[0] != "train"))
 
 
 def _table_of_splits(folder: Path, given: Mapping[str, Any]) -> TableOfImages | None:
@@ -416,10 +409,7 @@ class ImageTable(ListedImages):
                 "folder with one in each of the folders train, validation and "
                 f"test{seen_from(self.root)}"
             )
-        labels = names_in(self.label)
-        self.form = TableForm(
-            self.file, labels, self.delimiter or "", self.split, self.group
-        )
+        self.form = TableForm.stated(self.file, vars(self))
         _ = self.listed  # problems of the table are reported at once
 
     def list_items(self) -> Listed:
