@@ -149,10 +149,10 @@ def test_changed_texts_are_told_as_texts() -> None:
     checkpoint = {"callbacks": {before.state_key: before.state_dict()}}
     with pytest.raises(ValueError, match="the texts or their labels are others"):
         now.check(checkpoint, allow_changes=False)
-    assert Changes(changed=("a.txt",), thing="text").lines() == (
+    assert Changes(changed=("a.txt",), things="texts").lines() == (
         "1 text changed since the training: a.txt",
     )
-    assert Changes(changed=("a", "b"), thing="series").lines() == (
+    assert Changes(changed=("a", "b"), things="series").lines() == (
         "2 series changed since the training: a, b",
     )
 

@@ -41,7 +41,7 @@ def command(
         ValueError: if files cannot be read, or images of the same content are in
             several parts or classes.
     """
-    from torchcaps_lab.data.manifest import count_of
+    from torchcaps_lab.look import counted
 
     place = Place(folder)
     arguments = {"name": data} if isinstance(data, str) else dict(data or {})
@@ -65,7 +65,7 @@ def command(
         print("\n".join(_advice(folder, trained, given, advised)))
     if report.problems:
         raise ValueError(
-            f"{count_of(report.problems, 'problem')} in {folder}, see above"
+            f"{counted(len(report.problems), 'problems')} in {folder}, see above"
         )
 
 

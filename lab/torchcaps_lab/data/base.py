@@ -98,8 +98,8 @@ class DataSet(ABC):
 
     task: ClassVar[str | Mapping[str, Any]] = "classification"
 
-    thing: ClassVar[str] = "image"
-    """The name of an example in messages."""
+    things: ClassVar[str] = "images"
+    """What its examples are called in messages."""
 
     gives: ClassVar[str] = "images"
 
@@ -245,21 +245,21 @@ class DataSet(ABC):
     def copies(self) -> tuple[str, ...]:
         """Return which examples are there more than once, a sentence each."""
         record = self.record()
-        return () if record is None else tuple(several_lines(record, self.thing))
+        return () if record is None else tuple(several_lines(record, self.things))
 
     def repeated(self) -> tuple[str, ...]:
         """Return those of the notes that name a split without examples of its own, which
         measures nothing new.
         """
         record = self.record()
-        return () if record is None else tuple(repeated_lines(record, self.thing))
+        return () if record is None else tuple(repeated_lines(record, self.things))
 
     def contradictions(self) -> tuple[str, ...]:
         """Return those of the notes that should be repaired before a training: examples
         of the same content in several splits or classes.
         """
         record = self.record()
-        return () if record is None else tuple(copies_lines(record, self.thing))
+        return () if record is None else tuple(copies_lines(record, self.things))
 
     @property
     def called(self) -> str:

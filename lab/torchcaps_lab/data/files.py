@@ -4,7 +4,7 @@ these.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -14,7 +14,7 @@ from typing import ClassVar, Literal, TypeVar
 from torchcaps.whole import resolved, seen_from
 from torchcaps_lab.data.base import find_data_dir
 from torchcaps_lab.data.classes import UnknownClasses, called_like, places_of
-from torchcaps_lab.data.listed import Item, Listed
+from torchcaps_lab.data.listed import BrokenItem, Item, Listed
 from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.parts import PART_NAMES, part_called
 from torchcaps_lab.look import TABLES, advice_on, counted, is_junk, is_written
@@ -49,6 +49,30 @@ class ListedFile(Item):
     def source(self) -> Path:
         """The file that its content is read from."""
         return self.path
+
+
+def items_of_files(
+    files: Iterable[ListedFile],
+    item_of: Callable[[ListedFile], Item],
+    broken: type[BrokenItem],
+    listed: Listed,
+) -> list[Item]:
+    """The items that files hold, one each; tells ``listed`` of those that cannot be
+    read.
+
+    Args:
+        files: the files.
+        item_of: reads one of them.
+        broken: the error for one that cannot be read.
+        listed: what takes the problems.
+    """
+    items = []
+    for file in files:
+        try:
+            items.append(item_of(file))
+        except (OSError, ValueError) as error:
+            listed.broken[file.name] = broken.of(file.path, error)
+    return items
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """Items that are listed before they are read: files in a folder, rows of a table."""
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,11 +25,11 @@ from torchcaps_lab.data.columns import measured, measurements, parts_of
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.labels import Labels, each_of
 from torchcaps_lab.data.manifest import (
+    MOST_REASONS,
     PARTS,
     Changes,
     Entry,
     Manifest,
-    count_of,
     groups_lines,
     lacking_lines,
     left_out_lines,
@@ -37,8 +38,7 @@ from torchcaps_lab.data.manifest import (
     some,
 )
 from torchcaps_lab.data.streams import digest_of
-
-_LISTED = 100  # broken items in one error
+from torchcaps_lab.look import counted, singular
 
 
 class BrokenItem(ValueError):
@@ -49,11 +49,11 @@ class BrokenItem(ValueError):
         why: what is wrong with it.
     """
 
-    thing: ClassVar[str] = "item"
-    """What it is called in the message."""
+    things: ClassVar[str] = "items"
+    """What such items are called in messages."""
 
     def __init__(self, name: str | Path, why: str) -> None:
-        super().__init__(f"cannot read the {self.thing} {name}: {why}")
+        super().__init__(f"cannot read the {singular(self.things)} {name}: {why}")
         self.name = str(name)
         self.why = why
 
@@ -213,8 +213,8 @@ class ListedData(DataSet):
             such groups.
     """
 
-    in_file: ClassVar[str] = "file"
-    """The name of what an item is in, likewise."""
+    sources: ClassVar[str] = "files"
+    """What items are in, likewise."""
 
     advice = "leave them out to see the rest"
     """How to see the broken items that an error does not list."""
@@ -248,7 +248,7 @@ class ListedData(DataSet):
         if listed.broken and not self.skip_broken:
             raise all_broken(list(listed.broken.values()), self.advice)
         listed.left_out |= {name: why.why for name, why in listed.broken.items()}
-        things = f"{self.thing.removesuffix('s')}s"
+        things = self.things
         listed.find_test(things)
         listed.group(self.group_before)
         self._check_groups(listed)
@@ -345,6 +345,17 @@ class ListedData(DataSet):
         """Read what to test on."""
         return self._read.sets["test"]
 
+    def fingerprint(self) -> str:
+        """A digest of the training and validation items, in their order, and of how
+        they are read.
+        """
+        how = (self.manifest().digest(), *self._how_read())
+        return hashlib.sha256(repr(how).encode()).hexdigest()
+
+    @abstractmethod
+    def _how_read(self) -> tuple[Any, ...]:
+        """The arguments that decide how an item is read."""
+
     def manifest(self) -> Manifest:
         """Which files the items come from, split by split."""
         return self._read.manifest
@@ -358,7 +369,7 @@ class ListedData(DataSet):
             vars(self).pop(name, None)
         present = [self._entry(item) for item in self.listed.items]
         changes = manifest.follow(present)[1]
-        self._changes = replace(changes, thing=self.thing)
+        self._changes = replace(changes, things=self.things)
         return self._changes
 
     def test_on_all(self) -> None:
@@ -380,14 +391,14 @@ class ListedData(DataSet):
         return (
             *self.listed.notes,
             *self._changes.lines(),
-            *_left_out_lines(manifest.left_out, self.in_file),
+            *left_out_lines(manifest.left_out, self.sources),
             *lacking_lines(
                 manifest.classes,
                 {
                     part: _labels_in(rows, self.listed)
                     for part, rows in manifest.parts.items()
                 },
-                self.thing,
+                self.things,
             ),
             *self._without_labels(),
             *self.contradictions(),
@@ -400,7 +411,7 @@ class ListedData(DataSet):
         if not bare or not self.separator:
             return []
         return [
-            f"{count_of(bare, self.thing)} without a label, which show none of the "
+            f"{counted(len(bare), self.things)} without a label, which show none of the "
             f"classes: {some(bare)}"
         ]
 
@@ -421,7 +432,7 @@ class ListedData(DataSet):
         """What was left out of the source, and why."""
         return (
             *self.listed.notes,
-            *_left_out_lines(self.manifest().left_out, self.in_file),
+            *left_out_lines(self.manifest().left_out, self.sources),
         )
 
     @cached_property
@@ -441,6 +452,11 @@ class ListedData(DataSet):
         same: Mapping[str, str] = {}
         while True:
             manifest = self._parts(left_out, same)
+            if not any(manifest.parts.values()):
+                raise ValueError(
+                    f"none of the {self.things} that the run was trained and tested on "
+                    "exists any more"
+                )
             sets, problems = self._decode(manifest, decoded)
             if not problems:
                 read = _Splits(sets, manifest, self._same_content)
@@ -476,9 +492,8 @@ class ListedData(DataSet):
                 entries.pop("all"), self.test_groups, self.test_share, TEST_SEED, same
             )
             if self.test_share and not entries["test"]:
-                thing = self.thing.removesuffix("s")
                 raise ValueError(
-                    f"each class has one {thing} alone, so that there is nothing to "
+                    f"each class has one {singular(self.things)} alone, so that there is nothing to "
                     f"test on: give more of each class, or train without a test with "
                     "--data.test 0"
                 )
@@ -535,7 +550,7 @@ class ListedData(DataSet):
             ]
             because = f": {some(reasons)}" if reasons else ""
             raise ValueError(
-                f"class {category!r} holds no training {self.thing} that can be "
+                f"class {category!r} holds no training {singular(self.things)} that can be "
                 f"read{because}"
             )
 
@@ -628,18 +643,13 @@ def all_broken(problems: Sequence[BrokenItem], advice: str) -> ValueError:
     for problem in problems:
         of_reasons.setdefault(problem.why, []).append(problem)
     lines = [_broken_for(why, alike) for why, alike in of_reasons.items()]
-    more = len(lines) - _LISTED
-    return ValueError(
-        "\n".join(
-            [
-                *lines[:_LISTED],
-                *([f"and {more:,} other reasons: {advice}"] if more > 0 else []),
-                f"{count_of(problems, 'file')} cannot be read: repair or remove them, "
-                "or leave them out with "
-                "skip_broken (--data.skip_broken true)",
-            ]
-        )
+    if more := len(lines[MOST_REASONS:]):
+        lines[MOST_REASONS:] = [f"and {more:,} other reasons: {advice}"]
+    lines.append(
+        f"{counted(len(problems), 'files')} cannot be read: repair or remove them, or "
+        "leave them out with skip_broken (--data.skip_broken true)"
     )
+    return ValueError("\n".join(lines))
 
 
 def _broken_for(why: str, problems: Sequence[BrokenItem]) -> str:
@@ -647,14 +657,5 @@ def _broken_for(why: str, problems: Sequence[BrokenItem]) -> str:
     if len(problems) == 1:
         return readable(str(problems[0]))
     names = some([problem.name for problem in problems])
-    count = count_of(problems, problems[0].thing)
+    count = counted(len(problems), problems[0].things)
     return readable(f"cannot read {count}, {names}: {why}")
-
-
-def _left_out_lines(left_out: Mapping[str, str], thing: str) -> list[str]:
-    """The first lines of :func:`left_out_lines`, and how many more there are."""
-    lines = left_out_lines(left_out, thing)
-    more = len(lines) - _LISTED
-    return lines[:_LISTED] + (
-        [f"left out more, for {more:,} other reasons"] if more > 0 else []
-    )

@@ -8,18 +8,21 @@ import re
 import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torchcaps.whole import LARGEST_TABLE, read_json, write_whole
 from torchcaps_lab.data.plain_text import check_class_names
-from torchcaps_lab.look import counted, is_number
+from torchcaps_lab.look import counted, is_number, singular
 
 PARTS = ("train", "validation", "test")
 
 _SHOWN = 20
 """Names in a line for people; the manifest has all of them."""
+
+MOST_REASONS = 100
+"""Reasons for people why items are left out or cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Changes:
         removed: names that are gone.
         changed: names whose content has changed.
         renamed: old and new names of the same content in the same class.
-        thing: the word for one of them.
+        things: the word for them.
         classes: classes that are new; all their images are among those that are added.
 
     Example:
@@ -44,7 +47,7 @@ class Changes:
     removed: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
-    thing: str = "image"
+    things: str = "images"
     classes: tuple[str, ...] = ()
 
     def lines(self) -> tuple[str, ...]:
@@ -59,7 +62,7 @@ class Changes:
             ),
         )
         return tuple(
-            f"{count_of(names, self.thing)} {change}: {some(names)}"
+            f"{counted(len(names), self.things)} {change}: {some(names)}"
             for names, change in lists
             if names
         )
@@ -274,41 +277,40 @@ _REPEATS = {
 """What a split without items of its own repeats, and what follows."""
 
 
-def repeated_lines(manifest: Manifest, thing: str = "image") -> list[str]:
+def repeated_lines(manifest: Manifest, things: str = "images") -> list[str]:
     """Tell people which splits have no images, or other items, of their own."""
     lines = []
     for part, count in manifest.repeated().items():
-        items = counted(count, f"{part} {thing.removesuffix('s')}s")
+        items = counted(count, f"{part} {things}")
         are = "is" if count == 1 else "are"
         lines.append(f"all of {items} {are} also in {_REPEATS[part]}")
     return lines
 
 
-def copies_lines(manifest: Manifest, thing: str = "image") -> list[str]:
+def copies_lines(manifest: Manifest, things: str = "images") -> list[str]:
     """Tell people which images, or other items, are in several splits, which in several
     classes, and which splits have none of their own.
     """
     groups = manifest.copies()
-    in_parts = [rows for rows in groups if len(_parts_of(rows)) > 1]
-    in_classes = [rows for rows in groups if len(_classes_of(rows)) > 1]
     lines = []
-    for groups_of_copies, places in (
-        (in_parts, "parts of the data"),
-        (in_classes, "classes"),
+    for places, places_of in (
+        ("parts of the data", _parts_of),
+        ("classes", _classes_of),
     ):
-        if groups_of_copies:
-            names = []
-            for rows in groups_of_copies:
-                copies = [f"{entry.name} ({part})" for part, entry in rows]
-                names.append(" = ".join(copies))
+        names = [
+            " = ".join(f"{entry.name} ({part})" for part, entry in rows)
+            for rows in groups
+            if len(places_of(rows)) > 1
+        ]
+        if names:
             lines.append(
-                f"{count_of(groups_of_copies, thing)} of the same content in several {places}: "
-                f"{some(names, '; ')}"
+                f"{counted(len(names), things)} of the same content in several "
+                f"{places}: {some(names, '; ')}"
             )
-    return lines + repeated_lines(manifest, thing)
+    return lines + repeated_lines(manifest, things)
 
 
-def several_lines(manifest: Manifest, thing: str = "image") -> list[str]:
+def several_lines(manifest: Manifest, things: str = "images") -> list[str]:
     """Tell people which images, or other items, are there more than once."""
     names: dict[str, list[str]] = {}
     for entry in chain.from_iterable(manifest.parts.values()):
@@ -316,7 +318,7 @@ def several_lines(manifest: Manifest, thing: str = "image") -> list[str]:
     several = [" = ".join(copies) for copies in names.values() if len(copies) > 1]
     if not several:
         return []
-    return [f"{count_of(several, thing)} with copies: {some(several, '; ')}"]
+    return [f"{counted(len(several), things)} with copies: {some(several, '; ')}"]
 
 
 def groups_lines(group_of: Mapping[str, str], manifest: Manifest) -> list[str]:
@@ -349,33 +351,38 @@ _LACKS = {
 def lacking_lines(
     classes: Sequence[str],
     parts: Mapping[str, Collection[str]],
-    thing: str = "image",
+    things: str = "images",
 ) -> list[str]:
     """Tell people which classes each part lacks.
 
     Args:
         classes: the names of all classes.
         parts: the classes that each part has; a part without any is not there.
-        thing: what has a class.
+        things: what has a class.
     """
     lines = []
     for part, lack in _LACKS.items():
         present = parts.get(part) or classes
         lacking = [name for name in classes if name not in present]
         if lacking:
-            lines.append(f"classes without a {lack.format(thing)}: {some(lacking)}")
+            lack = lack.format(singular(things))
+            lines.append(f"classes without a {lack}: {some(lacking)}")
     return lines
 
 
-def left_out_lines(left_out: Mapping[str, str], thing: str = "file") -> list[str]:
-    """Tell people the names of what was left out, one line for each reason."""
+def left_out_lines(left_out: Mapping[str, str], things: str = "files") -> list[str]:
+    """Tell people the names of what was left out, one line for each reason, up to
+    :data:`MOST_REASONS` of them.
+    """
     reasons: dict[str, list[str]] = {}
     for name, why in left_out.items():
         reasons.setdefault(why, []).append(name)
-    return [
-        f"left out {count_of(names, thing)}: {why}: {some(names)}"
-        for why, names in reasons.items()
+    lines = [
+        f"left out {counted(len(names), things)}: {why}: {some(names)}"
+        for why, names in islice(reasons.items(), MOST_REASONS)
     ]
+    more = len(reasons) - len(lines)
+    return lines + [f"left out more, for {more:,} other reasons"] * (more > 0)
 
 
 _GROUPS = re.compile(
@@ -423,11 +430,6 @@ def some(names: Sequence[str], between: str = ", ") -> str:
     """The first names, and how many more there are."""
     shown = between.join(map(readable, names[:_SHOWN]))
     return shown + (f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else "")
-
-
-def count_of(names: Sequence[Any], thing: str = "image") -> str:
-    """A number of images, or other items, as text."""
-    return counted(len(names), f"{thing.removesuffix('s')}s")
 
 
 def readable(name: str) -> str:

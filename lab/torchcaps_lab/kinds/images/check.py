@@ -19,7 +19,6 @@ from torchcaps_lab.data.manifest import (
     Entry,
     Manifest,
     copies_lines,
-    count_of,
     groups_lines,
     lacking_lines,
     left_out_lines,
@@ -104,7 +103,7 @@ class ImagesReport:
         """
         broken = [f"{name} ({why})" for name, why in self.broken.items()]
         if broken:
-            lines = [f"{count_of(broken, 'file')} cannot be read: {some(broken)}"]
+            lines = [f"{counted(len(broken), 'files')} cannot be read: {some(broken)}"]
         else:
             lines = []
         return (*self.folders, *lines, *self.contradictions)
@@ -157,7 +156,7 @@ class ImagesReport:
             )
         if self.extreme:
             lines.append(
-                f"{count_of(self.extreme)} of a side below {_THIN} pixels, or {_THIN} "
+                f"{counted(len(self.extreme), 'images')} of a side below {_THIN} pixels, or {_THIN} "
                 "times as long as wide: "
                 f"{some(self.extreme)}"
             )
@@ -377,7 +376,7 @@ def _doubts(looks: dict[ListedFile, _Look]) -> list[str]:
     """Tell people of blank images, and classes that go by facts of their files."""
     blank = [file.name for file, look in looks.items() if look.blank]
     lines = [
-        f"{count_of(blank)} all black or all white, where transparent parts show "
+        f"{counted(len(blank), 'images')} all black or all white, where transparent parts show "
         f"black: {some(blank)}"
     ]
     classes = [file.category for file in looks]
@@ -401,7 +400,7 @@ def _of_range(levels: Levels | None, looks: dict[ListedFile, _Look]) -> list[str
     used = range_text(
         (min(extent.least for extent in deep), max(extent.most for extent in deep))
     )
-    line = f"pixels of more than 8 bit in {count_of(deep)} are {used}"
+    line = f"pixels of more than 8 bit in {counted(len(deep), 'images')} are {used}"
     if shallow := len(looks) - len(deep):
         return [
             f"{line}, beside {shallow:,} of 8 bit: bring them to one kind, since a "
@@ -513,5 +512,7 @@ def _near_copies(looks: dict[ListedFile, _Look]) -> list[str]:
         if place >= 0
     ]
     if near:
-        return [f"{count_of(near)} nearly the same as another one: {some(near)}"]
+        return [
+            f"{counted(len(near), 'images')} nearly the same as another one: {some(near)}"
+        ]
     return []

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from torchcaps_lab.data.manifest import count_of, some
+from torchcaps_lab.data.manifest import some
 from torchcaps_lab.kinds.images.decoding.bands import Bands, Levels
+from torchcaps_lab.look import counted
 
 DARK = 64
 """A set of which no pixel is brighter, of 255, uses a quarter of the grey levels or
@@ -117,7 +118,7 @@ def image_doubts(images: Tensor, names: Sequence[str]) -> Iterator[str]:
         brightest = max(brightest, int(most.max()))
     if blank and images[0].numel() > 1:
         yield (
-            f"{count_of(blank)} all black or all white as read, where transparent "
+            f"{counted(len(blank), 'images')} all black or all white as read, where transparent "
             "parts show black and pixels beyond "
             f"the range are cut off: {some(blank)}"
         )
@@ -133,7 +134,9 @@ def image_doubts(images: Tensor, names: Sequence[str]) -> Iterator[str]:
 
 def frames_lines(names: Sequence[str]) -> list[str]:
     """Tell people of images of several frames, by their names."""
-    frames = f"{count_of(names)} of several frames, the first of which counts"
+    frames = (
+        f"{counted(len(names), 'images')} of several frames, the first of which counts"
+    )
     return [f"{frames}: {some(names)}"] if names else []
 
 

@@ -1,7 +1,9 @@
 """Readers of series in .ts, .arff and .csv files, and of sounds."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -18,7 +20,13 @@ from torchcaps.whole import (
     seen_from,
     write_whole,
 )
-from torchcaps_lab.data.files import ClassFolders, Listing, list_folder
+from torchcaps_lab.data.files import (
+    ClassFolders,
+    ListedFile,
+    Listing,
+    items_of_files,
+    list_folder,
+)
 from torchcaps_lab.data.listed import BrokenItem, Listed
 from torchcaps_lab.data.plain_text import decoded, lines_of
 from torchcaps_lab.data.table_form import part_of_table
@@ -28,6 +36,7 @@ from torchcaps_lab.kinds.series.table import (
     SeriesForm,
     SeriesItem,
     checked,
+    series_at,
     series_of_table,
 )
 from torchcaps_lab.look import TABLES, is_junk, is_number, number_in
@@ -78,8 +87,8 @@ def list_series(
     root: Path,
     form: SeriesForm,
     sound: Sound,
-    classes: tuple[str, ...] = (),
-    class_folders: ClassFolders | None = None,
+    classes: tuple[str, ...],
+    class_folders: ClassFolders | None,
 ) -> Listed:
     """The series in a folder or a file, whatever its form; of known ``classes``,
     folders may hold some. Of folders in folders, ``class_folders`` are the classes.
@@ -90,64 +99,64 @@ def list_series(
         return listed
     if not root.is_dir():
         raise FileNotFoundError(f"root {root} does not exist{seen_from(root)}")
-    parts = _tables(root)
-    if parts:
-        if "train" not in parts or len(parts) == 1:
-            held = ", ".join(path.name for path in parts.values())
-            raise ValueError(
-                f"{root} must hold files for train and test, got {held}: give one "
-                "file as root"
-            )
-        listed = Listed()
-        for part, path in parts.items():
-            (listed.parts[part],) = _read(path, form.whole(), listed).values()
-        return listed
-    if flat := [
-        path
-        for path in sorted(root.iterdir())
-        if path.suffix.lower() in SOUNDS and not is_junk(path)
-    ]:
-        listed = Listed()
-        listed.parts["all"] = _sounds(map(_named, flat), sound, listed)
-        return listed
-    listing = list_folder(_SoundFiles(classes, root=root, class_folders=class_folders))
-    listed = Listed(left_out=listing.left_out, notes=listing.notes)
-    for part, files in listing.parts.items():
-        depth = 1 + (part != "all") + (class_folders == "inner")
-        named = [
-            _Named(file.path, file.name, file.category, _folder_of(file.name, depth))
-            for file in files
-        ]
-        listed.parts[part] = _sounds(named, sound, listed)
+    tables = _tables(root)
+    if tables:
+        return _of_tables(root, tables, form)
+    return _of_sounds(root, sound, classes, class_folders)
+
+
+def _of_tables(root: Path, tables: Mapping[str, Path], form: SeriesForm) -> Listed:
+    """The series in the file of each split."""
+    if "train" not in tables or len(tables) == 1:
+        held = ", ".join(path.name for path in tables.values())
+        raise ValueError(
+            f"{root} must hold files for train and test, got {held}: give one file as "
+            "root"
+        )
+    listed = Listed()
+    for part, path in tables.items():
+        (listed.parts[part],) = _read(path, form.whole(), listed).values()
+    return listed
+
+
+def _of_sounds(
+    root: Path,
+    sound: Sound,
+    classes: tuple[str, ...],
+    class_folders: ClassFolders | None,
+) -> Listed:
+    """The sounds in a folder, whose names say what they are; or in folders of classes,
+    with a folder of each speaker in them, say.
+    """
+    files = [path for path in sorted(root.iterdir()) if not is_junk(path)]
+    flat = [_named(path) for path in files if path.suffix.lower() in SOUNDS]
+    if flat:
+        listed = Listed(parts={"all": flat})
+    else:
+        listing = list_folder(
+            _SoundFiles(classes, root=root, class_folders=class_folders)
+        )
+        listed = Listed(left_out=listing.left_out, notes=listing.notes)
+        listed.parts |= {
+            part: [_of_speaker(file, part, class_folders) for file in files]
+            for part, files in listing.parts.items()
+        }
+    read = partial(_heard, sound)
+    for part, sounds in listed.parts.items():
+        listed.parts[part] = items_of_files(sounds, read, BrokenSound, listed)
     return listed
 
 
 class BrokenSound(BrokenItem):
     """The error for a file that is no sound, or damaged, or silent."""
 
-    thing = "sound"
+    things = "sounds"
 
 
-class _Named(NamedTuple):
-    """A file of a sound, and what its place or its name says of it."""
-
-    path: Path
-    name: str
-    category: str
-    group: str
-
-
-def _sounds(named: Iterable[_Named], sound: Sound, listed: Listed) -> list[SeriesItem]:
-    """The sounds that can be read; tells ``listed`` of the others."""
-    items = []
-    for path, name, category, group in named:
-        try:
-            values = read_sound(path, sound)
-        except (OSError, ValueError) as error:
-            listed.broken[name] = BrokenSound.of(path, error)
-        else:
-            items.append(SeriesItem(name, category, values, str(path), group=group))
-    return items
+def _heard(sound: Sound, file: ListedFile) -> SeriesItem:
+    """The series that a file of a sound becomes."""
+    values = read_sound(file.path, sound)
+    return SeriesItem(file.name, file.category, values, file.title, group=file.group)
 
 
 def with_values(root: Path, form: SeriesForm) -> SeriesForm:
@@ -337,7 +346,7 @@ def _place(path: Path) -> int:
     return len(FILES)
 
 
-def _named(path: Path) -> _Named:
+def _named(path: Path) -> ListedFile:
     """A sound whose name says what it is: LABEL_GROUP_NUMBER.wav."""
     parts = path.stem.split("_")
     if len(parts) != 3:
@@ -346,7 +355,7 @@ def _named(path: Path) -> _Named:
             "folder of its class beside folders "
             "of other classes"
         )
-    return _Named(path, path.name, parts[0], parts[1])
+    return ListedFile(path.name, parts[0], path, group=parts[1])
 
 
 class _SoundFiles(Listing):
@@ -354,16 +363,18 @@ class _SoundFiles(Listing):
 
     what = "sounds"
     holds_groups = True
-    unlabelled = empty_advice = ""
     suffixes = tuple(SOUNDS)
 
 
-def _folder_of(name: str, depth: int) -> str:
-    """The folder of a sound within that of its class, which is so deep: its speaker,
-    say; empty for none.
+def _of_speaker(
+    file: ListedFile, part: str, class_folders: ClassFolders | None
+) -> ListedFile:
+    """A sound whose group is the folder within that of its class, such as that of its
+    speaker.
     """
-    inside = name.split("/")[depth:]
-    return inside[0] if len(inside) > 1 else ""
+    depth = 1 + (part != "all") + (class_folders == "inner")
+    inside = file.name.split("/")[depth:]
+    return replace(file, group=inside[0] if len(inside) > 1 else "")
 
 
 def is_ucr(path: Path) -> bool:
@@ -389,14 +400,12 @@ def _ucr(path: Path) -> Iterator[SeriesItem]:
             continue
         while cells and cells[-1] == "NaN":
             cells.pop()
-        title = f"{path}:{number}"
         try:
             values = torch.tensor([[*map(number_in, cells)]])
         except ValueError as error:
-            raise ValueError(f"{title}: {error}") from error
+            raise ValueError(f"{path}:{number}: {error}") from error
         category = label.removesuffix(".0") if is_number(label) else label
-        name = f"{path.name}:{number}"
-        yield SeriesItem(name, category, checked(values, title), title)
+        yield series_at(path, number, category, values)
 
 
 def _archive(path: Path) -> Iterator[SeriesItem]:
@@ -424,10 +433,8 @@ def _archive(path: Path) -> Iterator[SeriesItem]:
             raise ValueError(f"{path} cannot be read: {error!r:.400}") from error
     for number, (values, label) in enumerate(zip(rows, labels, strict=True), 1):
         series = torch.as_tensor(values, dtype=torch.float32)
-        title = f"{path}:{number}"
-        stated.check(series, str(label), title)
-        name = f"{path.name}:{number}"
-        yield SeriesItem(name, str(label), checked(series, title), title)
+        stated.check(series, str(label), f"{path}:{number}")
+        yield series_at(path, number, str(label), series)
 
 
 class _Stated(NamedTuple):

@@ -2,7 +2,6 @@
 files.
 """
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -99,7 +98,7 @@ class Series(ListedData):
     reads = "series"
     model = "series_capsnet"
 
-    thing = "series"
+    things = "series"
 
     root: str | Path
     series: str | Sequence[str] = "series"
@@ -181,12 +180,8 @@ class Series(ListedData):
         ]
         return Listed(parts={"all": items})
 
-    def fingerprint(self) -> str:
-        """A digest of the training and validation series, in their order, and of how
-        they are read.
-        """
-        how = (self.manifest().digest(), self.standardise, self.bands, self.highest)
-        return hashlib.sha256(repr(how).encode()).hexdigest()
+    def _how_read(self) -> tuple[Any, ...]:
+        return self.standardise, self.bands, self.highest
 
     def _decode(self, manifest: Manifest, decoded: Mapping[str, Tensor]) -> Decoded:
         """The series of each split, in the scale of those for training."""
@@ -195,11 +190,6 @@ class Series(ListedData):
             items[part] = [self._items[entry.name] for entry in manifest.parts[part]]
         # Some are tested on only.
         train_values = [item.values for item in items["train"] or items["test"]]
-        if not train_values:
-            raise ValueError(
-                "none of the series that the run was trained and tested on exists "
-                "any more"
-            )
         form = with_values(Path(self.root), self.form) if self.root else self.form
         read: Any = {"sound": self.sound, "form": form.unlabelled()}
         if self.standardise == "data":

@@ -87,6 +87,23 @@ class SeriesItem(Item):
         )
 
 
+def series_at(
+    path: Path, place: int | str, category: str, values: Tensor, group: str = ""
+) -> SeriesItem:
+    """One of the series in a file; a `ValueError` as of :func:`checked`.
+
+    Args:
+        path: the file.
+        place: its number, or what names it there.
+        category: the name of its class.
+        values: (C, L).
+        group: whom or what it is of; empty where that is not known.
+    """
+    title = f"{path}:{place}"
+    name = f"{path.name}:{place}"
+    return SeriesItem(name, category, checked(values, title), title, group=group)
+
+
 class SeriesForm(NamedTuple):
     """What the columns of a table of series are read as.
 
@@ -163,12 +180,8 @@ def series_of_table(
     parts: dict[str, list[SeriesItem]] = {"all": []} if not form.form.split else {}
     read = _long if form.series else _wide
     for row, values in read(table, form, listed):
-        title = f"{path}:{row.place}"
-        name = f"{path.name}:{row.place}"
-        item_of_row = SeriesItem(
-            name, row.category, checked(values, title), title, group=row.group
-        )
-        parts.setdefault(row.part or "all", []).append(item_of_row)
+        item = series_at(path, row.place, row.category, values, row.group)
+        parts.setdefault(row.part or "all", []).append(item)
     if form.series and form.time is None and not form.values:
         every = [item.values for items in parts.values() for item in items]
         _check_no_time(path, form.values_in(table), every)

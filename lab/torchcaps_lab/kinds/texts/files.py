@@ -7,7 +7,14 @@ from io import BytesIO
 from itertools import chain
 from pathlib import Path
 
-from torchcaps_lab.data.files import ClassFolders, Listing, is_there, list_folder
+from torchcaps_lab.data.files import (
+    ClassFolders,
+    ListedFile,
+    Listing,
+    is_there,
+    items_of_files,
+    list_folder,
+)
 from torchcaps_lab.data.listed import BrokenItem, Item, Listed
 from torchcaps_lab.data.plain_text import check_text, decoded, lines_of
 from torchcaps_lab.data.reader import Unread, inputs_in
@@ -45,14 +52,14 @@ _LINES = {
 class BrokenText(BrokenItem):
     """The error for a file that is no text."""
 
-    thing = "text"
+    things = "texts"
 
 
 def list_texts(
     root: Path,
     form: TableForm,
-    known: tuple[str, ...] = (),
-    class_folders: ClassFolders | None = None,
+    known: tuple[str, ...],
+    class_folders: ClassFolders | None,
 ) -> Listed:
     """The texts in a folder or a file, whatever its form.
 
@@ -113,22 +120,18 @@ def _folder(
     listing = list_folder(_TextFiles(classes, root=root, class_folders=class_folders))
     listed = Listed(left_out=listing.left_out, notes=listing.notes)
     for part, files in listing.parts.items():
-        texts = listed.parts[part] = list[TextItem]()
-        for file in files:
-            try:
-                text = decoded(file.path)
-            except (OSError, ValueError) as error:
-                listed.broken[file.name] = BrokenText.of(file.path, error)
-            else:
-                texts.append(TextItem(file.name, file.category, text))
+        listed.parts[part] = items_of_files(files, _text_in, BrokenText, listed)
     return listed
+
+
+def _text_in(file: ListedFile) -> TextItem:
+    return TextItem(file.name, file.category, decoded(file.path))
 
 
 class _TextFiles(Listing):
     """The files with the suffix .txt in a folder of classes."""
 
     what = "texts"
-    unlabelled = empty_advice = ""
     suffixes = (".txt",)
 
 

@@ -1,6 +1,5 @@
 """Texts with one class each, from the user's files or a published collection."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -15,13 +14,14 @@ from torchcaps_lab.data.base import register_dataset
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.files import ClassFolders, found_root
 from torchcaps_lab.data.listed import Decoded, Listed, ListedData
-from torchcaps_lab.data.manifest import PARTS, Manifest, count_of, one_digest
+from torchcaps_lab.data.manifest import PARTS, Manifest, one_digest
 from torchcaps_lab.data.table_form import TableForm
 from torchcaps_lab.data.transforms.preprocess import Preprocess
 from torchcaps_lab.kinds.texts.files import list_texts
 from torchcaps_lab.kinds.texts.text_set import TextSet
 from torchcaps_lab.kinds.texts.word_vectors import read_vectors
 from torchcaps_lab.kinds.texts.words import Words, plain_words
+from torchcaps_lab.look import counted
 
 
 @register_dataset("text")
@@ -94,7 +94,7 @@ class Text(ListedData):
     reads = "texts"
     model = "text_pooled"
 
-    thing = in_file = "text"
+    things = sources = "texts"
 
     root: str | Path
     text: str = "text"
@@ -170,18 +170,8 @@ class Text(ListedData):
         root = Path(self.root)
         return list_texts(root, self.form, self.named, self.class_folders)
 
-    def fingerprint(self) -> str:
-        """A digest of the training and validation texts, in their order, and of how
-        they are read.
-        """
-        how = (
-            self.manifest().digest(),
-            self.longest,
-            self.most,
-            self.least,
-            self.lower,
-        )
-        return hashlib.sha256(repr(how).encode()).hexdigest()
+    def _how_read(self) -> tuple[Any, ...]:
+        return self.longest, self.most, self.least, self.lower
 
     def notes(self) -> tuple[str, ...]:
         """Notes for readers of results: what was left out and why, which texts are cut,
@@ -200,7 +190,7 @@ class Text(ListedData):
             return super().notes()
         return (
             *super().notes(),
-            f"{count_of(cut, 'text')} of {sum(map(len, sets)):,} longer than "
+            f"{counted(len(cut), 'texts')} of {sum(map(len, sets)):,} longer than "
             f"{self.longest} words, of which the first "
             f"{self.longest} are read; the longest has {max(cut):,}",
         )
@@ -224,14 +214,8 @@ class Text(ListedData):
         for part in PARTS:
             entries = manifest.parts[part]
             texts[part] = [self._items[entry.name].text for entry in entries]
-        if not any(texts.values()):
-            raise ValueError(
-                "none of the texts that the run was trained and tested on exists any "
-                "more"
-            )
-        vocabulary = (
-            texts["train"] or texts["test"]
-        )  # texts that are only tested on are read with a network's words
+        # Texts that are only tested on are read with a network's words.
+        vocabulary = texts["train"] or texts["test"]
         words = Words.of(
             vocabulary, self.most, self.least, lower=self.lower, longest=self.longest
         )

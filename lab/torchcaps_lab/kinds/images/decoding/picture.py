@@ -67,7 +67,7 @@ _SAMPLES = 277  # the tag of TIFF for how many bands there are
 class BrokenImage(BrokenItem):
     """The error for a file that is not an image, or damaged."""
 
-    thing = "image"
+    things = "images"
 
 
 def broken_images(

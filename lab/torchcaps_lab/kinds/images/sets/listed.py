@@ -1,6 +1,5 @@
 """Images that are listed before they are read: files in a folder, rows of a table."""
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from torchcaps_lab.data.listed import (
     ListedData,
     all_broken,
 )
-from torchcaps_lab.data.manifest import PARTS, Entry, Manifest, count_of
+from torchcaps_lab.data.manifest import PARTS, Entry, Manifest
 from torchcaps_lab.data.streams import digest_of
 from torchcaps_lab.data.transforms.steps import MOST_PIXELS
 from torchcaps_lab.kinds.images.alike import (
@@ -47,7 +46,7 @@ from torchcaps_lab.kinds.images.decoding.picture import (
 )
 from torchcaps_lab.kinds.images.decoding.store import GIB, ImageStore, threaded
 from torchcaps_lab.kinds.images.doubts import frames_lines, image_doubts
-from torchcaps_lab.look import Resize
+from torchcaps_lab.look import Resize, counted
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -110,18 +109,9 @@ class ListedImages(ListedData):
         """Height and width to resize to, if any."""
         return (self.size, self.size) if isinstance(self.size, int) else self.size
 
-    def fingerprint(self) -> str:
-        """A digest of the training and validation files, in their order, and of how
-        they are read.
-        """
-        how = (
-            self.manifest().digest(),
-            self.image_shape,
-            self.resize,
-            *(self.levels or ()),
-            *self._behind,
-        )
-        return hashlib.sha256(repr(how).encode()).hexdigest()
+    def _how_read(self) -> tuple[Any, ...]:
+        levels = self.levels or ()
+        return self.image_shape, self.resize, *levels, *self._behind
 
     @property
     def _behind(self) -> tuple[str, ...]:
@@ -147,7 +137,7 @@ class ListedImages(ListedData):
         )
         alike = [place for place in first_places if place >= 0]
         note = (
-            f"{count_of(alike, 'test image')} nearly the same as a training "
+            f"{counted(len(alike), 'test images')} nearly the same as a training "
             f"image; {self.names_alike}"
         )
         return (*self._plain_notes(train), *([note] if alike else []))
@@ -228,11 +218,6 @@ class ListedImages(ListedData):
         taken if ``size`` is None.
         """
         items = [self._items[entry.name] for entry in entries]
-        if not items:
-            raise ValueError(
-                "none of the images that the run was trained and tested on exists "
-                "any more"
-            )
         channels = self.channels or self._channels([entry.name for entry in entries])
         if self.sides is not None:
             return (channels, *self.sides), items[0]
