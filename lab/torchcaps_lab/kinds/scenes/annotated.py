@@ -3,25 +3,18 @@ Pascal VOC, text files as of YOLO.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, compress
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal
-from xml.etree import ElementTree
 
 import torch
 from torch import Tensor
 
 from torchcaps.spec import argument, settings
-from torchcaps.whole import (
-    LARGEST_NOTE,
-    named_below,
-    read_bytes,
-    resolved,
-    seen_from,
-)
+from torchcaps.whole import resolved, seen_from
 from torchcaps_lab.data.base import (
     TEST_SEED,
     DataSet,
@@ -46,7 +39,6 @@ from torchcaps_lab.kinds.images.decoding.picture import (
     BLACK,
     broken_images,
     check_background,
-    image_suffixes,
     in_mode,
     opened,
     to_tensor,
@@ -61,16 +53,15 @@ from torchcaps_lab.kinds.scenes.noted import (
     class_of_each,
     doubts,
 )
-from torchcaps_lab.kinds.scenes.stated import frame_of, stated_size
+from torchcaps_lab.kinds.scenes.stated import frame_of
+from torchcaps_lab.kinds.scenes.voc import voc_images
 from torchcaps_lab.kinds.scenes.yolo import (
     CLASSES,
     YAML,
-    classes_in,
     labels_beside,
     of_yaml,
-    yolo_boxes,
+    yolo_images,
 )
-from torchcaps_lab.look import number_in
 
 _OUTSIDE = 1.0  # pixels by which a box may leave its image, as rounding does
 
@@ -118,14 +109,9 @@ class AnnotatedSet(Examples):
 
     def digest(self) -> str:
         """SHA-256 of images, labels and boxes."""
-        boxes = (
-            torch.cat([self.things[..., None], self.boxes], -1)
-            .cpu()
-            .contiguous()
-            .numpy()
-            .tobytes()
-        )
-        return hashlib.sha256(super().digest().encode() + boxes).hexdigest()
+        boxes = torch.cat([self.things[..., None], self.boxes], -1).cpu().contiguous()
+        content = super().digest().encode() + boxes.numpy().tobytes()
+        return hashlib.sha256(content).hexdigest()
 
     def _fetch(self, indices: list[int]) -> Batch:
         batch = super()._fetch(indices)
@@ -135,13 +121,11 @@ class AnnotatedSet(Examples):
         )
         across = (columns >= boxes[:, :, 0]) & (columns < boxes[:, :, 2])
         down = (rows >= boxes[:, :, 1]) & (rows < boxes[:, :, 3])
-        filled = (down[..., None] & across[:, :, None])[:, :, None].to(
-            batch.inputs
-        )  # [B, K, 1, H, W]
+        # [B, K, 1, H, W]
+        filled = (down[..., None] & across[:, :, None])[:, :, None].to(batch.inputs)
         filled = filled.expand(-1, -1, batch.inputs.shape[1], -1, -1)
-        return batch._replace(
-            parts=Parts(self.things[indices].to(boxes.device), filled)
-        )
+        parts = Parts(self.things[indices].to(boxes.device), filled)
+        return batch._replace(parts=parts)
 
 
 @register_dataset("annotated")
@@ -279,15 +263,12 @@ class AnnotatedImages(DataSet):
             "validation": self.validation.shown(),
             "test": class_of_each(self._parts["test"]),
         }
-        lacking = lacking_lines(self.classes, parts)
-        lines = left_out_lines(self._annotated.left_out)
-        noted = [*chain(*self._parts.values())]
         return (
             *self._annotated.notes,
             *self.contradictions(),
-            *lacking,
-            *lines,
-            *doubts(noted),
+            *lacking_lines(self.classes, parts),
+            *left_out_lines(self._annotated.left_out),
+            *doubts([*chain(*self._parts.values())]),
         )
 
     def record(self) -> Manifest:
@@ -350,11 +331,8 @@ class AnnotatedImages(DataSet):
         for part, (path, place) in of_parts.items():
             if path is not None:
                 inside = root if place is None else Path(place).expanduser()
-                other = _annotations(
-                    Path(path).expanduser(),
-                    _there(inside, f"{part}_root"),
-                    listed.classes,
-                )
+                _there(inside, f"{part}_root")
+                other = _annotations(Path(path).expanduser(), inside, listed.classes)
                 listed.parts[part] = other.parts["train"]
                 listed.left_out |= other.left_out
         for noted in listed.parts.values():
@@ -371,72 +349,60 @@ class AnnotatedImages(DataSet):
         sides = (self.size, self.size) if isinstance(self.size, int) else self.size
         images = list[Tensor]()
         boxes = list[Tensor]()
-        for noted_image in noted:
-            with opened(noted_image.file) as source:
+        for each in noted:
+            with opened(each.file) as source:
                 turn = orientation(source)
                 image = in_mode(source, self.channels, self.levels, self.background)
             height, width = sides = sides or image.size[::-1]
             if self.size is None and image.size != (width, height):
                 raise ValueError(
-                    f"images must have one size, {width} x {height}, {noted_image.file} has "
+                    f"images must have one size, {width} x {height}, {each.file} has "
                     f"{image.size}; pass size"
                 )
             images.append(to_tensor(image, (self.channels, height, width), self.resize))
-            boxes.append(
-                _moved(
-                    _placed(noted_image, image.size, turn),
-                    image.size,
-                    (width, height),
-                    self.resize,
-                )
-            )
-        most = max((len(noted_image) for noted_image in boxes), default=0)
-        things = torch.zeros(len(noted), max(most, 1), dtype=torch.int64)
-        placed = torch.zeros(
-            len(noted),
-            max(most, 1),
-            4,
-            dtype=torch.int64,
-        )
-        mask = torch.zeros(len(noted), len(self.classes), dtype=torch.bool)
-        for row, (noted_image, mine) in enumerate(zip(noted, boxes, strict=True)):
-            labels = torch.tensor(
-                [self.classes.index(name) for name in noted_image.labels],
-                dtype=torch.int64,
-            )
-            inside = (mine[:, 2:] > mine[:, :2]).all(1)  # others were cropped away
-            things[row, : len(mine)], placed[row, : len(mine)] = (
-                labels,
-                mine * inside[:, None],
-            )
-            mask[row, labels[inside]] = True
+            placed = _placed(each, image.size, turn)
+            boxes.append(_moved(placed, image.size, (width, height), self.resize))
         if images:
             pixels = torch.stack(images)
         else:
-            pixels = torch.zeros(
-                0, self.channels, *(sides or (1, 1)), dtype=torch.uint8
+            empty = (0, self.channels, *(sides or (1, 1)))
+            pixels = torch.zeros(empty, dtype=torch.uint8)
+        return self._set_of(noted, pixels, boxes)
+
+    def _set_of(
+        self, noted: Sequence[Noted], pixels: Tensor, boxes: Sequence[Tensor]
+    ) -> AnnotatedSet:
+        """Images, uint8 (N, C, H, W), with the boxes in each, (K, 4)."""
+        most = max([1, *map(len, boxes)])
+        things = torch.zeros(len(noted), most, dtype=torch.int64)
+        placed = torch.zeros(len(noted), most, 4, dtype=torch.int64)
+        shown = torch.zeros(len(noted), len(self.classes), dtype=torch.bool)
+        for row, (each, corners) in enumerate(zip(noted, boxes, strict=True)):
+            labels = torch.tensor(
+                [self.classes.index(name) for name in each.labels], dtype=torch.int64
             )
-        files = tuple(str(noted_image.file) for noted_image in noted)
+            inside = (corners[:, 2:] > corners[:, :2]).all(1)  # not cropped away
+            things[row, : len(labels)] = labels
+            placed[row, : len(labels)] = corners * inside[:, None]
+            shown[row, labels[inside]] = True
+        files = tuple(str(each.file) for each in noted)
         return AnnotatedSet(
-            pixels, mask, self.classes, files, things=things, boxes=placed
+            pixels, shown, self.classes, files, things=things, boxes=placed
         )
 
 
 def _entries(noted: Sequence[Noted]) -> list[Entry]:
     """The files of images, and the classes of their things."""
     return [
-        Entry(
-            str(image.file), ", ".join(sorted({*image.labels})), digest_of(image.file)
-        )
-        for image in noted
+        Entry(str(each.file), ", ".join(sorted({*each.labels})), digest_of(each.file))
+        for each in noted
     ]
 
 
 def _leave_out_broken(listed: Listed, levels: Range | None) -> None:
     """Leave out the images that cannot be read."""
-    broken = broken_images(
-        [image.file for image in chain(*listed.parts.values())], levels
-    )
+    files = [image.file for image in chain(*listed.parts.values())]
+    broken = broken_images(files, levels)
     listed.left_out |= {str(file): why for file, why in broken.items()}
     for noted in listed.parts.values():
         noted[:] = [image for image in noted if image.file not in broken]
@@ -444,45 +410,32 @@ def _leave_out_broken(listed: Listed, levels: Range | None) -> None:
         raise ValueError("none of the images to train on can be read")
 
 
-def _placed(noted_image: Noted, shown: tuple[int, int], turn: int) -> Tensor:
+def _placed(noted: Noted, shown: tuple[int, int], turn: int) -> Tensor:
     """The boxes of an image in its upright pixels, (K, 4); a `ValueError` if one is
     empty, or outside.
     """
-    frame = frame_of(
-        noted_image.size, shown, turn, noted_image.source, noted_image.file
-    )
-    return frame.boxes(_checked(noted_image, frame.stated))
-
-
-def _checked(noted_image: Noted, size: tuple[int, int]) -> Tensor:
-    """The boxes of an image in the pixels that they are noted in; a `ValueError` if one
-    is empty, or outside.
-    """
-    boxes = torch.tensor(noted_image.boxes, dtype=torch.float64).view(-1, 4)
-    sides = torch.tensor([*size, *size], dtype=torch.float64)
-    boxes = boxes * sides if noted_image.shares else boxes
-    for label, box in zip(noted_image.labels, boxes, strict=True):
+    frame = frame_of(noted.size, shown, turn, noted.source, noted.file)
+    boxes = torch.tensor(noted.boxes, dtype=torch.float64).view(-1, 4)
+    wide, high = frame.stated
+    sides = torch.tensor([wide, high, wide, high], dtype=torch.float64)
+    boxes = boxes * sides if noted.shares else boxes
+    for label, box in zip(noted.labels, boxes, strict=True):
         place = [round(side, 2) for side in box.tolist()]
         start = (
-            f"the box of {label!r} in {noted_image.file}, {place} (left, top, right, "
-            f"bottom) by {noted_image.source}"
+            f"the box of {label!r} in {noted.file}, {place} (left, top, right, bottom) "
+            f"by {noted.source}"
         )
         if not (box[2:] > box[:2]).all():
             raise ValueError(
                 f"{start}, is empty: right must be beyond left, and bottom below top"
             )
         if (box < -_OUTSIDE).any() or (box > sides + _OUTSIDE).any():
-            raise ValueError(
-                f"{start}, is outside the image of {size[0]} x {size[1]} pixels"
-            )
-    return boxes
+            raise ValueError(f"{start}, is outside the image of {wide} x {high} pixels")
+    return frame.boxes(boxes)
 
 
 def _moved(
-    boxes: Tensor,
-    size: tuple[int, int],
-    to: tuple[int, int],
-    resize: str,
+    boxes: Tensor, size: tuple[int, int], to: tuple[int, int], resize: str
 ) -> Tensor:
     """Boxes in an image that was resized, whole pixels of at least 1; empty if they
     were cropped away.
@@ -511,39 +464,38 @@ def _annotations(path: Path, root: Path, names: Sequence[str] | None) -> Listed:
     annotations; all of them are to train on.
     """
     _there(path, "annotations")
-    kinds: Mapping[str, Callable[..., tuple[Sequence[str], list[Noted]]]] = {
-        ".xml": _voc,
-        ".txt": _yolo,
-    }
     if path.is_file() and path.suffix == ".json":
         coco = Coco(path)
-        class_names: Sequence[str] = [*coco.names.values()]
         noted = coco.boxes(root)
+        named: Sequence[str] = [*coco.names.values()]
     else:
-        files_of_kind = {}
-        for kind in kinds:
-            files = sorted(path.glob(f"[!.]*{kind}"))
-            files_of_kind[kind] = [file for file in files if file.name != CLASSES]
-        kinds_found = [kind for kind, files in files_of_kind.items() if files]
-        if len(kinds_found) != 1:
+        files = [file for file in sorted(path.glob("[!.]*")) if file.name != CLASSES]
+        voc, yolo = (
+            [file for file in files if file.suffix == suffix]
+            for suffix in (".xml", ".txt")
+        )
+        if bool(voc) == bool(yolo):
+            both = " with .xml and .txt" if voc else ""
             raise ValueError(
                 "annotations must be a .json file as of COCO, or a folder of either "
-                ".xml files as of VOC or .txt "
-                "files as of YOLO, got "
-                f"{path}{' with ' + ' and '.join(kinds_found) if kinds_found else ''}"
+                f".xml files as of VOC or .txt files as of YOLO, got {path}{both}"
             )
-        class_names, noted = kinds[kinds_found[0]](
-            files_of_kind[kinds_found[0]], root, names
-        )
-    classes = (*(names or class_names),)
+        if voc:
+            noted = voc_images(voc, root)
+            named = names or check_names(class_of_each(noted), path)
+        else:
+            named, noted = yolo_images(yolo, root, names)
+    classes = (*(names or named),)
     for image in noted:
         _there(image.file, "the image")
     if not noted or not classes:
         raise ValueError(
             f"annotations {path} name no {'classes' if noted else 'images'}"
         )
-    named = {image.file.resolve() for image in noted}
-    others = [file for file in image_files(root) if file.resolve() not in named]
+    files_of_noted = {image.file.resolve() for image in noted}
+    others = [
+        file for file in image_files(root) if file.resolve() not in files_of_noted
+    ]
     why = f"no annotation in {path} names it"
     return Listed(classes, {"train": noted}, dict.fromkeys(map(str, others), why))
 
@@ -559,117 +511,3 @@ def _check_boxes(train: Sequence[Noted], annotations: Path) -> None:
             f"annotations {annotations} have no box in any of {len(train)} images to "
             f"train on{files}"
         )
-
-
-def _voc(
-    files: Sequence[Path], root: Path, names: Sequence[str] | None
-) -> tuple[Sequence[str], list[Noted]]:
-    noted = []
-    for file in files:
-        content = read_bytes(file, LARGEST_NOTE)
-        try:
-            tree = ElementTree.fromstring(content)
-            things = list(tree.iter("object"))
-            labels = [_text(thing, "name") for thing in things]
-            boxes = list(map(_voc_box, things))
-            clear = [not _is_difficult(thing) for thing in things]
-            size = stated_size(*(_stated(tree, side) for side in ("width", "height")))
-            name = _only_text(tree, "filename")
-        except (ElementTree.ParseError, ValueError, LookupError) as error:
-            raise ValueError(
-                f"annotations {file} are not as of VOC: {error}"
-            ) from error
-        noted.append(
-            Noted(
-                named_below(root, name, file, "image"),
-                [*compress(labels, clear)],
-                [*compress(boxes, clear)],
-                file,
-                size=size,
-                aside=clear.count(False),
-            )
-        )
-    return names or check_names(class_of_each(noted), files[0].parent), noted
-
-
-def _is_difficult(thing: ElementTree.Element) -> bool:
-    """Whether a thing is marked as difficult: VOC counts it neither as found nor as
-    missed.
-    """
-    mark = _only_text(thing, "difficult") or "0"
-    if mark not in ("0", "1"):
-        raise ValueError(f"difficult must be 0 or 1 in {thing.tag}, got {mark!r}")
-    return mark == "1"
-
-
-def _voc_box(thing: ElementTree.Element) -> tuple[float, float, float, float]:
-    """The box of a thing, whose first pixel is 1 in VOC: left, top, right, bottom."""
-    box = {}
-    for side in ("xmin", "ymin", "xmax", "ymax"):
-        text = _text(thing, f"bndbox/{side}")
-        try:
-            box[side] = number_in(text)
-        except ValueError as error:
-            raise ValueError(
-                f"bndbox/{side} of {thing.findtext('name')!r}: {error}"
-            ) from None
-    return box["xmin"] - 1, box["ymin"] - 1, box["xmax"], box["ymax"]
-
-
-def _stated(tree: ElementTree.Element, side: str) -> str | None:
-    """The text of a side of the image; None if it is not stated."""
-    place = f"size/{side}"
-    return _only_text(tree, place)
-
-
-def _text(element: ElementTree.Element, name: str) -> str:
-    """The text of the one element of a name, which must be there."""
-    text = _only_text(element, name)
-    if not text:
-        empty = "missing" if text is None else "empty"
-        raise ValueError(f"{name} is {empty} in {element.tag}")
-    return text
-
-
-def _only_text(element: ElementTree.Element, name: str) -> str | None:
-    """The text of the element of a name, of which there may be one; None without."""
-    texts = [(inner.text or "").strip() for inner in element.findall(name)]
-    if len(texts) > 1:
-        raise ValueError(f"{name} must stand once in {element.tag}, got {texts}")
-    return texts[0] if texts else None
-
-
-def _yolo(
-    files: Sequence[Path], root: Path, names: Sequence[str] | None
-) -> tuple[Sequence[str], list[Noted]]:
-    listed = files[0].with_name(CLASSES)
-    if names is None:
-        _there(listed, "pass classes, or give their names one a line:")
-    # Numbers count its lines, whatever the order of the names that were passed.
-    names = classes_in(listed) if listed.is_file() else names or ()
-    noted = []
-    images: dict[str, Path] = {}
-    for path in sorted(root.glob("[!.]*")):
-        if path.suffix.lower() in image_suffixes():
-            first = images.setdefault(path.stem, path)
-            if first is not path:
-                raise ValueError(
-                    f"{first} and {path} have one name, so that {path.stem}.txt would "
-                    "be of both: rename one"
-                )
-    for file in files:
-        labels, boxes = yolo_boxes(file, names)
-        noted.append(
-            Noted(
-                images.get(file.stem, root / f"{file.stem}.*"),
-                labels,
-                boxes,
-                file,
-                shares=True,
-            )
-        )
-    with_boxes = {file.stem for file in files}
-    for stem, path in images.items():
-        if stem not in with_boxes:
-            noted.append(Noted(path, [], [], path))
-    return names, noted

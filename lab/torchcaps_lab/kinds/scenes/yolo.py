@@ -9,9 +9,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from torchcaps.whole import LARGEST_NOTE, read_text, resolved
+from torchcaps.whole import LARGEST_NOTE, read_text, resolved, seen_from
 from torchcaps_lab.data.listed import Listed
 from torchcaps_lab.data.schema import checked
+from torchcaps_lab.kinds.images.decoding.picture import image_suffixes
 from torchcaps_lab.kinds.images.sets.files import image_files
 from torchcaps_lab.kinds.scenes.noted import Noted, check_names
 from torchcaps_lab.look import number_in
@@ -21,9 +22,6 @@ YAML = (".yaml", ".yml")
 
 _PARTS = {"train": ("train",), "validation": ("val", "valid"), "test": ("test",)}
 """The keys of data.yaml for the images of each split, of which the first is read."""
-
-_BESIDE = {"images": "labels"}
-"""The folder of the labels, by that of the images."""
 
 CLASSES = "classes.txt"
 """The names of the classes beside labels, one a line."""
@@ -111,6 +109,47 @@ def classes_in(path: Path) -> tuple[str, ...]:
     return check_names([line.strip() for line in lines], path)
 
 
+def yolo_images(
+    files: Sequence[Path], root: Path, names: Sequence[str] | None
+) -> tuple[Sequence[str], list[Noted]]:
+    """Return the names of the classes, and the images in a folder, each with the boxes
+    in the file of labels that has its name, if there is one.
+
+    Args:
+        files: the files of labels in another folder.
+        root: the folder of the images.
+        names: the names of the classes where no ``classes.txt`` beside the labels has
+            them.
+
+    Raises:
+        ValueError: a file is not as of YOLO, or two images have one name.
+        FileNotFoundError: nothing names the classes.
+    """
+    listed = files[0].with_name(CLASSES)
+    if names is None and not listed.exists():
+        raise FileNotFoundError(
+            f"pass classes, or give their names one a line: {listed} does not "
+            f"exist{seen_from(listed)}"
+        )
+    # Numbers count its lines, whatever the order of the names that were passed.
+    names = classes_in(listed) if listed.is_file() else names or ()
+    images: dict[str, Path] = {}
+    suffixes = image_suffixes()
+    for path in sorted(root.glob("[!.]*")):
+        if path.suffix.lower() in suffixes:
+            first = images.setdefault(path.stem, path)
+            if first is not path:
+                raise ValueError(
+                    f"{first} and {path} have one name, so that {path.stem}.txt would "
+                    "be of both: rename one"
+                )
+    noted = []
+    for file in files:
+        image = images.pop(file.stem, root / f"{file.stem}.*")
+        noted.append(Noted(image, *yolo_boxes(file, names), file, shares=True))
+    return names, noted + [Noted(image, [], [], image) for image in images.values()]
+
+
 def of_yaml(path: Path, root: Path, names: Sequence[str] | None) -> Listed:
     """List the images of each split, and the classes.
 
@@ -176,12 +215,7 @@ def _without_image(noted: Iterable[Noted]) -> dict[str, str]:
     return left_out
 
 
-def _folders(
-    file: Yaml,
-    key: str,
-    path: Path,
-    root: Path,
-) -> list[Path]:
+def _folders(file: Yaml, key: str, path: Path, root: Path) -> list[Path]:
     """The folders of images of a split."""
     named: Any = getattr(file, key)
     base = path.parent / (file.path or "")
@@ -191,12 +225,7 @@ def _folders(
     return [_folder(value, base, path, root) for value in values]
 
 
-def _folder(
-    value: str,
-    base: Path,
-    path: Path,
-    root: Path,
-) -> Path:
+def _folder(value: str, base: Path, path: Path, root: Path) -> Path:
     """One folder; files of Roboflow name ``../train/images`` for ``train/images``."""
     tried = [base / value, base / value.lstrip("./")]
     folder = next((place for place in tried if place.is_dir()), None)
@@ -212,9 +241,9 @@ def labels_beside(image: Path) -> Path:
     or else beside it.
     """
     parts = list(image.parts)
-    places = [place for place, part in enumerate(parts[:-1]) if part in _BESIDE]
+    places = [place for place, part in enumerate(parts[:-1]) if part == "images"]
     if places:
-        parts[places[-1]] = _BESIDE[parts[places[-1]]]
+        parts[places[-1]] = "labels"
     return Path(*parts).with_suffix(".txt")
 
 
