@@ -359,6 +359,18 @@ def test_two_flags_of_splits_are_asked_about(
     assert "--data.split is_train" in refused(name, capsys)
 
 
+def test_splits_without_one_to_train_on_are_asked_about(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The column was used for nothing, so that test rows were trained on."""
+    header = ("text", "kind", "split")
+    name = write(
+        "t.csv", header, lambda k: (text(k), "ab"[k % 2], ("val", "test")[k % 3 > 0])
+    )
+    assert "no rows to train on" in refused(name, capsys)
+    assert guess(name, {"data": {"split": None}})
+
+
 def walk(k: int) -> tuple[object, ...]:
     person, trial, moment = k // 60, k // 12 % 5, k % 12
     return (f"p{person}", trial, moment, (trial % 2) * moment, "uv"[trial % 2])

@@ -160,6 +160,7 @@ class Column(NamedTuple):
         between: what stands between several labels in a cell; else empty.
         unclear: what may stand between several labels, or be part of their names; or
             the cells of a column of splits that name none.
+        splits: the splits that the cells of a column of splits name.
     """
 
     name: str
@@ -170,6 +171,7 @@ class Column(NamedTuple):
     length: float = 0.0
     between: str = ""
     unclear: str = ""
+    splits: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -468,17 +470,17 @@ def _seen(name: str, cells: Sequence[str], is_file: bool) -> Column:
     """A column with its role."""
     filled = [cell for cell in cells if cell]
     role, why = _role(name.strip().lower(), cells, filled, is_file)
-    sign, certain = "", False
+    length = sum(map(len, filled)) / max(len(filled), 1)
+    column = Column(name, role, why, len({*filled}), len(filled), length)
     if role in ("label", "labels"):
         sign, certain = between_labels(filled, name.strip().lower())
-    length = sum(map(len, filled)) / max(len(filled), 1)
-    between, unclear = (sign, "") if certain else ("", sign)
+        return column._replace(**{"between" if certain else "unclear": sign})
     if role == "split":
-        unnamed = (cell for cell in {*filled} if not part_in(name, cell))
-        unclear = ", ".join(sorted(unnamed))
-    return Column(
-        name, role, why, len({*filled}), len(filled), length, between, unclear
-    )
+        parts = {cell: part_in(name, cell) for cell in cells}
+        unnamed = sorted(cell for cell in parts if cell and not parts[cell])
+        named = frozenset(filter(None, parts.values()))
+        return column._replace(unclear=", ".join(unnamed), splits=named)
+    return column
 
 
 def _role(
@@ -497,8 +499,9 @@ def _role(
     if name in TEXTS:
         return "text", "by its name"
     parts = {part_called(cell) for cell in different}
-    known = len(parts - {None})
-    if "train" in parts and (known > 1 or (name in SPLITS and len(parts) > 1)):
+    trained, called = "train" in parts, name in SPLITS
+    several = len(parts - {None}) > 1
+    if (several and (trained or called)) or (trained and called and len(parts) > 1):
         return "split", f"its cells name splits: {', '.join(sorted(different)):.200}"
     if is_file or all(map(_FILE.fullmatch, different)):
         return "file", f"its cells are names of files, such as {filled[0]}"

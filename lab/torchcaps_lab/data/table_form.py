@@ -340,7 +340,8 @@ def _split_of(columns: Columns, table: Path) -> str | None:
     """The column that says which split a row belongs to; None without one.
 
     Raises:
-        ValueError: several columns may say it, or some cells name no split.
+        ValueError: several columns may say it, or some cells name no split, or none
+            the one to train on.
     """
     splits = columns.of_role("split")
     if not splits:
@@ -351,6 +352,12 @@ def _split_of(columns: Columns, table: Path) -> str | None:
             f"several columns of {table} say which split a row belongs to: "
             f"{some([one.name for one in splits])}. Name one with --data.split, as in "
             f"--data.split {quoted(column.name)}, or none with --data.split null"
+        )
+    if "train" not in column.splits:
+        raise UnclearColumns(
+            f"column {column.name!r} of {table} names {' and '.join(sorted(column.splits))}, "
+            "and no rows to train on. Add these, or divide all rows anew with "
+            "--data.split null"
         )
     if column.unclear:
         raise UnclearColumns(

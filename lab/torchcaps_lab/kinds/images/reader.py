@@ -72,7 +72,7 @@ _LARGEST = 2**28
 """Most numbers of an image that a saved network may demand."""
 
 
-_ANY_LABEL = {"label": "", "group": None}
+_ANY_LABEL = {"label": "", "group": None, "split": None}
 """Options for a table whose images are wanted, whatever its labels are."""
 
 
@@ -447,7 +447,7 @@ def _check_table_beside(place: Place, folders: Mapping[Path, str]) -> None:
     # A table beside class folders may hold anything.
     with suppress(ValueError):
         if folders:
-            named = table_of_images(place, {**_ANY_LABEL, "split": None})
+            named = table_of_images(place, _ANY_LABEL)
     columns = [] if named is None else other_labels(named, folders)
     if named is not None and columns:
         train = ["torchcaps", "train"]
