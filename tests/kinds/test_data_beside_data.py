@@ -74,6 +74,14 @@ def test_masks_beside_their_pictures_are_no_pictures() -> None:
         guess("cells")
 
 
+def test_a_folder_for_each_picture_and_its_mask_is_no_class() -> None:
+    for row in range(12):
+        picture(Path(f"cells/case{row}/image.png"), [*COLOURS][row % 2], row)
+    masks("cells/case{}/mask.png".format)
+    with pytest.raises(ValueError, match=r"case0/mask.*'images'.*'masks'"):
+        guess("cells")
+
+
 @pytest.mark.parametrize(
     ("pictures", "marked", "named"),
     [

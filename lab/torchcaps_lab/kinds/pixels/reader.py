@@ -56,8 +56,8 @@ _NAMED = ("images", "masks")
 _FEW_VALUES = 32
 """Different values of pixels that a mask may have."""
 
-_FEW_FOLDERS = 4
-"""Folders of which any two may hold pictures and their masks."""
+_FEW = 4
+"""Folders, or files of a case, of which any two may be pictures and their masks."""
 
 _LISTED = "ImageSets/Segmentation/trainval.txt"
 """The pictures of Pascal VOC that have masks."""
@@ -143,20 +143,40 @@ def _check_masks(place: Place) -> None:
                 f"the same name: if these are its masks, {shlex.join([*train, *named])}"
                 f"; if the two folders are classes, {classes}"
             )
-    for folder, pictures in islice(folders.items(), _TRIED):
+    for marked, pictures in _masks_beside(folders):
+        if _are_masks(marked, pictures):
+            first = min(marked.values())
+            raise ValueError(
+                f"{place.path} holds masks beside their pictures, such as {first}. For "
+                "the classes of pixels, put the pictures into a folder 'images', and "
+                "the masks, by the same names, into a folder 'masks' beside it, then: "
+                "torchcaps train with the folder of the two. For classes of pictures, "
+                f"move the masks away; {classes} takes them for pictures"
+            )
+
+
+def _masks_beside(
+    folders: Mapping[Path, Mapping[str, Path]],
+) -> Iterator[tuple[dict[str, Path], dict[str, Path]]]:
+    """What may be masks in the folders of their pictures, and these, by the same names:
+    files whose names end as those of masks do; and one of a few names that every folder
+    has, where each is a case.
+    """
+    for pictures in islice(folders.values(), _TRIED):
         marked = {
             picture_of(stem): path
             for stem, path in pictures.items()
             if picture_of(stem) in pictures.keys() - {stem}
         }
-        if 3 * len(marked) >= len(pictures) and _are_masks(marked, pictures):
-            first = min(path.stem for path in marked.values())
-            raise ValueError(
-                f"{folder} holds masks beside their pictures, such as {first}. For the "
-                "classes of pixels, put the pictures into a folder 'images', and the "
-                "masks into a folder 'masks' beside it, then: torchcaps train with the "
-                "folder of the two. For classes of pictures, move the masks away; "
-                f"{classes} takes them for pictures"
+        if marked and 3 * len(marked) >= len(pictures):
+            yield marked, {**pictures}
+    names = {frozenset(pictures) for pictures in folders.values()}
+    if len(names) == 1 < len(folders):
+        of_case = sorted(names.pop())
+        for picture, mask in permutations(of_case if len(of_case) <= _FEW else (), 2):
+            yield (
+                {str(folder): files[mask] for folder, files in folders.items()},
+                {str(folder): files[picture] for folder, files in folders.items()},
             )
 
 
@@ -171,11 +191,11 @@ def _pairs_of_folders(
     for folder in folders:
         for shared in (folder.parent, folder.name):
             groups.setdefault(shared, []).append(folder)
-    if len(folders) <= _FEW_FOLDERS:
+    if len(folders) <= _FEW:
         groups = {"": [*folders]}
     pairs: list[tuple[Path, Path]] = []
     for group in groups.values():
-        if len(group) <= _FEW_FOLDERS:
+        if len(group) <= _FEW:
             pairs += permutations(group, 2)
             continue
         for folder in group:
