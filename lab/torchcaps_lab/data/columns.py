@@ -253,12 +253,24 @@ class Columns:
         """
         groups = [one for one in self.of_role("group") if one.distinct >= _LEAST_GROUPS]
         if len(groups) > 1:
-            raise UnclearColumns(
-                f"several columns of {where} may say whom a row is of: "
-                f"{_listed(groups)}. Name one with --data.group, as in --data.group "
-                f"{quoted(groups[0].name)}, or none with --data.group null"
+            raise which_of(
+                groups, where, "may say whom a row is of", "group", none=True
             )
         return groups[0].name if groups else None
+
+    def check_no_texts(self, where: str, held: str, typed: str) -> None:
+        """Raise a `ValueError` if a table of something else may also be one of texts.
+
+        Args:
+            where: the table.
+            held: what it may hold.
+            typed: what to type if it does.
+        """
+        for column in self.of_role("text")[:1]:
+            raise UnclearColumns(
+                f"{where} may hold {held}, or texts in column {column.name!r}. Add "
+                f"{typed} or --data.text {quoted(column.name)}"
+            )
 
     def labels(self, taken: Iterable[str | None], where: str) -> tuple[Column, ...]:
         """Return the column of labels, or the flags that have a class each.
@@ -299,11 +311,7 @@ class Columns:
         if chosen[0].role == "number":
             raise _no_classes(chosen[0], where)
         if len(chosen) > 1:
-            raise UnclearColumns(
-                f"the labels of {where} may stand in several columns: "
-                f"{_listed(chosen)}. Name one with --data.label, as in --data.label "
-                f"{quoted(chosen[0].name)}"
-            )
+            raise which_of(chosen, where, "may hold the labels", "label")
         return (chosen[0],)
 
     def _named_labels(self, rest: Sequence[Column]) -> list[Column]:
@@ -356,8 +364,24 @@ def _no_classes(column: Column, where: str) -> UnclearColumns:
     return measured(f"column {column.name!r} of {where}", column.why)
 
 
-def _listed(columns: Iterable[Column]) -> str:
-    return ", ".join(f"{column.name} ({column.why})" for column in columns)
+def which_of(
+    columns: Sequence[Column], where: str, what: str, option: str, none: bool = False
+) -> UnclearColumns:
+    """The error for several columns of which one may be read.
+
+    Args:
+        columns: those that may be it.
+        where: the table.
+        what: what they may say or hold.
+        option: the option of the data set that names one.
+        none: whether it may name none.
+    """
+    listed = ", ".join(f"{column.name} ({column.why})" for column in columns)
+    name = f"--data.{option}"
+    return UnclearColumns(
+        f"several columns of {where} {what}: {listed}. Name one with {name}, as in "
+        f"{name} {quoted(columns[0].name)}" + f", or none with {name} null" * none
+    )
 
 
 def _described(columns: Iterable[Column]) -> str:
@@ -474,7 +498,9 @@ def _seen(name: str, cells: Sequence[str], is_file: bool) -> Column:
     column = Column(name, role, why, len({*filled}), len(filled), length)
     if role in ("label", "labels"):
         sign, certain = between_labels(filled, name.strip().lower())
-        return column._replace(**{"between" if certain else "unclear": sign})
+        if certain:
+            return column._replace(between=sign)
+        return column._replace(unclear=sign)
     if role == "split":
         parts = {cell: part_in(name, cell) for cell in cells}
         unnamed = sorted(cell for cell in parts if cell and not parts[cell])

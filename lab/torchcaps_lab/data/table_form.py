@@ -16,6 +16,7 @@ from torchcaps_lab.data.columns import (
     part_in,
     parts_of,
     quoted,
+    which_of,
 )
 from torchcaps_lab.data.labels import columns_note
 from torchcaps_lab.data.listed import Listed
@@ -348,11 +349,8 @@ def _split_of(columns: Columns, table: Path) -> str | None:
         return None
     column = splits[0]
     if len(splits) > 1:
-        raise UnclearColumns(
-            f"several columns of {table} say which split a row belongs to: "
-            f"{some([one.name for one in splits])}. Name one with --data.split, as in "
-            f"--data.split {quoted(column.name)}, or none with --data.split null"
-        )
+        what = "say which split a row belongs to"
+        raise which_of(splits, str(table), what, "split", none=True)
     if "train" not in column.splits:
         raise UnclearColumns(
             f"column {column.name!r} of {table} names {' and '.join(sorted(column.splits))}, "

@@ -5,7 +5,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, time
+from datetime import UTC, date, datetime, time
 from io import BytesIO
 from itertools import chain, combinations, pairwise
 from pathlib import Path
@@ -170,13 +170,9 @@ def series_of_table(
     """
     table = Table(path)
     named = [("series", name) for name in form.series]
+    named += [("values", name) for name in form.values]
     form.form.check(table, *named, ("time", form.time))
     table.check_once(table.columns)
-    if missing := [name for name in form.values if name not in table.columns]:
-        raise ValueError(
-            f"values must be columns of {path}, got {missing!r:.200}; there are "
-            f"{[*table.columns]!r:.400}"
-        )
     parts: dict[str, list[SeriesItem]] = {"all": []} if not form.form.split else {}
     read = _long if form.series else _wide
     for row, values in read(table, form, listed):
@@ -311,11 +307,11 @@ def _moment(cell: str, column: str, place: str) -> float:
         if is_number(cell):
             return number_in(cell)
         if ":" in cell[:3]:
-            return _seconds(
-                time.fromisoformat(cell.zfill(len(cell) + (cell[1] == ":")))
-            )
-        cell = _SHORT_HOUR.sub("0", _DAY_FIRST.sub(_year_first, cell))
-        moment = datetime.fromisoformat(cell)
+            of_day = time.fromisoformat(cell.zfill(len(cell) + (cell[1] == ":")))
+            moment = datetime.combine(date(1970, 1, 1), of_day)
+        else:
+            cell = _SHORT_HOUR.sub("0", _DAY_FIRST.sub(_year_first, cell))
+            moment = datetime.fromisoformat(cell)
     except ValueError:
         raise ValueError(
             f"{place}: {column} must be a number, or a time such as 2024-01-31 12:00, "
@@ -327,14 +323,6 @@ def _moment(cell: str, column: str, place: str) -> float:
 def _year_first(day_first: re.Match[str]) -> str:
     day, month, year = day_first.groups()
     return f"{year}-{month:0>2}-{day:0>2}"
-
-
-def _seconds(moment: time) -> float:
-    return (
-        (60 * moment.hour + moment.minute) * 60
-        + moment.second
-        + moment.microsecond / 1e6
-    )
 
 
 class _Numbers:
@@ -441,7 +429,8 @@ def form_of_series(
         labels = of_series.of_role("label", "labels", "flag")
         if not values or not any(column.name in steady for column in labels):
             return _numbered_form(table, cells, columns, given)
-        _check_no_texts(columns, table, f"--data.series {quoted(series[0])}")
+        typed = f"--data.series {quoted(series[0])}"
+        columns.check_no_texts(str(table), "series", typed)
     time = look.time
     if time is None and not {"time", "values"} & given.keys():
         time = look.counted(values, series)
@@ -587,16 +576,6 @@ def _is_even(cells: Sequence[str]) -> bool:
     return _grows_evenly(torch.tensor([*map(number_in, cells)], dtype=torch.float64))
 
 
-def _check_no_texts(columns: Columns, table: Path, typed: str) -> None:
-    """Raise a `ValueError` if a table of series may also be one of texts."""
-    texts = columns.of_role("text")
-    if texts:
-        raise UnclearColumns(
-            f"{table} may hold series, or texts in column {texts[0].name!r}. Add "
-            f"{typed} or --data.text {quoted(texts[0].name)}"
-        )
-
-
 def _wide_form(
     table: Path, cells: Cells, columns: Columns, given: Mapping[str, Any]
 ) -> SeriesForm:
@@ -620,8 +599,8 @@ def _check_unnamed(table: Path, cells: Cells, columns: Columns) -> None:
     """Raise a `ValueError` if dates and rows that belong together look like series, and
     no column is called as their names are.
     """
-    for date in columns.of_role("date"):
-        look = _Look(cells, columns, date.name)
+    for dated in columns.of_role("date"):
+        look = _Look(cells, columns, dated.name)
         for column in columns.columns:
             series = (column.name,)
             repeats = 1 < column.distinct <= len(cells.rows) // 2
@@ -633,10 +612,10 @@ def _check_unnamed(table: Path, cells: Cells, columns: Columns) -> None:
                 one.name for one in of_series.of_role("label") if one.name in steady
             ]
             if labels:
-                options = ["--data.series", column.name, "--data.time", date.name]
+                options = ["--data.series", column.name, "--data.time", dated.name]
                 command = ["torchcaps", "train", str(table), *options]
                 raise UnclearColumns(
-                    f"{table} may hold series: {date.name!r} has other dates in the "
+                    f"{table} may hold series: {dated.name!r} has other dates in the "
                     f"rows of each {column.name!r}. If so: {shlex.join(command)} "
                     f"--data.label {quoted(labels[0])}"
                 )

@@ -10,7 +10,13 @@ from typing import Any
 from torch import Tensor
 
 from torchcaps.models import ClassifierNetwork
-from torchcaps_lab.data.columns import TEXTS, Columns, UnclearColumns, quoted
+from torchcaps_lab.data.columns import (
+    TEXTS,
+    Columns,
+    UnclearColumns,
+    quoted,
+    which_of,
+)
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.files import is_there
 from torchcaps_lab.data.reader import (
@@ -266,11 +272,7 @@ def _text_column(columns: Columns, table: Path) -> str:
         raise _no_texts(columns, table)
     first, *others = sorted(texts, key=lambda column: -column.length)
     if others and 2 * others[0].length > first.length:
-        raise UnclearColumns(
-            f"the texts of {table} may stand in the columns {first.name!r} and "
-            f"{others[0].name!r}. Name one with --data.text, as in --data.text "
-            f"{quoted(first.name)}"
-        )
+        raise which_of([first, others[0]], str(table), "may hold the texts", "text")
     return first.name
 
 

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -258,7 +257,8 @@ def _table_of(
     file = given.get("file") or _file_column(path, cells, files, images)
     columns = Columns.of(cells, files=(file,))
     if "file" not in given and all(map(is_number, cells.column(file))):
-        _check_no_texts(columns, path, file)
+        held = f"images, named by the numbers in column {file!r}"
+        columns.check_no_texts(str(path), held, f"--data.file {quoted(file)}")
     if "label" not in given:
         _check_no_boxes(columns, path)
     return TableOfImages(path, TableForm.of(columns, file, path, given), columns)
@@ -287,17 +287,6 @@ def _file_column(
             f"--data.file, as in --data.file {quoted(likely[0])}"
         )
     return likely[0]
-
-
-def _check_no_texts(columns: Columns, table: Path, file: str) -> None:
-    """Raise a `ValueError` if numbers that name images may be numbers of texts."""
-    texts = columns.of_role("text")
-    if texts:
-        raise UnclearColumns(
-            f"{table} may hold images, named by the numbers in column {file!r}, or "
-            f"texts, in column {texts[0].name!r}. Add --data.file {quoted(file)} or "
-            f"--data.text {quoted(texts[0].name)}"
-        )
 
 
 def _check_no_boxes(columns: Columns, table: Path) -> None:
@@ -336,11 +325,6 @@ def _is_example(form: TableForm, rows: Iterable[LabelledRow]) -> bool:
     label = form.labels[0]
     has_suffix = Path(str(form.item)).suffix.lower() in image_suffixes()
     return has_suffix or label in {row.values[label] for row in rows}
-
-
-@dataclass(frozen=True)
-class _Row(ListedFile):
-    """One image that a row names; its category holds all its labels."""
 
 
 @register_dataset("image_table")
@@ -474,4 +458,4 @@ def _items(
             else:
                 first[path] = row.place, row.category
                 name = path.relative_to(named.folder).as_posix()
-                yield row.part, _Row(name, row.category, path, group=group)
+                yield row.part, ListedFile(name, row.category, path, group=group)
