@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchcaps.models import CapsuleClassifier, ClassifierNetwork
+from torchcaps.spec.fitting import check
 from torchcaps_lab.data.columns import UnclearColumns
 from torchcaps_lab.data.counts import DataReport
 from torchcaps_lab.data.examples import Examples
@@ -28,16 +29,17 @@ from torchcaps_lab.data.table_form import (
 )
 from torchcaps_lab.data.transforms.preprocess import Preprocess
 from torchcaps_lab.kinds.images.check import check_folder, check_table
-from torchcaps_lab.kinds.images.decoding.bands import Levels, check_range
+from torchcaps_lab.kinds.images.decoding.bands import Levels, Range
 from torchcaps_lab.kinds.images.decoding.picture import (
     BLACK,
+    Background,
     as_numbers,
     as_picture,
     as_shown,
     as_source,
     at_size,
-    check_background,
     check_resize,
+    colour_of,
     fit_handwriting,
     image_suffixes,
     in_mode,
@@ -176,14 +178,14 @@ class ImageReader(Reader):
         """The reader that :meth:`config` describes."""
         channels, height, width = config["image_shape"]
         levels = config.get("range")
-        levels = tuple(levels) if isinstance(levels, list | tuple) else levels
-        check_range(levels)
+        levels = tuple(levels) if isinstance(levels, list) else levels
+        check(Range | None, levels, "range")
         resize: Fit = config.get("resize", "pad")
         if resize != "keep":
             check_resize(resize)
         preprocess = Preprocess.from_config(config.get("preprocess", {}))
         background = config.get("background", BLACK)
-        check_background(background)
+        check(Background, background, "background")
         shape = (channels, height, width)
         return cls(shape, resize, levels, preprocess, background)
 
@@ -271,15 +273,14 @@ class ImageReader(Reader):
         """
         fit = resize or self.resize
         if fit == "handwriting":
+            shape, levels = self.image_shape, self.levels
             if isinstance(given, str | Path):
-                sign = load_handwriting(
-                    Path(given), self.image_shape, levels=self.levels
-                )
+                sign = load_handwriting(Path(given), shape, levels=levels)
             else:
-                source: Any = as_shown(given)
-                if self.levels is not None:
-                    source = as_source(given, self.levels)
-                sign = fit_handwriting(source, self.image_shape, self.levels)
+                picture = (
+                    as_shown(given) if levels is None else as_source(given, levels)
+                )
+                sign = fit_handwriting(picture, shape, levels)
             return sign._replace(values=sign.values.float() / 255)
         if fit != "keep":
             check_resize(fit)
@@ -298,28 +299,24 @@ class ImageReader(Reader):
         return at_size(mask, height, width, fit), picture
 
     def _pixels(self, image: Any, fit: Fit) -> Tensor:
-        channels = self.image_shape[0]
+        channels, *size = self.image_shape
+        how: Any = {"levels": self.levels, "background": self.background}
         if isinstance(image, str | Path):
-            picture = open_image(
-                Path(image), channels, levels=self.levels, background=self.background
-            )
+            picture = open_image(Path(image), channels, **how)
         else:
             source = None
             if channels in (1, 3) or not hasattr(image, "shape"):
                 source = as_picture(image)
             if source is None:
-                behind = check_background(self.background)
-                image = _opaque(as_numbers(image, self.levels), channels, behind)
-                numbers = _with_channels(image, channels)
-                if fit == "keep":
-                    return numbers
-                return _fit_numbers(numbers, self.image_shape, fit)
-            picture = in_mode(source, channels, self.levels, self.background)
+                behind = colour_of(self.background)
+                numbers = _opaque(as_numbers(image, self.levels), channels, behind)
+                numbers = _with_channels(numbers, channels)
+                return numbers if fit == "keep" else _fit_numbers(numbers, size, fit)
+            picture = in_mode(source, channels, **how)
         if fit == "keep":
-            shape = (channels, picture.height, picture.width)
-        else:
-            shape = self.image_shape
-        return to_tensor(picture, shape, "pad" if fit == "keep" else fit).float() / 255
+            own = (channels, picture.height, picture.width)
+            return to_tensor(picture, own, "pad").float() / 255
+        return to_tensor(picture, self.image_shape, fit).float() / 255
 
     def uploaded(self, file: bytes, name: str) -> Tensor:
         """The picture in a file. A black one was drawn in the right size."""
@@ -506,29 +503,22 @@ def _of_table(
     return guess._replace(options={**guess.options, "task": {"name": "several_labels"}})
 
 
-def _fit_numbers(
-    image: Tensor, image_shape: tuple[int, int, int], resize: Resize
-) -> Tensor:
-    """Numbers (C, H, W) in [0, 1] in another shape."""
-    image = _with_channels(image, image_shape[0])
-    height, width = image_shape[1:]
-    if image.shape[1:] == (height, width):
+def _fit_numbers(image: Tensor, size: Sequence[int], resize: Resize) -> Tensor:
+    """Numbers (C, H, W) in [0, 1] in another height and width."""
+    if [*image.shape[1:]] == [*size]:
         return image
-    scales = height / image.shape[1], width / image.shape[2]
+    scales = [want / have for want, have in zip(size, image.shape[1:], strict=True)]
     if resize != "stretch":
-        scales = (min(scales),) * 2 if resize == "pad" else (max(scales),) * 2
-    size = [
+        scales = [min(scales) if resize == "pad" else max(scales)] * 2
+    scaled = [
         max(1, round(extent * scale))
         for extent, scale in zip(image.shape[1:], scales, strict=True)
     ]
-    image = F.interpolate(image[None], size, mode="bicubic", antialias=True)[0].clamp(
-        0, 1
-    )
-    missing = [want - have for want, have in zip((height, width), size, strict=True)]
-    top, left = (round(extent / 2) for extent in missing)
-    return F.pad(
-        image, (left, missing[1] - left, top, missing[0] - top)
-    )  # negative padding crops
+    image = F.interpolate(image[None], scaled, mode="bicubic", antialias=True)[0]
+    high, wide = (want - have for want, have in zip(size, scaled, strict=True))
+    top, left = round(high / 2), round(wide / 2)
+    # Negative padding crops.
+    return F.pad(image.clamp(0, 1), (left, wide - left, top, high - top))
 
 
 def _opaque(image: Tensor, channels: int, behind: Sequence[int]) -> Tensor:

@@ -38,12 +38,12 @@ from torchcaps_lab.data.schema import each_once
 from torchcaps_lab.data.streams import digest_of
 from torchcaps_lab.data.transforms.draws import random_integers
 from torchcaps_lab.data.transforms.preprocess import MOVES, Preprocess
-from torchcaps_lab.kinds.images.decoding.bands import Bands, Range, check_range
+from torchcaps_lab.kinds.images.decoding.bands import Bands, Range
 from torchcaps_lab.kinds.images.decoding.handwriting import orientation, upright
 from torchcaps_lab.kinds.images.decoding.picture import (
     BLACK,
+    Background,
     broken_images,
-    check_background,
     image_suffixes,
     in_mode,
     opened,
@@ -300,13 +300,11 @@ class Masks(DataSet):
     channels: Size = 1
     nearest: bool = False
     levels: Range | None = argument(default=None, alias="range")
-    background: str = argument(default=BLACK)
+    background: Background = argument(default=BLACK)
     group_before: str = ""
     skip_broken: bool = False
 
     def __post_init__(self) -> None:
-        check_range(self.levels)
-        check_background(self.background)
         self._lines: tuple[str, ...] = ()
         self._broken: dict[Path, str] = {}
         if self.nearest and not self.values:

@@ -33,12 +33,12 @@ from torchcaps_lab.data.manifest import (
     left_out_lines,
 )
 from torchcaps_lab.data.streams import digest_of
-from torchcaps_lab.kinds.images.decoding.bands import Range, check_range
+from torchcaps_lab.kinds.images.decoding.bands import Range
 from torchcaps_lab.kinds.images.decoding.handwriting import orientation
 from torchcaps_lab.kinds.images.decoding.picture import (
     BLACK,
+    Background,
     broken_images,
-    check_background,
     in_mode,
     opened,
     to_tensor,
@@ -215,14 +215,12 @@ class AnnotatedImages(DataSet):
     channels: Literal[1, 3] = argument(default=3, kw_only=True)
     resize: Literal["pad", "crop", "stretch"] = argument(default="pad", kw_only=True)
     levels: Range | None = argument(default=None, alias="range", kw_only=True)
-    background: str = argument(default=BLACK, kw_only=True)
+    background: Background = argument(default=BLACK, kw_only=True)
     test_share: HeldOut = argument(default=0.2, alias="test", kw_only=True)
     group_before: str = argument(default="", kw_only=True)
     skip_broken: bool = argument(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_range(self.levels)
-        check_background(self.background)
         _ = self._annotated  # problems of the files are reported at once
 
     @property

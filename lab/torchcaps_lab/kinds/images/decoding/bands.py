@@ -23,7 +23,19 @@ if TYPE_CHECKING:
 Levels = tuple[float, float]
 """The values of pixels that become 0 and 255; those below and above become the same."""
 
-Range = Annotated[tuple[float, float], Within()]
+
+class _BlackBelowWhite(Within):
+    """Two finite values, the first below the second."""
+
+    def check(self, place: str, value: Any) -> None:
+        if not all(map(is_finite, value)) or not value[0] < value[1]:
+            raise ValueError(
+                f"{place} must be two values of pixels, those of black and white, the "
+                f"first below, got {value}"
+            )
+
+
+Range = Annotated[tuple[float, float], _BlackBelowWhite()]
 """The same as an argument."""
 
 ARRAY_SUFFIX = ".npy"
@@ -96,20 +108,6 @@ class Bands:
 
         return Image.fromarray(
             self.pixels[:, :, 0] if self.channels == 1 else self.pixels
-        )
-
-
-def check_range(levels: Levels | None) -> None:
-    """Raise a `ValueError` unless the first of the levels is below the second."""
-    if levels is None:
-        return
-    pair = (
-        isinstance(levels, tuple) and len(levels) == 2 and all(map(is_finite, levels))
-    )
-    if not pair or not levels[0] < levels[1]:
-        raise ValueError(
-            "range must be two values of pixels, those of black and white, the first "
-            f"below, got {levels}"
         )
 
 

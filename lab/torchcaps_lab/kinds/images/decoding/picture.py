@@ -8,7 +8,7 @@ from functools import cache
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.numerics import check_choice
+from torchcaps.spec import Within
 from torchcaps.whole import LARGEST_TABLE, check_file, seen_from
 from torchcaps_lab.data.listed import BrokenItem
 from torchcaps_lab.data.reader import Read
@@ -164,7 +165,7 @@ def check_resize(resize: str) -> None:
     check_choice("resize", resize, get_args(Resize))
 
 
-def check_background(background: str) -> tuple[int, int, int]:
+def colour_of(name: str) -> tuple[int, int, int]:
     """Return red, green and blue of a colour, such as ``white`` or ``#ffd700``.
 
     Raises:
@@ -172,16 +173,27 @@ def check_background(background: str) -> tuple[int, int, int]:
     """
     from PIL import ImageColor
 
-    try:
-        red, green, blue, *alpha = ImageColor.getrgb(background)
-        if alpha:
-            raise ValueError
-    except (ValueError, AttributeError):
-        raise ValueError(
-            "background must be the name of a colour, such as 'white', or its digits, "
-            f"such as '#ffd700', got {background!r}"
-        ) from None
+    red, green, blue, *alpha = ImageColor.getrgb(name)
+    if alpha:
+        raise ValueError(f"{name!r} is transparent")
     return red, green, blue
+
+
+class _Colour(Within):
+    """Colours by name or digits."""
+
+    def check(self, place: str, value: Any) -> None:
+        try:
+            colour_of(value)
+        except ValueError:
+            raise ValueError(
+                f"{place} must be the name of a colour, such as 'white', or its digits, "
+                f"such as '#ffd700', got {value!r}"
+            ) from None
+
+
+Background = Annotated[str, _Colour()]
+"""The colour behind transparent parts."""
 
 
 def image_suffixes() -> set[str]:
@@ -345,7 +357,7 @@ def in_mode(
             picture.
         levels: the values of pixels that become 0 and 255; default: the range of their
             kind.
-        background: the colour behind transparent parts, see :func:`check_background`.
+        background: the colour behind transparent parts, see :func:`colour_of`.
 
     Raises:
         ValueError: it has other channels, or pixels outside the range of their kind.
@@ -530,24 +542,17 @@ def _check_axes(image: Any) -> None:
     """
     if image.ndim != 3:
         return
-    kind = "an array"
-    order = "(H, W, C)"
-    channels = image.shape[2]
-    other_axis = image.shape[0]
-    turned = "(C, H, W)"
-    how = "image.transpose(1, 2, 0)"
+    first, _, last = image.shape
     if isinstance(image, Tensor):
-        kind = "a tensor"
-        order = "(C, H, W)"
-        channels = image.shape[0]
-        other_axis = image.shape[2]
-        turned = "(H, W, C)"
-        how = "image.permute(2, 0, 1)"
-    if other_axis in (1, 3) and channels not in (1, 2, 3, 4):
+        channels, other, how = first, last, "image.permute(2, 0, 1)"
+        kind, order, turned = "a tensor", "(C, H, W)", "(H, W, C)"
+    else:
+        channels, other, how = last, first, "image.transpose(1, 2, 0)"
+        kind, order, turned = "an array", "(H, W, C)", "(C, H, W)"
+    if other in (1, 3) and channels not in (1, 2, 3, 4):
         raise ValueError(
             f"{kind} is {order}: this one, {tuple(image.shape)}, would have {channels} "
-            f"channels and looks like {turned}; "
-            f"give {how}"
+            f"channels and looks like {turned}; give {how}"
         )
 
 

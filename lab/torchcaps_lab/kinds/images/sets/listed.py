@@ -33,12 +33,11 @@ from torchcaps_lab.kinds.images.decoding.bands import (
     Levels,
     Range,
     channels_of,
-    check_range,
 )
 from torchcaps_lab.kinds.images.decoding.picture import (
     BLACK,
+    Background,
     BrokenImage,
-    check_background,
     load_handwriting,
     open_image,
     opened,
@@ -94,15 +93,13 @@ class ListedImages(ListedData):
     channels: Size | None = argument(default=None, kw_only=True)
     resize: Resize = argument(default="pad", kw_only=True)
     levels: Range | None = argument(default=None, alias="range", kw_only=True)
-    background: str = argument(default=BLACK, kw_only=True)
+    background: Background = argument(default=BLACK, kw_only=True)
     memory: float = argument(default=4.0, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.memory >= 0:
             raise ValueError(f"memory must be 0 GiB or more, got {self.memory}")
-        check_range(self.levels)
-        check_background(self.background)
 
     @property
     def sides(self) -> tuple[int, int] | None:
