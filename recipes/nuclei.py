@@ -37,7 +37,7 @@ from torchcaps_lab.data import DataSet, Examples, find_data_dir, register_datase
 from torchcaps_lab.evaluate import evaluating
 from torchcaps_lab.kinds.objects.pictures import slot_of_pixels
 from torchcaps_lab.kinds.objects.sets import AtLeastTwo, ObjectSet, slot_names
-from torchcaps_lab.kinds.pixels.masks import Cuts, MaskSet
+from torchcaps_lab.kinds.pixels.mask_set import Cuts, MaskSet
 from torchcaps_lab.tasks import create_task
 
 FACTS = facts_of("nuclei")

@@ -28,7 +28,7 @@ from torchcaps_lab.kinds.images.decoding.picture import (
 from torchcaps_lab.kinds.images.sets.arrays import Arrays
 from torchcaps_lab.kinds.images.sets.files import image_files
 from torchcaps_lab.kinds.objects.measures import UNKNOWN
-from torchcaps_lab.kinds.pixels.masks import MaskSet
+from torchcaps_lab.kinds.pixels.mask_set import MaskSet
 from torchcaps_lab.look import Fit, Resize
 
 Ground = Literal["plain", "textured"]

@@ -1,13 +1,14 @@
-"""Images with a class for each pixel: masks beside pictures, COCO annotations, and the
-pixels of scenes.
+"""Pictures of the user's own with a class for each pixel: masks beside them, or COCO
+annotations.
 """
 
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from functools import cached_property
 from glob import escape
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -25,8 +26,7 @@ from torchcaps_lab.data.base import (
     group_of,
     register_dataset,
 )
-from torchcaps_lab.data.boxes import INK
-from torchcaps_lab.data.examples import Batch, Composition, Examples
+from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.manifest import (
     PARTS,
     Entry,
@@ -36,7 +36,6 @@ from torchcaps_lab.data.manifest import (
 )
 from torchcaps_lab.data.schema import each_once
 from torchcaps_lab.data.streams import digest_of
-from torchcaps_lab.data.transforms.draws import random_integers
 from torchcaps_lab.data.transforms.preprocess import MOVES, Preprocess
 from torchcaps_lab.kinds.images.decoding.bands import Bands, Range
 from torchcaps_lab.kinds.images.decoding.handwriting import orientation, upright
@@ -50,7 +49,6 @@ from torchcaps_lab.kinds.images.decoding.picture import (
     to_tensor,
 )
 from torchcaps_lab.kinds.images.doubts import image_doubts
-from torchcaps_lab.kinds.images.made.base import Part
 from torchcaps_lab.kinds.images.sets.files import image_files
 from torchcaps_lab.kinds.pixels.doubts import (
     Mask,
@@ -60,141 +58,14 @@ from torchcaps_lab.kinds.pixels.doubts import (
     mask_lines,
     nearest_of,
 )
+from torchcaps_lab.kinds.pixels.mask_set import NO_CLASS, Cuts, MaskSet
 from torchcaps_lab.kinds.scenes.coco import Coco, check_same_size
-from torchcaps_lab.kinds.scenes.made import DigitScenes, Scenery
 from torchcaps_lab.kinds.scenes.noted import check_names
 from torchcaps_lab.kinds.scenes.stated import frame_of
 from torchcaps_lab.look import Fit
 
-NO_CLASS = 255
-"""The label of pixels that count for nothing, and of the margins of smaller pictures.
-"""
-
 _MOST = 64
 """Different values of masks that are taken for classes; more are those of a picture."""
-
-
-@dataclass(frozen=True)
-class Cuts(Composition):
-    """Random squares of images and, in the same places, of their labels; mirrored and
-    turned by quarters.
-
-    Args:
-        size: side of a square, in pixels.
-        count: the number of squares from each image.
-
-    Example:
-        >>> from torchcaps_lab.data import Cuts
-        >>> Cuts(size=32, count=4).image_shape((1, 64, 96))
-        (1, 32, 32)
-    """
-
-    size: int
-    count: int = 1
-
-    def image_shape(self, raw: tuple[int, int, int]) -> tuple[int, int, int]:
-        """The same channels, the side of a square."""
-        return raw[0], self.size, self.size
-
-    def __call__(
-        self,
-        batch: Batch,
-        epoch: int,
-        seed: int,
-    ) -> Batch:
-        """``count`` squares of each image, one after the other."""
-        rows = torch.arange(
-            len(batch.inputs), device=batch.inputs.device
-        ).repeat_interleave(self.count)
-        places = batch.indices.repeat_interleave(self.count) * self.count
-        places = places + torch.arange(self.count, device=places.device).repeat(
-            len(batch.inputs)
-        )
-        draws = random_integers(seed, epoch, places.cpu()).tolist()
-        squares: list[Tensor] = []
-        labels: list[Tensor] = []
-        for row, draw in zip(rows.tolist(), draws, strict=True):
-            squares.append(self._cut(batch.inputs[row], draw))
-            labels.append(self._cut(batch.labels[row], draw))
-        images = torch.stack(squares)
-        return batch._replace(
-            inputs=images,
-            labels=torch.stack(labels),
-            indices=batch.indices[rows],
-            pictures=images,
-        )
-
-    def _cut(self, part: Tensor, draw: int) -> Tensor:
-        for axis in (-2, -1):
-            draw, start = divmod(draw, part.shape[axis] - self.size + 1)
-            part = part.narrow(axis, start, self.size)
-        part = part.flip(-1) if draw & 1 else part
-        part = part.flip(-2) if draw & 2 else part
-        return part.mT if draw & 4 else part
-
-
-@dataclass(frozen=True, eq=False)
-class MaskSet(Examples):
-    """Images whose labels are masks: uint8 (N, H, W), the class of each pixel, 255 for
-    none.
-
-    Batches have them as int64 (B, H, W).
-
-    Example:
-        >>> from torchcaps_lab.data import MaskSet
-        >>> masks = torch.zeros(2, 8, 8, dtype=torch.uint8)
-        >>> MaskSet(masks[:, None], masks, classes=("sky", "ground"))[0].labels.shape
-        torch.Size([1, 8, 8])
-    """
-
-    def _check_labels(self) -> None:
-        size = (len(self.inputs), *self.inputs.shape[2:])
-        labels = self.labels
-        if labels.dtype != torch.uint8 or labels.shape != size:
-            raise ValueError(
-                f"labels must be uint8 {size}, one a pixel, got {labels.dtype} "
-                f"{tuple(labels.shape)}"
-            )
-        if bool(((labels >= len(self.classes)) & (labels != NO_CLASS)).any()):
-            raise ValueError(
-                f"labels must be in 0..{len(self.classes) - 1}, or {NO_CLASS} for none"
-            )
-        if (
-            isinstance(self.composition, Cuts)
-            and len(self)
-            and self.composition.size > min(size[1:])
-        ):
-            raise ValueError(
-                f"cut must be at most {min(size[1:])} for images of {size[1]} x "
-                f"{size[2]}"
-            )
-
-    def labelled(self, labels: Tensor) -> Tensor:
-        """The labels of pixels that are of a class."""
-        return labels[labels != NO_CLASS]
-
-    def counts(self) -> dict[str, int]:
-        """How many pictures have pixels of each class, by its name."""
-        counts = dict.fromkeys(self.classes, 0)
-        for mask in self.labels:
-            for label in mask.unique().tolist():
-                if label != NO_CLASS:
-                    counts[self.classes[label]] += 1
-        return counts
-
-    def _used_labels(self) -> list[int]:
-        return [label for label in self.labels.unique().tolist() if label != NO_CLASS]
-
-    def _relabelled(self, places: Tensor, classes: tuple[str, ...]) -> Examples:
-        table = torch.full(
-            (NO_CLASS + 1,), NO_CLASS, dtype=torch.uint8, device=places.device
-        )
-        table[: len(places)] = places.to(torch.uint8)
-        return replace(self, labels=table[self.labels.long()], classes=classes)
-
-    def _fetch(self, indices: list[int]) -> Batch:
-        batch = super()._fetch(indices)
-        return batch._replace(labels=batch.labels.long())
 
 
 _ENDS = re.compile(r"(?<=.)[_-](masks?|seg|segmentation|labels?|gt|L|groundtruth)$")
@@ -210,6 +81,12 @@ def picture_of(stem: str) -> str:
         ('cell_1', 'cell_1')
     """
     return _ENDS.sub("", stem)
+
+
+def _natural(path: Path) -> list[tuple[bool, str]]:
+    """A key by which 2 comes before 10."""
+    parts = re.split(r"(\d+)", path.stem)
+    return [(not part.isdigit(), part.zfill(20)) for part in parts]
 
 
 class _Pair(NamedTuple):
@@ -342,19 +219,19 @@ class Masks(DataSet):
     def load_train(self) -> Examples:
         """Cuts of the pictures that are not put aside."""
         cuts = None if self.cut is None else Cuts(self.cut, self.cuts)
-        return replace(
-            self._whole.subset(torch.tensor(self._parts["train"])), composition=cuts
-        )
+        return replace(self._part("train"), composition=cuts)
 
     def load_validation(self) -> Examples:
         """Whole pictures."""
-        return self._whole.subset(
-            torch.tensor(self._parts["validation"], dtype=torch.int64)
-        )
+        return self._part("validation")
 
     def load_test(self) -> Examples:
         """Whole pictures."""
-        return self._whole.subset(torch.tensor(self._parts["test"]))
+        return self._part("test")
+
+    def _part(self, part: str) -> Examples:
+        rows = torch.tensor(self._parts[part], dtype=torch.int64)
+        return self._whole.subset(rows)
 
     @property
     def read_shape(self) -> tuple[int, int, int]:
@@ -414,7 +291,7 @@ class Masks(DataSet):
         root = Path(self.root)
         files = image_files(root / self.images)
         if not self._coco:
-            each_once(files, _stem, f"{root / self.images}: the name")
+            each_once(files, attrgetter("stem"), f"{root / self.images}: the name")
         if self.listed:
             by_stem = {path.stem: path for path in files}
             lines = read_text(root / self.listed, LARGEST_NOTE).splitlines()
@@ -426,12 +303,7 @@ class Masks(DataSet):
                 )
             each_once(chosen, str, f"{root / self.listed}: the picture")
             files = [by_stem[name] for name in chosen]
-        files.sort(
-            key=lambda path: [
-                (not part.isdigit(), part.zfill(20))
-                for part in re.split(r"(\d+)", path.stem)
-            ]
-        )
+        files.sort(key=_natural)
         pairs = [_Pair(path, self._mask_of(path)) for path in files]
         if self.skip_broken:
             masks = [] if self._coco else [pair.mask for pair in pairs]
@@ -442,9 +314,7 @@ class Masks(DataSet):
 
     def _mask_of(self, picture: Path) -> Path:
         place = Path(self.root) / self.masks
-        if self.masks.endswith(".json"):
-            if not place.is_file():
-                raise FileNotFoundError(f"masks {place} is not there")
+        if self._coco:
             return place
         suffixes = image_suffixes()
         masks = [
@@ -469,13 +339,12 @@ class Masks(DataSet):
         """
         _ = self._whole
         parts = {part: getattr(self, part).shown() for part in PARTS}
-        lacking = lacking_lines(self.classes, parts)
-        broken = left_out_lines({str(file): why for file, why in self._broken.items()})
+        broken = {str(file): why for file, why in self._broken.items()}
         return (
             *self._lines,
             *self.contradictions(),
-            *lacking,
-            *broken,
+            *lacking_lines(self.classes, parts),
+            *left_out_lines(broken),
             *self._unused(),
         )
 
@@ -490,19 +359,17 @@ class Masks(DataSet):
 
     def record(self) -> Manifest:
         """The pictures of each split; the class of a picture is its mask."""
-        return self._files
+        entries = self._entries
+        rows = self._parts.items()
+        return Manifest((), {part: [entries[row] for row in own] for part, own in rows})
 
     @cached_property
-    def _files(self) -> Manifest:
-        parts = {}
-        for part, rows in self._parts.items():
-            entries = []
-            for row in rows:
-                file = self._pairs[row].picture
-                mask = hashlib.sha256(self._whole.labels[row].numpy().tobytes())
-                entries.append(Entry(str(file), mask.hexdigest(), digest_of(file)))
-            parts[part] = entries
-        return Manifest((), parts)
+    def _entries(self) -> list[Entry]:
+        masks = (hashlib.sha256(mask.numpy().tobytes()) for mask in self._whole.labels)
+        return [
+            Entry(str(pair.picture), mask.hexdigest(), digest_of(pair.picture))
+            for pair, mask in zip(self._pairs, masks, strict=True)
+        ]
 
     @cached_property
     def _whole(self) -> MaskSet:
@@ -511,23 +378,19 @@ class Masks(DataSet):
         """
         pictures = []
         masks = []
-        categories = ("background", *self._coco.names.values()) if self._coco else ()
         for pair in self._pairs:
             with opened(pair.picture) as source:
                 turn = orientation(source)
                 image = in_mode(source, self.channels, self.levels, self.background)
-            pictures.append(
-                to_tensor(image, (self.channels, image.height, image.width), "pad")
-            )
+            shape = (self.channels, image.height, image.width)
+            pictures.append(to_tensor(image, shape, "pad"))
             if self._coco:
-                masks.append(
-                    Mask(pair.mask, self._coco.mask(pair.picture, image.size, turn))
-                )
+                marked = self._coco.mask(pair.picture, image.size, turn)
+                masks.append(Mask(pair.mask, marked))
             else:
                 masks.append(_mask(pair, image.size, turn))
-        values = list(self.values) or (
-            list(range(len(categories))) if self._coco else self._guessed(masks)
-        )
+        categories = ("background", *self._coco.names.values()) if self._coco else ()
+        values = [*(self.values or range(len(categories)) or self._guessed(masks))]
         if not 2 <= len(values) <= _MOST:
             raise ValueError(
                 f"masks in {self._pairs[0].mask.parent} must have 2 to {_MOST} "
@@ -535,21 +398,17 @@ class Masks(DataSet):
             )
         if self.nearest:
             masks = self._snapped(masks)
-        labels = [self._labelled(mask, values) for mask in masks]
-        names = self.names or categories or tuple(str(value) for value in values)
+        names = self.names or categories or tuple(map(str, values))
         if len(names) != len(values):
             raise ValueError(
                 f"names must be {len(values)}, one for each of the values {values}, "
                 f"got {names}"
             )
         images = _padded(pictures, 0)
-        classes = _padded(labels, NO_CLASS)
-        self._lines += tuple(
-            image_doubts(images, [pair.picture.name for pair in self._pairs])
-        )
-        return MaskSet(
-            images, classes, names, tuple(str(pair.picture) for pair in self._pairs)
-        )
+        labels = _padded([self._labelled(mask, values) for mask in masks], NO_CLASS)
+        files = [pair.picture for pair in self._pairs]
+        self._lines += (*image_doubts(images, [file.name for file in files]),)
+        return MaskSet(images, labels, names, tuple(map(str, files)))
 
     def _guessed(self, masks: list[Mask]) -> list[int]:
         """The values of masks, each taken for a class; a `ValueError` if they look like
@@ -570,13 +429,9 @@ class Masks(DataSet):
         class_values = [*self.values, *([] if self.ignore is None else [self.ignore])]
         counts = count_values(masks)
         table = nearest_of(class_values).to(torch.uint8)
-        counts, total = (
-            counts.index_fill(0, torch.tensor(class_values), 0),
-            counts.sum(),
-        )
+        kept = int(counts[class_values].sum()) / int(counts.sum())
         self._lines = (
-            f"{int(counts.sum()) / int(total):.1%} of the pixels of masks became the "
-            f"nearest of {class_values}",
+            f"{1 - kept:.1%} of the pixels of masks became the nearest of {class_values}",
         )
         return [mask._replace(values=table[mask.values.int()]) for mask in masks]
 
@@ -588,9 +443,9 @@ class Masks(DataSet):
             table[self.ignore] = NO_CLASS
         labels = table[mask.values.long()]
         if (labels < 0).any():
-            strange_values = mask.values[labels < 0].unique().tolist()
+            strange = mask.values[labels < 0].unique().tolist()
             raise ValueError(
-                f"{mask.path} has the values {strange_values[:5]}, which are no class: values "
+                f"{mask.path} has the values {strange[:5]}, which are no class: values "
                 f"are {values}; --data.nearest true rounds each to the nearest of them"
             )
         if (labels == NO_CLASS).all():
@@ -606,10 +461,6 @@ class Masks(DataSet):
         return None
 
 
-def _stem(path: Path) -> str:
-    return path.stem
-
-
 def _mask(pair: _Pair, size: tuple[int, int], turn: int) -> Mask:
     """The values of a mask, turned with its picture if it has the size that this has
     before its turn.
@@ -617,13 +468,11 @@ def _mask(pair: _Pair, size: tuple[int, int], turn: int) -> Mask:
     with opened(pair.mask) as mask:
         kind = mask.format or ""
         mode = mask.mode
-        palette: Any = ()
+        palette: Any = None
         if isinstance(mask, Bands):
             values = mask.pixels.squeeze(2) if mask.channels == 1 else mask.pixels
         else:
-            palette = np.reshape(
-                (mask.getpalette() if mode == "P" else None) or [], (-1, 3)
-            )
+            palette = mask.getpalette() if mode == "P" else None
             values = np.array(upright(mask))
     if values.ndim != 2 or (
         mode not in ("1", "L", "P") and values.dtype not in (np.uint8, np.bool_)
@@ -635,19 +484,12 @@ def _mask(pair: _Pair, size: tuple[int, int], turn: int) -> Mask:
     stored = values.shape[::-1]
     if stored != size[::-1] or size[0] == size[1]:
         check_same_size(pair.mask, stored, pair.picture, size)
-    read = torch.from_numpy(values.astype(np.uint8))
-    colours = {
-        int(value): tuple(palette[value].tolist())
-        for value in np.unique(values)
-        if value < len(palette)
-    }
-    return Mask(
-        pair.mask,
-        frame_of(stored, size, turn, pair.mask, pair.picture).mask(read),
-        kind,
-        mode,
-        colours,
-    )
+    frame = frame_of(stored, size, turn, pair.mask, pair.picture)
+    read = frame.mask(torch.from_numpy(values.astype(np.uint8)))
+    table = np.reshape(palette or [], (-1, 3)).tolist()
+    used = [value for value in np.unique(values).tolist() if value < len(table)]
+    colours = {value: tuple(table[value]) for value in used}
+    return Mask(pair.mask, read, kind, mode, colours)
 
 
 def _padded(images: Sequence[Tensor], fill: int) -> Tensor:
@@ -661,50 +503,3 @@ def _padded(images: Sequence[Tensor], fill: int) -> Tensor:
         margins = (0, width - image.shape[-1], 0, height - image.shape[-2])
         padded.append(F.pad(image, margins, value=fill))
     return torch.stack(padded)
-
-
-@dataclass(frozen=True)
-class _Pixels(Scenery):
-    """Scenes whose labels are the digit that each pixel belongs to, from 1; 0 for
-    none.
-    """
-
-    def __call__(
-        self,
-        batch: Batch,
-        epoch: int,
-        seed: int,
-    ) -> Batch:
-        scenes = super().__call__(batch, epoch, seed)
-        assert scenes.parts is not None
-        ink, topmost = scenes.parts.pictures.amax(2).max(1)  # [B, H, W]
-        labels = 1 + scenes.parts.labels.gather(1, topmost.flatten(1)).view_as(topmost)
-        return scenes._replace(labels=labels * (ink >= INK), parts=None)
-
-
-class ScenePixels(DigitScenes):
-    """Scenes of digits among clutter, with the class of each pixel: nothing, or the
-    digit that it is ink of.
-
-    The arguments are those of :class:`DigitScenes`.
-
-    Example:
-        >>> from torchcaps_lab.data import Digits, ScenePixels
-        >>> scenes = ScenePixels(Digits(), canvas=(48, 48), most=2, clutter=2)
-        >>> scenes.test.__getitems__([0, 1]).labels.shape, scenes.classes[:2]
-        (torch.Size([2, 48, 48]), ('nothing', '0'))
-    """
-
-    task: ClassVar[Any] = {"name": "segmentation"}
-    gives = "pixels"
-    reads = "pixels"
-    model = "segcaps"
-
-    def made(self, images: Examples, part: Part) -> Examples:
-        """Each digit in a scene, as :class:`DigitScenes` makes it."""
-        scenes = super().made(images, part)
-        scenery = scenes.composition
-        pixels = _Pixels(
-            **{field.name: getattr(scenery, field.name) for field in fields(Scenery)}
-        )
-        return replace(scenes, classes=("nothing", *scenes.classes), composition=pixels)

@@ -14,7 +14,7 @@ from torchcaps.spec import check
 from torchcaps_lab.data import Batch, Examples
 from torchcaps_lab.evaluate.findings import Metrics, check_asked, predicted
 from torchcaps_lab.evaluate.hints import titled
-from torchcaps_lab.kinds.pixels.masks import NO_CLASS
+from torchcaps_lab.kinds.pixels.mask_set import NO_CLASS
 from torchcaps_lab.kinds.pixels.pictures import (
     Segments,
     ShownSegments,
