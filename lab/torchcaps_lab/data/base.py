@@ -244,22 +244,23 @@ class DataSet(ABC):
 
     def copies(self) -> tuple[str, ...]:
         """Return which examples are there more than once, a sentence each."""
-        record = self.record()
-        return () if record is None else tuple(several_lines(record, self.things))
+        return self._told(several_lines)
 
     def repeated(self) -> tuple[str, ...]:
         """Return those of the notes that name a split without examples of its own, which
         measures nothing new.
         """
-        record = self.record()
-        return () if record is None else tuple(repeated_lines(record, self.things))
+        return self._told(repeated_lines)
 
     def contradictions(self) -> tuple[str, ...]:
         """Return those of the notes that should be repaired before a training: examples
         of the same content in several splits or classes.
         """
+        return self._told(copies_lines)
+
+    def _told(self, lines: Callable[[Manifest, str], list[str]]) -> tuple[str, ...]:
         record = self.record()
-        return () if record is None else tuple(copies_lines(record, self.things))
+        return () if record is None else tuple(lines(record, self.things))
 
     @property
     def called(self) -> str:

@@ -155,6 +155,20 @@ class Listed:
             return (category,)
         return tuple(parts_of(category, self.separator))
 
+    def labels_in(self, items: Iterable[Item | Entry]) -> set[str]:
+        """The labels of items."""
+        categories = {item.category for item in items}
+        return {*chain.from_iterable(map(self.labels_of, categories))}
+
+    @property
+    def trained(self) -> list[Any]:
+        """The items to train on, maybe with those that will be put aside."""
+        return self.parts.get("train", self.parts.get("all", []))
+
+    def trained_labels(self) -> tuple[str, ...]:
+        """The labels of the items to train on, sorted."""
+        return tuple(sorted(self.labels_in(self.trained)))
+
     @property
     def items(self) -> list[Item]:
         """The items of all parts."""
@@ -252,12 +266,9 @@ class ListedData(DataSet):
         listed.find_test(things)
         listed.group(self.group_before)
         self._check_groups(listed)
-        trained = listed.parts.get("train", listed.parts.get("all", ()))
-        listed.classes = (
-            self.named or listed.classes or tuple(sorted(_labels_in(trained, listed)))
-        )
+        listed.classes = self.named or listed.classes or listed.trained_labels()
         root = getattr(self, "root", "")
-        categories = [item.category for item in trained if item.category]
+        categories = [item.category for item in listed.trained if item.category]
         if (
             not self.named
             and not listed.separator
@@ -269,7 +280,7 @@ class ListedData(DataSet):
             raise ValueError(f"{holds} two or more classes, got {listed.classes}")
         for part, items in listed.parts.items():
             called = things if part == "all" else f"the {part} {things}"
-            names = sorted(_labels_in(items, listed))
+            names = sorted(listed.labels_in(items))
             places_of(names, listed.classes, f"{called} of {root}" if root else called)
         return listed
 
@@ -395,7 +406,7 @@ class ListedData(DataSet):
             *lacking_lines(
                 manifest.classes,
                 {
-                    part: _labels_in(rows, self.listed)
+                    part: self.listed.labels_in(rows)
                     for part, rows in manifest.parts.items()
                 },
                 self.things,
@@ -417,12 +428,8 @@ class ListedData(DataSet):
 
     def contradictions(self) -> tuple[str, ...]:
         """Copies in several parts or classes, and groups in several parts."""
-        return (*super().contradictions(), *self._groups_in_several_parts())
-
-    def _groups_in_several_parts(self) -> list[str]:
-        """Tell people of groups that the source has in several parts."""
         groups = {name: item.group for name, item in self._items.items()}
-        return groups_lines(groups, self.manifest())
+        return (*super().contradictions(), *groups_lines(groups, self.manifest()))
 
     def record(self) -> Manifest:
         """The manifest, with one digest for files of the same pixels."""
@@ -586,12 +593,6 @@ class ListedData(DataSet):
     @cached_property
     def _items(self) -> dict[str, Any]:
         return {item.name: item for item in self.listed.items}
-
-
-def _labels_in(items: Iterable[Item | Entry], listed: Listed) -> set[str]:
-    """The labels of items."""
-    categories = {item.category for item in items}
-    return {*chain.from_iterable(map(listed.labels_of, categories))}
 
 
 def list_labelled(

@@ -102,11 +102,8 @@ class ImagesReport:
         in several splits or classes.
         """
         broken = [f"{name} ({why})" for name, why in self.broken.items()]
-        if broken:
-            lines = [f"{counted(len(broken), 'files')} cannot be read: {some(broken)}"]
-        else:
-            lines = []
-        return (*self.folders, *lines, *self.contradictions)
+        lines = [f"{counted(len(broken), 'files')} cannot be read: {some(broken)}"]
+        return (*self.folders, *(lines if broken else ()), *self.contradictions)
 
     def json(self) -> dict[str, Any]:
         """The whole report, ready for JSON."""
@@ -231,18 +228,14 @@ def check_table(named: TableOfImages, skip_broken: bool = False) -> ImagesReport
         ValueError: a column is missing, or no row names an image.
     """
     listed = list_table(named)
-    labels = {
-        part: {label for item in items for label in listed.labels_of(item.category)}
-        for part, items in listed.parts.items()
-    }
-    listed.classes = tuple(sorted(labels.get("train", labels.get("all", set()))))
+    listed.classes = listed.trained_labels()
     if len(listed.classes) < 2:
         listed.refused.append(
             f"{named.table} must hold images of two or more classes, got "
             f"{listed.classes}"
         )
-    for part, names in labels.items():
-        others = sorted(names - {*listed.classes})
+    for part, items in listed.parts.items():
+        others = sorted(listed.labels_in(items) - {*listed.classes})
         if others:
             listed.refused.append(
                 f"the {part} images of {named.table}: {some(others)} are none of the "
@@ -379,15 +372,10 @@ def _doubts(looks: dict[ListedFile, _Look]) -> list[str]:
         f"{counted(len(blank), 'images')} all black or all white, where transparent parts show "
         f"black: {some(blank)}"
     ]
-    classes = [file.category for file in looks]
-    facts_by_kind = {
-        "format": [look.format for look in looks.values()],
-        "kind of pixels": [look.mode for look in looks.values()],
-        "size": [look.size for look in looks.values()],
-    }
     facts = {
-        kind: list(zip(classes, values, strict=True))
-        for kind, values in facts_by_kind.items()
+        "format": [(file.category, look.format) for file, look in looks.items()],
+        "kind of pixels": [(file.category, look.mode) for file, look in looks.items()],
+        "size": [(file.category, look.size) for file, look in looks.items()],
     }
     return [*(lines if blank else ()), *files_doubts(facts)]
 
@@ -432,12 +420,8 @@ def _too_few(counts: dict[str, dict[str, int]]) -> list[str]:
     few = [
         f"{name} ({count})" for name, count in shared.items() if 0 < count <= len(aside)
     ]
-    if few:
-        return [
-            f"too few images of a class to put some aside for {' and '.join(aside)}: "
-            f"{some(few)}"
-        ]
-    return []
+    what = "too few images of a class to put some aside for"
+    return [f"{what} {' and '.join(aside)}: {some(few)}"] if few else []
 
 
 def _uneven(counts: dict[str, dict[str, int]]) -> list[str]:
@@ -448,18 +432,12 @@ def _uneven(counts: dict[str, dict[str, int]]) -> list[str]:
         if count
     }
     few = [f"{name} ({count})" for name, count in shared.items() if count < _FEW]
-    if few:
-        lines = [
-            f"classes with fewer than {_FEW} images, barely enough to learn from: "
-            f"{some(few)}"
-        ]
-    else:
-        lines = []
+    what = f"classes with fewer than {_FEW} images, barely enough to learn from"
+    lines = [f"{what}: {some(few)}"] if few else []
     if shared and max(shared.values()) >= _UNEVEN * min(shared.values()):
         most, least = (pick(shared, key=shared.__getitem__) for pick in (max, min))
         lines.append(
-            f"{most} has {shared[most]:,} images and {least} "
-            f"{shared[least]:,}: "
+            f"{most} has {shared[most]:,} images and {least} {shared[least]:,}: "
             "--sampler balanced draws them equally often, --class_weights balanced "
             "weighs rare ones more"
         )
@@ -495,16 +473,13 @@ def _near_copies(looks: dict[ListedFile, _Look]) -> list[str]:
     """Tell people of images that look like another one, of other pixels; each with the
     first of these.
     """
-    seen = list(
-        {
-            look.pixels: (file.name, look.look)
-            for file, look in reversed(looks.items())
-        }.values()
-    )[::-1]
-    if not seen:
+    first_of: dict[str, tuple[str, Tensor]] = {}
+    for file, look in looks.items():
+        first_of.setdefault(look.pixels, (file.name, look.look))
+    if not first_of:
         return []
-    names = [name for name, _ in seen]
-    hashes = torch.stack([look for _, look in seen])
+    names = [name for name, _ in first_of.values()]
+    hashes = torch.stack([look for _, look in first_of.values()])
     first = first_alike(hashes, hashes, earlier=True)
     near = [
         f"{names[place]} ~ {name}"

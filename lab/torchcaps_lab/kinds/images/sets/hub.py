@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -147,21 +148,14 @@ class Hub(ListedImages):
         import datasets
 
         features = next(iter(self.splits.values())).features
-        images = [
-            name
-            for name, feature in features.items()
-            if isinstance(feature, datasets.Image)
-        ]
-        classes = [
-            name
-            for name, feature in features.items()
-            if isinstance(feature, datasets.ClassLabel)
-        ]
+        images, classes = (
+            [name for name, feature in features.items() if isinstance(feature, kind)]
+            for kind in (datasets.Image, datasets.ClassLabel)
+        )
         usual = [name for name in ("label", "labels") if name in features]
         labels = classes if len(classes) == 1 else usual
-        return _column("image", self.image, images, features), _column(
-            "label", self.label, labels, features
-        )
+        image = _column("image", self.image, images, features)
+        return image, _column("label", self.label, labels, features)
 
     def _folders(self) -> tuple[Path, ...]:
         """Where files may be that a table names, each by the name that it was given and
@@ -170,15 +164,11 @@ class Hub(ListedImages):
         import datasets
 
         home = Path(self.path).expanduser()
-        places = [
-            Path(datasets.config.HF_DATASETS_CACHE),
-            Path(datasets.config.HF_CACHE_HOME),
-        ]
+        config = datasets.config
+        places = [Path(config.HF_DATASETS_CACHE), Path(config.HF_CACHE_HOME)]
         places += [home if home.is_dir() else home.parent] if home.exists() else []
-        forms: list[Path] = []
-        for place in places:
-            forms += [place.absolute(), resolved(place)]
-        return tuple(forms)
+        forms = ((place.absolute(), resolved(place)) for place in places)
+        return tuple(chain.from_iterable(forms))
 
     def _rows(
         self,
@@ -195,32 +185,22 @@ class Hub(ListedImages):
         pixels = table.select_columns([image]).cast_column(
             image, datasets.Image(decode=False)
         )
-        if isinstance(feature, datasets.ClassLabel):
-            classes = tuple(feature.names)
-        else:
-            classes = tuple(
-                map(str, sorted({value for value in labels if value is not None}))
-            )
+        numbered = isinstance(feature, datasets.ClassLabel)
+        names = feature.names if numbered else sorted({*labels} - {None})
+        classes = tuple(map(str, names))
         folders = self._folders()
         rows = []
         for index, value in enumerate(labels):
-            if (
-                isinstance(feature, datasets.ClassLabel)
-                and value is not None
-                and not -1 <= value < len(classes)
-            ):
-                raise ValueError(
-                    f"{split}/{index} has the label {value}, and there are "
-                    f"{len(classes)} classes"
-                )
-            if isinstance(feature, datasets.ClassLabel) and value is not None:
-                category = classes[value]
-            else:
-                category = str(value)
+            name = f"{split}/{index}"
             if value is None or value == -1:
-                left_out[f"{split}/{index}"] = "it has no label"
+                left_out[name] = "it has no label"
+            elif numbered and not 0 <= value < len(classes):
+                raise ValueError(
+                    f"{name} has the label {value}, and there are {len(classes)} classes"
+                )
             else:
-                rows.append(_Row(f"{split}/{index}", category, pixels, index, folders))
+                category = classes[value] if numbered else str(value)
+                rows.append(_Row(name, category, pixels, index, folders))
         return rows, classes
 
 
