@@ -45,26 +45,16 @@ def is_of_others(given: Mapping[str, Any], *own: str) -> bool:
 
 def tables_of(place: Place) -> dict[str, Path]:
     """Return the tables at a path that hold all examples: as ``all`` the file, or the
-    only table in a folder; or those of the splits, that for training first; none if
-    there are others.
+    only table in a folder; or the first of each split, that for training before the
+    others; none if there are others.
 
     Args:
         place: the file or the folder.
-
-    Raises:
-        ValueError: two tables are named after one split.
     """
     tables = tables_beside(place)
     if len(tables) == 1:
         return {"all": tables[0]}
-    parts: dict[str, Path] = {}
-    for path in tables:
-        part = part_of_table(path)
-        if part is not None and parts.setdefault(part, path) != path:
-            raise ValueError(
-                f"{place.path} holds two tables for {part}, {parts[part].name} and "
-                f"{path.name}: keep one"
-            )
+    parts = {part_of_table(path): path for path in tables[::-1]}
     named = {part: parts[part] for part in PARTS if part in parts}
     return named if "train" in named and len(named) > 1 else {}
 

@@ -18,7 +18,12 @@ from torchcaps_lab.data.files import (
 from torchcaps_lab.data.listed import BrokenItem, Item, Listed
 from torchcaps_lab.data.plain_text import check_text, decoded, lines_of
 from torchcaps_lab.data.reader import Unread, inputs_in
-from torchcaps_lab.data.table_form import TableForm, tables_of
+from torchcaps_lab.data.table_form import (
+    TableForm,
+    part_of_table,
+    tables_beside,
+    tables_of,
+)
 from torchcaps_lab.data.tables import Table
 from torchcaps_lab.look import TABLES, Place, is_number, no_header
 
@@ -104,8 +109,16 @@ def list_texts(
                 for file, category in zip(files, classes, strict=True)
             ]
             return Listed(parts={"all": list(chain(*rows))})
-    tables = tables_of(Place(root))
+    place = Place(root)
+    tables = tables_of(place)
     if "train" in tables:
+        for path in tables_beside(place):
+            part = part_of_table(path)
+            if part is not None and tables[part] != path:
+                raise ValueError(
+                    f"{root} holds two tables for {part}, {tables[part].name} and "
+                    f"{path.name}: keep one"
+                )
         listed = Listed()
         for part, path in tables.items():
             alone = form._replace(split=None)
