@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from io import BytesIO
-from itertools import chain, combinations, pairwise
+from itertools import chain, combinations, pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -406,34 +406,41 @@ def form_of_series(
         ValueError: it may hold something else, or which column has the labels is not
             clear; names the columns and what to type.
     """
-    asked = "series" in given or bool(given.get("wide"))
-    if columns.of_role("file") and not asked:
-        return None
     if given.get("wide"):
         return _wide_form(table, cells, columns, given)
-    look, series = _series_of(cells, columns, given)
+    if columns.of_role("file") and "series" not in given:
+        return None
+    form = _long_form(table, cells, columns, given)
+    return form or _numbered_form(table, cells, columns, given)
+
+
+def _long_form(
+    table: Path, cells: Cells, columns: Columns, given: Mapping[str, Any]
+) -> SeriesForm | None:
+    """How the rows of a table are the moments of series; None if they are not."""
+    grouping, series = _series_of(cells, columns, given)
     if not series:
         _check_unnamed(table, cells, columns)
-        return _numbered_form(table, cells, columns, given)
-    values = names_in(given.get("values")) or look.values(series)
-    steady = look.steady(series)
+        return None
+    values = names_in(given.get("values")) or grouping.values(series)
+    steady = grouping.steady(series)
     # Whom the series are of may be part of their names.
     of_series = Columns(
         tuple(
             column
-            for column in Columns.of(look.first_rows(series)).columns
+            for column in Columns.of(grouping.first_rows(series)).columns
             if column.name not in series or column.role == "group"
         )
     )
-    if not asked:
+    if "series" not in given:
         labels = of_series.of_role("label", "labels", "flag")
         if not values or not any(column.name in steady for column in labels):
-            return _numbered_form(table, cells, columns, given)
+            return None
         typed = f"--data.series {quoted(series[0])}"
         columns.check_no_texts(str(table), "series", typed)
-    time = look.time
+    time = grouping.time
     if time is None and not {"time", "values"} & given.keys():
-        time = look.counted(values, series)
+        time = grouping.counted(values, series)
         values = tuple(name for name in values if name != time)
     taken = [name for name in cells.columns if name not in steady]
     form = SeriesForm(TableForm.of(of_series, None, table, given, taken), series, time)
@@ -442,24 +449,26 @@ def form_of_series(
 
 def _series_of(
     cells: Cells, columns: Columns, given: Mapping[str, Any]
-) -> "tuple[_Look, tuple[str, ...]]":
+) -> "tuple[_Grouping, tuple[str, ...]]":
     """The columns that say when a row was measured and which series it belongs to; none
     if no columns tell series apart.
     """
     times = [given["time"]] if "time" in given else [*_time_columns(columns), None]
-    looks = [_Look(cells, columns, time) for time in times]
+    groupings = [_Grouping(cells, columns, time) for time in times]
     if "series" in given:
         series = names_in(given["series"])
         moving = [
-            look for look in looks if look.time and look.time not in look.steady(series)
+            grouping
+            for grouping in groupings
+            if grouping.time and grouping.time not in grouping.steady(series)
         ]
-        apart = [look for look in moving if look.is_apart(series)]
-        return [*apart, *moving, looks[-1]][0], series
-    found = ((look, look.series()) for look in looks)
-    return next((pair for pair in found if pair[1]), (looks[-1], ()))
+        apart = [grouping for grouping in moving if grouping.is_apart(series)]
+        return [*apart, *moving, groupings[-1]][0], series
+    found = ((grouping, grouping.series()) for grouping in groupings)
+    return next((pair for pair in found if pair[1]), (groupings[-1], ()))
 
 
-class _Look:
+class _Grouping:
     """Which rows of a table are of one series.
 
     Args:
@@ -599,26 +608,26 @@ def _check_unnamed(table: Path, cells: Cells, columns: Columns) -> None:
     """Raise a `ValueError` if dates and rows that belong together look like series, and
     no column is called as their names are.
     """
-    for dated in columns.of_role("date"):
-        look = _Look(cells, columns, dated.name)
-        for column in columns.columns:
-            series = (column.name,)
-            repeats = 1 < column.distinct <= len(cells.rows) // 2
-            if not repeats or not look.is_apart(series) or not look.values(series):
-                continue
-            of_series = Columns.of(look.first_rows(series))
-            steady = {*look.steady(series)} - {*series}
-            labels = [
-                one.name for one in of_series.of_role("label") if one.name in steady
-            ]
-            if labels:
-                options = ["--data.series", column.name, "--data.time", dated.name]
-                command = ["torchcaps", "train", str(table), *options]
-                raise UnclearColumns(
-                    f"{table} may hold series: {dated.name!r} has other dates in the "
-                    f"rows of each {column.name!r}. If so: {shlex.join(command)} "
-                    f"--data.label {quoted(labels[0])}"
-                )
+    repeated = [
+        column.name
+        for column in columns.columns
+        if 1 < column.distinct <= len(cells.rows) // 2
+    ]
+    for dated, name in product(columns.of_role("date"), repeated):
+        grouping = _Grouping(cells, columns, dated.name)
+        if not grouping.is_apart([name]) or not grouping.values([name]):
+            continue
+        of_series = Columns.of(grouping.first_rows([name]))
+        steady = {*grouping.steady([name])} - {name}
+        labels = [one.name for one in of_series.of_role("label") if one.name in steady]
+        if labels:
+            options = ["--data.series", name, "--data.time", dated.name]
+            command = ["torchcaps", "train", str(table), *options]
+            raise UnclearColumns(
+                f"{table} may hold series: {dated.name!r} has other dates in the rows "
+                f"of each {name!r}. If so: {shlex.join(command)} --data.label "
+                f"{quoted(labels[0])}"
+            )
 
 
 def _numbered_form(
