@@ -229,11 +229,11 @@ def slot_colours(slots: int) -> Tensor:
     return torch.tensor([rgb_of(colour_of(slot)) for slot in range(slots)])
 
 
-def slots_figure(shown: tuple[TakenApart, ...], side: float = 1.1) -> "Figure":
+def slots_figure(shown: tuple[TakenApart, ...]) -> "Figure":
     """A row for each picture."""
     slots = len(shown[0].parts)
     table = slot_colours(slots)
-    figure = new_figure((3 + slots) * side, (side + 0.05) * len(shown) + 0.3)
+    figure = new_figure(1.1 * (3 + slots), 1.15 * len(shown) + 0.3)
     titles = ["image", "slots", "drawn", *(f"slot {slot + 1}" for slot in range(slots))]
     grid = figure.subplots(len(shown), len(titles), squeeze=False)
     for number, (axes, picture) in enumerate(zip(grid, shown, strict=True)):

@@ -153,14 +153,12 @@ def overlay(image: Tensor, mask: Tensor, count: int) -> Tensor:
     return torch.where(covered, (shown + painted) / 2, shown)
 
 
-def segments_figure(
-    shown: Sequence[ShownSegments], classes: Sequence[str], side: float = 2.2
-) -> "Figure":
+def segments_figure(shown: Sequence[ShownSegments], classes: Sequence[str]) -> "Figure":
     """A row for each image: it, the truth over it, the answer over it, and the wrong
     pixels in white.
     """
     count = len(classes)
-    figure = new_figure(4 * side + 0.2, (side + 0.25) * len(shown) + 0.5)
+    figure = new_figure(9, 2.45 * len(shown) + 0.5)
     for row, segments in zip(
         figure.subplots(len(shown), 4, squeeze=False), shown, strict=True
     ):

@@ -78,7 +78,8 @@ def broken_images(
 
     Args:
         files: their files.
-        levels: as of :func:`load_image`.
+        levels: the values of pixels that become 0 and 255; default: the range of
+            their kind.
     """
     broken = {}
     for file in dict.fromkeys(files):
@@ -94,7 +95,6 @@ def load_image(
     path: "str | Path | Image",
     image_shape: tuple[int, int, int],
     resize: Resize = "pad",
-    levels: Levels | None = None,
 ) -> Tensor:
     """Read one image the way `ImageFolder` does.
 
@@ -104,8 +104,6 @@ def load_image(
             and width of the result.
         resize: `pad` with black, `crop` the centre, `stretch`, or cut out
             `handwriting`.
-        levels: the values of pixels that become 0 and 255; default: the range of their
-            kind.
 
     Returns:
         uint8 (C, H, W).
@@ -121,8 +119,8 @@ def load_image(
         )
     source = Path(path) if isinstance(path, str) else path
     if resize == "handwriting":
-        return load_handwriting(source, image_shape, levels=levels).values
-    image = open_image(source, image_shape[0], levels=levels)
+        return load_handwriting(source, image_shape).values
+    image = open_image(source, image_shape[0])
     return to_tensor(image, image_shape, resize)
 
 
