@@ -89,11 +89,14 @@ def _of_part(part: Any) -> Iterator[Any]:
     elif origin in (int, float):
         yield from (origin(number) for number in NUMBERS)
     elif origin is str:
-        yield from ("some text", "null", "1e-3", "em")
+        yield from ("some text", "null", "1e-3", "em", "#ffd700")
     elif origin in (Mapping, dict):
         yield from ({"a": value} for value in candidates(inner[1] if inner else Any))
     elif origin is tuple and inner and inner[-1] is not Ellipsis:
         yield from ([value] * len(inner) for value in candidates(inner[0]))
+        # Such as a range, whose ends differ.
+        if inner[0] in (int, float):
+            yield [inner[0](number) for number in range(len(inner))]
     elif origin is Any or origin is object:
         yield from ("some text", 3)
     elif origin in (list, tuple, Sequence):
