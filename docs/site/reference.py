@@ -93,7 +93,8 @@ class Public(SphinxDirective):
 
     def table(self, module: Any) -> Iterator[str]:
         """All names with their first sentences, the public ones first."""
-        yield from self.rows(module, module.__all__)
+        if module.__all__:
+            yield from self.rows(module, module.__all__)
         parts = set(offered(module)) - set(module.__all__)
         if parts:
             yield "Things that you get by their name, and parts, which may change:"

@@ -57,9 +57,8 @@ class LocalCaps(CapsuleLayer):
 
     Shape:
         Poses (B, *grid, in_types, in_dim) to (B, *grid', out_types, out_dim), and
-        activations likewise; those of the
-        children are not used: a child stands for all places of a window, which have
-            many.
+        activations likewise; those of the children are not used: a child stands for all
+        places of a window, which have many.
 
     Raises:
         TypeError: if the children are no :class:`Capsules`.

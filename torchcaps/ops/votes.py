@@ -895,7 +895,7 @@ def choose_backend(votes: Votes, similarity: Similarity | None = None) -> Choice
        the layer, else :func:`use_backend`, else the environment variable
        ``TORCHCAPS_BACKEND``;
     2. ``naive``, stored votes, for forward-mode derivatives, ``torch.func`` and export
-    to ONNX;
+       to ONNX;
     3. ``naive`` for small votes: at most 256 numbers on a CPU, 2^20 on a GPU; on a CPU
        also those of vector capsules for Gaussians in at most 3 rows, if they are 2^15
        to 2^20 numbers;
