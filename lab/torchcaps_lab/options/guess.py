@@ -45,11 +45,16 @@ def over(
         for name, value in values_of_data(started).items()
         if value != values_of_data(guess.options).get(name)
     }
-    named = {*given} - {"data"} | {f"data.{name}" for name in values_of_data(given)}
+    named = {*given} - {"data"} | {
+        f"{option}.{argument}"
+        for option, values in given.items()
+        if isinstance(values, Mapping)
+        for argument in values
+    }
     lines = [
         f"guessed: {name} {why}"
         for name, why in guess.why.items()
-        if name not in named | of_start
+        if {name, name.partition(".")[0]}.isdisjoint(of_start) and name not in named
     ]
     taken = sorted(of_start - named)
     if taken:

@@ -83,8 +83,8 @@ def guess_pictures(pictures: Any, given: Mapping[str, Any]) -> Any:
     if value_of(given.get("model", OBJECTS["model"])) == OBJECTS["model"]:
         options |= _AT_ONCE
         why |= {
-            "task": "objects, area 0.3: objects pay for their pixels, and leave the ground "
-            "to one slot",
+            "task.area": "0.3: objects pay for their pixels, and leave the ground to one "
+            "slot",
             "model_args": "centred: it draws from the mean colour of each picture",
             "routing": "first_sharpness 8: slots collect different places at once",
         }
