@@ -96,11 +96,11 @@ class SlotMLP(SlotAutoencoder):
 
     hidden: Size = 512
 
-    def _make_slots(self, dim: int, routing: Routing | None) -> None:
+    def _make_slots(self, dim: int, routing: Routing | None, slots: int) -> None:
         with torch.no_grad():
             places = self.features(torch.zeros(1, *self.image_shape)).shape[1]
         # Not a layer that routes: nothing is shared out.
-        by_mlp: Any = SlotsByMLP(places, self.classes, dim, self.hidden)
+        by_mlp: Any = SlotsByMLP(places, slots, dim, self.hidden)
         self.slots = by_mlp
 
 

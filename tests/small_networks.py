@@ -53,7 +53,12 @@ SMALLER: dict[str, dict[str, Any]] = {
     },
     "self_routing_resnet20": {"channels": 4, "blocks": 1, "types": 3, "pose_dim": 4},
     "slot_autoencoder": {"channels": 4, "dim": 6, "image_shape": (3, 8, 9)},
-    "slot_autoencoder_mixture": {"channels": 4, "dim": 6, "image_shape": (3, 8, 9)},
+    "slot_autoencoder_mixture": {
+        "channels": 4,
+        "dim": 6,
+        "image_shape": (3, 8, 9),
+        "ground": True,
+    },
     "slots_on_backbone": {
         "widths": (4, 5),
         "blocks": 1,

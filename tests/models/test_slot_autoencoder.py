@@ -32,9 +32,12 @@ def test_slots_in_another_order_draw_the_same_image(name: str) -> None:
     torch.testing.assert_close(after.capsules.pose, before.capsules.pose[:, order])
 
 
-@pytest.mark.parametrize("name", ["slot_autoencoder", "slot_autoencoder_mixture"])
-def test_images_of_another_light_have_the_same_masks(name: str) -> None:
-    network = tc.create_model(name, classes=4, centred=True, **NETWORK)
+GROUND_NAMES = ["slot_autoencoder", "slot_autoencoder_mixture"]
+
+
+@pytest.mark.parametrize("name", GROUND_NAMES)
+def test_with_a_ground_images_of_another_light_have_the_same_masks(name: str) -> None:
+    network = tc.create_model(name, classes=4, ground=True, **NETWORK)
     network = network.double().eval()
     images = network.examples(2).double()
     light = torch.tensor([0.3, -0.1, 0.2]).double()[:, None, None]
@@ -42,6 +45,46 @@ def test_images_of_another_light_have_the_same_masks(name: str) -> None:
     torch.testing.assert_close(after.masks, before.masks)
     torch.testing.assert_close(after.colours, before.colours + light)
     torch.testing.assert_close(after.reconstruction, before.reconstruction + light)
+
+
+@pytest.mark.parametrize("name", GROUND_NAMES)
+@pytest.mark.parametrize("size", [(8, 9), (50, 90)])  # halved once, or three times
+def test_the_ground_is_a_slot_of_the_median_colour(
+    name: str, size: tuple[int, int]
+) -> None:
+    shape = (3, *size)
+    network = tc.create_model(
+        name, classes=4, ground=True, channels=4, dim=6, image_shape=shape
+    ).eval()
+    images = network.examples(2)
+    prediction = network(images)
+    assert prediction.masks.shape == (2, 4, *size)
+    assert prediction.capsules.pose.shape == (2, 4, 6)
+    ordered = images.flatten(2).sort(2).values
+    median = ordered[..., ordered.shape[2] // 2, None, None].expand(2, *shape)
+    torch.testing.assert_close(prediction.colours[:, 0], median)
+    assert network.route(images).assignment.shape[2] == 3
+    assert network.with_slots(6)(images).masks.shape[1] == 6
+    prediction.reconstruction.sum().backward()
+    grads = [parameter.grad for parameter in network.parameters()]
+    assert all(grad is not None and grad.isfinite().all() for grad in grads)
+
+
+def test_places_of_the_ground_are_no_children() -> None:
+    network = tc.models.SlotAutoencoder(ground=True, image_shape=(1, 16, 16))
+    images = torch.full((2, 1, 16, 16), 0.2)
+    images[0, :, 4:6, 8:12] = 0.9
+    features = network.features_of(images)
+    activation = features.activation.unflatten(1, (8, 8))
+    expected = torch.zeros(2, 8, 8)
+    expected[0, 2, 4:6] = 1.0
+    # Two of 64 places have energy, so theirs is 1 / (1 + 1 / 128).
+    torch.testing.assert_close(activation, expected, atol=0.01, rtol=0)
+
+
+def test_a_ground_needs_another_slot() -> None:
+    with pytest.raises(ValueError, match="classes must be at least 2"):
+        tc.models.SlotAutoencoder(ground=True, classes=1)
 
 
 def entropy_at_first(sharpness: float) -> float:

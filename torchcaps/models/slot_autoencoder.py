@@ -8,6 +8,7 @@ from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import max_pool2d
 
 from torchcaps.capsules import Capsules, Prediction, exportable
 from torchcaps.layers import CapsLinear, PositionCode, Slots
@@ -39,11 +40,11 @@ class Drawing(NamedTuple):
 
     Args:
         colours: (B, J, C, H, W).
-        masks: how much of each pixel a slot claims, (B, J, H, W); they sum to 1.
+        claims: how strongly it claims each pixel, (B, J, H, W): the logits of the masks.
     """
 
     colours: Tensor
-    masks: Tensor
+    claims: Tensor
 
 
 class SpatialBroadcastDecoder(SuggestsNames, nn.Module):
@@ -51,8 +52,8 @@ class SpatialBroadcastDecoder(SuggestsNames, nn.Module):
 
     The pose of a slot is copied to every place of a coarse grid, a code of the place is
     added, and convolutions make an image of it. The image of all slots is the sum
-    :math:`\sum_j m_j c_j` of their colours c with masks m that are a softmax over the
-    slots.
+    :math:`\sum_j m_j c_j` of their colours c with masks m that are the softmax of their
+    claims over the slots.
 
     Args:
         dim: numbers of a pose.
@@ -61,7 +62,7 @@ class SpatialBroadcastDecoder(SuggestsNames, nn.Module):
 
     Shape:
         Poses (B, J, dim) and the height and width of the image to colours (B, J, C, H,
-        W) and masks (B, J, H, W).
+        W) and claims (B, J, H, W).
 
     Source: Watters et al. 2019, "Spatial Broadcast Decoder"; the masks: Locatello et
     al. 2020, section 3.2. The last convolution draws the four pixels of a square at
@@ -69,9 +70,9 @@ class SpatialBroadcastDecoder(SuggestsNames, nn.Module):
 
     Example:
         >>> decoder = tc.models.SpatialBroadcastDecoder(dim=16, channels=8, colours=3)
-        >>> colours, masks = decoder(torch.randn(2, 5, 16), 30, 32)
-        >>> colours.shape, masks.sum(1).allclose(torch.ones(2, 30, 32))
-        (torch.Size([2, 5, 3, 30, 32]), True)
+        >>> colours, claims = decoder(torch.randn(2, 5, 16), 30, 32)
+        >>> colours.shape, claims.shape
+        (torch.Size([2, 5, 3, 30, 32]), torch.Size([2, 5, 30, 32]))
     """
 
     def __init__(
@@ -97,25 +98,13 @@ class SpatialBroadcastDecoder(SuggestsNames, nn.Module):
         height: int,
         width: int,
     ) -> Drawing:
-        """Colours and masks of an image of that size."""
-        colours, claims = self.claimed(pose, height, width)
-        return Drawing(colours, claims.softmax(1))
-
-    def claimed(
-        self,
-        pose: Tensor,
-        height: int,
-        width: int,
-    ) -> tuple[Tensor, Tensor]:
-        """Colours, and how strongly each slot claims each pixel: the logits of the
-        masks.
-        """
+        """Colours and claims of an image of that size."""
         rows = -(-height // _SCALE)
         columns = -(-width // _SCALE)
         copies = pose.flatten(0, 1)[..., None, None].expand(-1, -1, rows, columns)
         drawn = self.draw(self.place(copies))[..., :height, :width]
         colours, claims = drawn.unflatten(0, pose.shape[:2]).tensor_split([-1], 2)
-        return colours, claims.squeeze(2)
+        return Drawing(colours, claims.squeeze(2))
 
 
 class SlotNetwork(ImageClassifier):
@@ -139,24 +128,24 @@ class SlotNetwork(ImageClassifier):
 
     slots: Slots | CapsLinear
 
-    def _make_slots(self, dim: int, routing: Routing | None) -> None:
-        """Make the layer of the slots, of features with as many numbers as a pose."""
+    def _make_slots(self, dim: int, routing: Routing | None, slots: int) -> None:
+        """Make the layer of so many slots, of features with as many numbers as a pose."""
         routing = routing or SlotAttentionRouting(
             steps=_STEPS, start="normal", gradient="last"
         )
         if routing.own_transforms:
-            self.slots = Slots(self.classes, dim, features=dim, routing=routing)
+            self.slots = Slots(slots, dim, features=dim, routing=routing)
         else:
             self.slots = CapsLinear(
                 None,
-                self.classes,
+                slots,
                 dim,
                 dim,
                 transforms="shared",
                 routing=routing,
             )
 
-    def features_of(self, images: Tensor) -> Tensor:
+    def features_of(self, images: Tensor) -> Tensor | Capsules:
         """The features of places that slots share out, (B, I, dim)."""
         raise NotImplementedError
 
@@ -240,9 +229,17 @@ class SlotAutoencoder(SlotNetwork):
         classes: the number of slots, one more than there are objects, or more.
         channels: the channels of the convolutions.
         dim: numbers of the pose of a slot.
-        centred: whether it sees and draws differences from the mean colour of each
-            image. Where the ground has another colour in each image, a network that
-            has to draw this colour learns little else for thousands of updates.
+        ground: whether the first slot is the ground, which has the median colour
+            :math:`c_1` of each image, learns nothing, and has a pose of zeros. The other
+            slots see and draw differences from this colour, and share out places by how
+            unlike it they are: a place i has the activation
+
+            .. math::
+                a_i = \frac{d_i^2}{d_i^2 + \frac{1}{4} \operatorname{mean}_k d_k^2},
+                \qquad d_i = \max_{p \in i} |x_p - c_1|
+
+            Without it, a network spends thousands of updates on the colours of the
+            grounds, and slots share the ground among themselves.
         routing: the routing of the features to the slots; one without transforms of its
             own gets one for each slot, as in :class:`~torchcaps.CapsLinear`. Default:
             slot attention in 5 steps, with gradients through the last.
@@ -262,31 +259,48 @@ class SlotAutoencoder(SlotNetwork):
     classes: Size = 6
     channels: Size = 32
     dim: Size = 48
-    centred: bool = False
+    ground: bool = False
     routing: InitVar[Routing | None] = layer_routing(
         "slots", "The routing of the features to the slots."
     )
 
     def __post_init__(self, routing: Routing | None) -> None:
         super().__init__(self.image_shape, self.classes)
+        if self.ground and self.classes < 2:
+            raise ValueError(
+                f"classes must be at least 2 where one is the ground, got {self.classes}"
+            )
         self.features = _encoder(self.image_shape, self.channels, self.dim)
-        self._make_slots(self.dim, routing)
+        self._make_slots(self.dim, routing, self.classes - self.ground)
         self.decoder = SpatialBroadcastDecoder(
             self.dim, self.channels, self.image_shape[0]
         )
 
-    def features_of(self, images: Tensor) -> Tensor:
-        """The features of places, with the code of their place, (B, I, dim)."""
-        return self.features(images - self.drawn_from(images))
+    def features_of(self, images: Tensor) -> Tensor | Capsules:
+        """The features of places, with the code of their place, (B, I, dim); with a
+        ground also their activations, (B, I).
+        """
+        return self._features_of(images - self.drawn_from(images))
+
+    def _features_of(self, differences: Tensor) -> Tensor | Capsules:
+        features: Tensor = self.features(differences)
+        if not self.ground:
+            return features
+        square = 2 ** _halvings(self.image_shape)
+        distance = differences.square().sum(1, keepdim=True)
+        energy = max_pool2d(distance, square, ceil_mode=True).flatten(1)
+        # An image of one colour has no energy.
+        threshold = energy.mean(1, keepdim=True) / 4 + _GREY_LEVEL**2
+        return Capsules(features, energy / (energy + threshold))
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
         """The slots of images (B, C, H, W), their masks, and what they draw together;
         ``target`` changes nothing.
         """
         self._check(images)
-        ground = self.drawn_from(images)
-        slots: Capsules = self.slots(self.features(images - ground))
-        prediction = self.drawn(slots.pose.to(images.dtype), ground)
+        colour = self.drawn_from(images)
+        slots: Capsules = self.slots(self._features_of(images - colour))
+        prediction = self.drawn(slots.pose.to(images.dtype), colour)
         if self.training:
             return prediction
         assert prediction.colours is not None
@@ -296,18 +310,29 @@ class SlotAutoencoder(SlotNetwork):
         )
 
     def drawn_from(self, images: Tensor) -> Tensor:
-        """The colour from which differences are drawn, (B, C, 1, 1): the mean of each
-        image if the network is ``centred``, and else 0.
+        """The colour from which differences are drawn, (B, C, 1, 1): that of the ground,
+        and 0 without one.
         """
-        if self.centred:
-            return images.mean((2, 3), keepdim=True)
-        return images.new_zeros(*images.shape[:2], 1, 1)
+        if not self.ground:
+            return images.new_zeros(*images.shape[:2], 1, 1)
+        # Not `median`: on a GPU it is not deterministic.
+        pixels = images.flatten(2).sort(2).values
+        return pixels[:, :, pixels.shape[2] // 2, None, None]
 
     def drawn(self, pose: Tensor, colour: Tensor) -> Prediction:
-        """What slots of these poses, (B, J, dim), draw from a colour (B, C, 1, 1)."""
+        """What slots of these poses, (B, J, dim), draw from a colour (B, C, 1, 1); the
+        ground is added to them.
+        """
         _, height, width = self.image_shape
-        differences, masks = self.decoder(pose, height, width)
+        differences, claims = self.decoder(pose, height, width)
+        if self.ground:
+            # It draws no difference, and its claim is 0.
+            pose, differences, claims = (
+                torch.cat([torch.zeros_like(of_slots[:, :1]), of_slots], 1)
+                for of_slots in (pose, differences, claims)
+            )
         colours = differences + colour[:, None]
+        masks = claims.softmax(1)
         activation = masks.flatten(2).amax(2)
         reconstruction = (colours * masks[:, :, None]).sum(1)
         capsules = Capsules(pose, activation)
@@ -371,15 +396,19 @@ class _Rows(nn.Module):
         return maps.flatten(2).mT
 
 
+def _halvings(image_shape: tuple[int, int, int]) -> int:
+    """Count how often an image is halved before slots see it."""
+    side = max(image_shape[1:])
+    return max(1, math.ceil(math.log2(side / _LARGEST_MAP)) + 1)
+
+
 def _encoder(
     image_shape: tuple[int, int, int], channels: int, dim: int
 ) -> nn.Sequential:
     """Make a network from images to features with the code of their place, (B, I, dim)."""
-    side = max(image_shape[1:])
-    halved = max(1, math.ceil(math.log2(side / _LARGEST_MAP)) + 1)
     layers: list[nn.Module] = []
     before = image_shape[0]
-    for _ in range(halved):
+    for _ in range(_halvings(image_shape)):
         layers += [nn.Conv2d(before, channels, 5, stride=2, padding=2), nn.ReLU()]
         before = channels
     for _ in range(2):

@@ -32,7 +32,7 @@ class FeatureDecoder(nn.Module):
         grid: height and width of the grid.
 
     Shape:
-        Poses (B, J, dim) to features (B, J, F, H', W') and masks (B, J, H', W').
+        Poses (B, J, dim) to features (B, J, F, H', W') and claims (B, J, H', W').
 
     Source: Seitzer et al. 2023, "Bridging the Gap to Real-World Object-Centric
     Learning", section 3, the MLP decoder.
@@ -40,8 +40,8 @@ class FeatureDecoder(nn.Module):
     Example:
         >>> from torchcaps.models.slots_on_backbone import FeatureDecoder
         >>> decoder = FeatureDecoder(dim=16, hidden=32, features=24, grid=(4, 5))
-        >>> features, masks = decoder(torch.randn(2, 3, 16))
-        >>> features.shape, masks.shape
+        >>> features, claims = decoder(torch.randn(2, 3, 16))
+        >>> features.shape, claims.shape
         (torch.Size([2, 3, 24, 4, 5]), torch.Size([2, 3, 4, 5]))
     """
 
@@ -64,10 +64,10 @@ class FeatureDecoder(nn.Module):
         self.draw = nn.Sequential(*layers, nn.Linear(hidden, features + 1))
 
     def forward(self, pose: Tensor) -> Drawing:
-        """The features and the masks of slots."""
+        """The features and the claims of slots."""
         drawn = self.draw(pose[:, :, None] + self.place)  # (B, J, H' W', F + 1)
         features, claims = drawn.mT.unflatten(3, self.grid).tensor_split([-1], 2)
-        return Drawing(features, claims.squeeze(2).softmax(1))
+        return Drawing(features, claims.squeeze(2))
 
 
 @register_model(
@@ -154,7 +154,7 @@ class SlotsOnBackbone(OnBackbone, SlotNetwork):
             nn.ReLU(),
             nn.Linear(channels, self.dim),
         )
-        self._make_slots(self.dim, routing)
+        self._make_slots(self.dim, routing, self.classes)
         self.decoder = FeatureDecoder(self.dim, self.hidden, channels, grid)
 
     def features_of(self, images: Tensor) -> Tensor:
@@ -171,7 +171,8 @@ class SlotsOnBackbone(OnBackbone, SlotNetwork):
         self._check(images)
         maps = self.features(images)
         slots: Capsules = self.slots(self._projected(maps))
-        features, masks = self.decoder(slots.pose.to(maps.dtype))
+        features, claims = self.decoder(slots.pose.to(maps.dtype))
+        masks = claims.softmax(1)
         true = F.layer_norm(maps.movedim(1, -1), maps.shape[1:2]).movedim(-1, 1)
         drawn = (features * masks[:, :, None]).sum(1)
         masks = F.interpolate(masks, images.shape[2:], mode="bilinear")

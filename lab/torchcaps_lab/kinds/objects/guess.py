@@ -20,8 +20,8 @@ OBJECTS: dict[str, Any] = {
 """How a network learns to take pictures apart."""
 
 _AT_ONCE: dict[str, Any] = {
-    "task": {"name": "objects", "area": 0.3},
-    "model_args": {"centred": True},
+    "task": {"name": "objects", "area": 1.0},
+    "model_args": {"ground": True},
     "routing": {
         "name": "slots",
         "start": "normal",
@@ -83,9 +83,9 @@ def guess_pictures(pictures: Any, given: Mapping[str, Any]) -> Any:
     if value_of(given.get("model", OBJECTS["model"])) == OBJECTS["model"]:
         options |= _AT_ONCE
         why |= {
-            "task.area": "0.3: objects pay for their pixels, and leave the ground to one "
+            "task.area": "1: objects pay for their pixels, and leave the ground to one "
             "slot",
-            "model_args": "centred: it draws from the mean colour of each picture",
+            "model_args": "ground: one slot has the median colour of each picture",
             "routing": "first_sharpness 8: slots collect different places at once",
         }
     return Guess(options, why)

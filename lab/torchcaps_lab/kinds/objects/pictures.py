@@ -199,7 +199,7 @@ def _alone(network: SlotAutoencoder, poses: Tensor, ground: Tensor) -> Tensor:
     _, height, width = network.image_shape
     rows = poses.flatten(0, -2)[:, None]
     decoder: Any = network.decoder
-    differences, claims = decoder.claimed(rows, height, width)
+    differences, claims = decoder(rows, height, width)
     drawn = ground.to(differences) + (differences * claims.sigmoid()[:, :, None])[:, 0]
     return drawn.clamp(0, 1).unflatten(0, poses.shape[:-1])
 
