@@ -176,3 +176,13 @@ def test_a_tensor_is_no_result_to_start_from() -> None:
     with pytest.raises(TypeError, match=r"initial must be what route\(\) .*got Tensor"):
         slots(features, initial=torch.randn(2, 4, 8))
     assert slots(features, initial=slots.route(features)).pose.shape == (2, 4, 8)
+
+
+@pytest.mark.parametrize("routing", ["slots", "slot_mixture"])
+@pytest.mark.parametrize("count", [5, 40])
+def test_as_many_activations_as_features(routing: str, count: int) -> None:
+    """Kernels would read what is not there."""
+    layer = tc.Slots(4, dim=8, features=8, routing=routing)
+    features = tc.Capsules(torch.randn(2, 20, 8), torch.rand(2, count))
+    with pytest.raises(ValueError, match="a number for each child"):
+        layer(features)

@@ -298,13 +298,19 @@ class Routing(SuggestsNames, nn.Module, ABC):
 
         Raises:
             TypeError: if ``initial`` is not what :meth:`route` returned.
-            ValueError: if this routing is not ``resumable``, or ``initial`` has parents
-                of another shape; if it does not mask pairs, or ``pairs`` is not bool
-                (B, I, J).
+            ValueError: if there are not as many activations as children; if this routing
+                is not ``resumable``, or ``initial`` has parents of another shape; if it
+                does not mask pairs, or ``pairs`` is not bool (B, I, J).
 
         Source: concurrent routing: Tsai et al. 2020, "Capsules with Inverted
         Dot-Product Attention Routing".
         """
+        # Kernels read as many activations as there are children.
+        if activation is not None and activation.shape != votes.children.shape[:2]:
+            raise ValueError(
+                "activation must have a number for each child, "
+                f"{tuple(votes.children.shape[:2])}, got {tuple(activation.shape)}"
+            )
         # The arguments of ``route`` that only some routings take.
         more: dict[str, Any] = {}
         if initial is not None:

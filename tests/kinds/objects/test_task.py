@@ -216,9 +216,9 @@ def test_from_a_folder_of_pictures_to_masks(
     main(["train", "shelf", "--task", "objects", *options, "--model_args.dim", "8"])
     printed = capsys.readouterr().out
     assert "guessed: model slot_autoencoder, 7 slots" in printed
-    assert "guessed: task.area 0.3" in printed
+    assert "guessed: task.area 1" in printed
     network = Classifier.open(Path("runs/shelf")).network
-    assert network.centred
+    assert network.ground
     assert network.slots.routing.first_sharpness > 1
     assert "2 sub-folders of shelf are not used as classes" in printed
     assert "(C x H x W), 7 slots\n" in printed
