@@ -24,7 +24,7 @@ from torchcaps_lab.evaluate import evaluating
 from torchcaps_lab.kinds.objects.measures import contingency
 from torchcaps_lab.kinds.objects.published import fixed_tetrominoes
 
-SOURCES = ("slots", "Slot MLP")
+SOURCES = ("slots without a ground", "Slot MLP")
 """Rows of the recipe ``tetrominoes`` whose poses are read."""
 
 LINE, HIDDEN = "by a linear map", "by one hidden layer"
