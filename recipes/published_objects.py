@@ -74,9 +74,9 @@ class SlotsByMLP(CapsuleLayer):
             nn.Unflatten(1, (slots, dim)),
         )
 
-    def forward(self, features: Tensor) -> Capsules:
+    def forward(self, features: Tensor | Capsules) -> Capsules:
         """The slots of features (B, I, dim), all of them active."""
-        pose = self.mlp(features)
+        pose = self.mlp(features.pose if isinstance(features, Capsules) else features)
         return Capsules(pose, torch.ones_like(pose[..., 0]))
 
 
