@@ -41,6 +41,9 @@ MEASURES = {
 }
 """The names of the figures of the task."""
 
+FEATURES = "slots of ImageNet features"
+"""A row of slots that draw features."""
+
 _FITTED = 200
 """Validation images that K-Means is set on."""
 
@@ -109,14 +112,12 @@ class PublishedObjects(Recipe[TrainingOptions]):
     figures do; beside them answers that learn nothing.
 
     Attributes:
-        measures: the names of the figures of the task.
         tests: the tests by name, each with what its data have changed; the first is
             that of the data as they are.
     """
 
     settings: ClassVar = TrainingOptions
     grows: ClassVar = True
-    measures: ClassVar[Mapping[str, str]] = MEASURES
     caption: ClassVar = (
         "FG-ARI by masks on validation images, after each epoch: a line for each seed. "
         "The learning rate, and the part for single slots where the loss has one, fall "
@@ -129,9 +130,9 @@ class PublishedObjects(Recipe[TrainingOptions]):
         cls.rows = {**facts["rows"], **dict.fromkeys(UNTRAINED)}
         common: dict[str, Any] = {"unit": "points", "higher_is_better": True}
         lines = []
-        for row, test, key in product(cls.rows, cls.tests, cls.measures):
+        for row, test, key in product(cls.rows, cls.tests, MEASURES):
             # They draw no colours to assign pixels by.
-            if row in UNTRAINED and key.endswith("assigned"):
+            if row in (*UNTRAINED, FEATURES) and key.endswith("assigned"):
                 continue
             figure = facts["published"].get(row, ()) if key == "fg_ari" else ()
             lines.append(Line(row, cls._measure(key, test), *figure, **common))
@@ -140,7 +141,7 @@ class PublishedObjects(Recipe[TrainingOptions]):
     @classmethod
     def _measure(cls, key: str, test: str) -> str:
         """The name of a figure of the task in a test."""
-        return f"{cls.measures[key]}, {test}" if test else cls.measures[key]
+        return f"{MEASURES[key]}, {test}" if test else MEASURES[key]
 
     def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
         """Trains the network of a row; the threshold and the grid need no training, and
@@ -182,7 +183,7 @@ class PublishedObjects(Recipe[TrainingOptions]):
             images = data_of({**data, **changes}).test
             tested = with_slots(network, len(images.classes))
             figures = create_task("objects").examine(tested, images).figures
-            for key in self.measures.keys() & figures.keys():
+            for key in MEASURES.keys() & figures.keys():
                 measured[self._measure(key, test)] = 100 * figures[key]
         return measured
 
@@ -235,9 +236,6 @@ class OnScenes3D(PublishedObjects):
     """Things on a floor in three dimensions, in tests that differ from the training."""
 
     name: ClassVar = "scenes-3d"
-    measures: ClassVar = {
-        key: name for key, name in MEASURES.items() if not key.endswith("assigned")
-    }
     tests: ClassVar = {
         "as in training": {},
         "unseen shapes": {"meshes": "unseen"},
