@@ -20,7 +20,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, suppress
 from functools import partial
 from importlib import import_module
@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import torch
 import yaml
 from safetensors.torch import load_file
+from torch import Tensor
 
 from benchmarks.hostile import TRIED, harmless, texts
 from benchmarks.report import Show, markdown
@@ -38,7 +39,7 @@ from torchcaps.models import create_model, load_pretrained
 from torchcaps_lab.data import load_image
 from torchcaps_lab.options.reading import read_options
 from torchcaps_lab.run_folder import RunFolder
-from torchcaps_lab.training.checkpoints import newest_checkpoint
+from torchcaps_lab.training.checkpoints import newest_checkpoint, read_checkpoint
 from torchcaps_lab.training.command_line import training_options
 from torchcaps_lab.training.fitting import quiet_lightning
 from torchcaps_lab.training.run import train_with
@@ -278,7 +279,7 @@ def damaged_checkpoints(
     folder: Path, count: int, chance: random.Random
 ) -> Iterator[bool]:
     """Checkpoints with one bit flipped, or cut, or that would run a command: all must
-    be detected.
+    be refused, but one flipped between the parts of the file, which says nothing.
     """
     mark = folder / "mark"
     run = RunFolder(folder / "run")
@@ -288,17 +289,27 @@ def damaged_checkpoints(
         yield False
         return
     content = path.read_bytes()
+    weights = read_checkpoint(path)["state_dict"]
     for number in range(count):
         place = chance.randrange(len(content))
         flipped = bytearray(content)
         flipped[place] ^= 1 << chance.randrange(8)
         path.write_bytes(flipped if number % 2 else content[:place])
-        yield newest_checkpoint(run.checkpoints) is None
+        yield newest_checkpoint(run.checkpoints) is None or _is_refused(path, weights)
     torch.save({"state_dict": _Command(mark)}, path)
     try:
         torch.load(path, weights_only=True)
     except Exception:
         yield not mark.exists()
+
+
+def _is_refused(path: Path, weights: Mapping[str, Tensor]) -> bool:
+    """Whether a checkpoint cannot be read, or holds these weights."""
+    try:
+        read = read_checkpoint(path)["state_dict"]
+    except ValueError:
+        return True
+    return all(torch.equal(read[name], weight) for name, weight in weights.items())
 
 
 def _train(folder: Path, epochs: int) -> None:

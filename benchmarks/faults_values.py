@@ -19,7 +19,7 @@ from torch import Tensor
 from benchmarks.faults import CRASH, fault, finish, misfit, no_crash
 from torchcaps_lab.data import AnnotatedImages, ImageFolder, Text, read_idx
 from torchcaps_lab.run_folder import RunFolder
-from torchcaps_lab.training.checkpoints import newest_checkpoint, seal
+from torchcaps_lab.training.checkpoints import newest_checkpoint
 
 _NAMES = ("cat\ud800", "cat\ndog", "cat\x1b[2J", "cat\u202e", " ", "", 5, ["cat"], None)
 """What no class is called."""
@@ -75,8 +75,8 @@ def _images(path: Path) -> None:
 
 @fault("checkpoints that hold other values, or are none", CRASH)
 def odd_checkpoints(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
-    """A training is resumed from one with a value that does not belong there, under a
-    right seal, or beside a folder or a link in a circle of that name.
+    """A training is resumed from one with a value that does not belong there, or beside
+    a folder or a link in a circle of that name.
     """
     whole = folder / "whole"
     finish(whole, epochs=1)
@@ -92,7 +92,6 @@ def odd_checkpoints(folder: Path, count: int, chance: random.Random) -> Iterator
         kind = number % 3
         if kind == 0:
             torch.save(_other(state, chance), path)
-            seal(path)
         elif kind == 1:
             path.unlink()
             path.symlink_to(path.name)

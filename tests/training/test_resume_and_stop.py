@@ -25,7 +25,7 @@ from torchcaps_lab.data import Digits, Examples
 from torchcaps_lab.options.declarations import Schedule, TrainerOptions
 from torchcaps_lab.options.reading import read_options
 from torchcaps_lab.tasks import Criteria
-from torchcaps_lab.training.checkpoints import differences, newest_checkpoint, seal
+from torchcaps_lab.training.checkpoints import differences, newest_checkpoint
 from torchcaps_lab.training.diverged import TrainingDiverged, first_not_finite
 from torchcaps_lab.training.fitting import Fitting, rehearse
 from torchcaps_lab.training.learner import Learner
@@ -102,7 +102,6 @@ class TestResume:
         content = torch.load(checkpoint, weights_only=True)
         del content["callbacks"]["Fingerprint"]
         torch.save(content, checkpoint)
-        seal(checkpoint)
         with pytest.raises(ValueError, match="must hold the options and the digests"):
             trained(tmp_path, epochs=2)
 

@@ -26,7 +26,7 @@ from torchcaps.losses import ActivationLoss, MarginLoss
 from torchcaps.spec import package_of
 from torchcaps_lab.data import Examples
 from torchcaps_lab.options.declarations import Schedule, TrainerOptions
-from torchcaps_lab.training.checkpoints import SealedCheckpoints, newest_checkpoint
+from torchcaps_lab.training.checkpoints import WholeCheckpoints, newest_checkpoint
 from torchcaps_lab.training.fitting import Fitting
 from torchcaps_lab.training.learner import Learner
 from torchcaps_lab.training.options import OPTIMIZERS, SCHEDULERS, Caller, Optimisation
@@ -320,7 +320,7 @@ def test_a_checkpoint_names_no_best_epoch_whose_file_is_gone(
         validation=TRAIN,
     )
     best = set()
-    write = SealedCheckpoints.save_checkpoint
+    write = WholeCheckpoints.save_checkpoint
     for number in range(1, EPOCHS):
 
         def killed(
@@ -334,7 +334,7 @@ def test_a_checkpoint_names_no_best_epoch_whose_file_is_gone(
                 raise Killed
             write(self, content, path)
 
-        monkeypatch.setattr(SealedCheckpoints, "save_checkpoint", killed)
+        monkeypatch.setattr(WholeCheckpoints, "save_checkpoint", killed)
         with pytest.raises(Killed):
             run.fitting(tmp_path).run()
         newest = torch.load(
@@ -348,7 +348,7 @@ def test_a_checkpoint_names_no_best_epoch_whose_file_is_gone(
         best.add(named.name)
         assert (tmp_path / "checkpoints" / "best" / named.name).is_file()
     assert len(best) > 1
-    monkeypatch.setattr(SealedCheckpoints, "save_checkpoint", write)
+    monkeypatch.setattr(WholeCheckpoints, "save_checkpoint", write)
     outcome = run.whole(tmp_path)
     assert [path.stem for path in (tmp_path / "checkpoints" / "best").iterdir()] == [
         f"epoch{outcome.used['epoch'] - 1:05d}"

@@ -1,10 +1,8 @@
-"""Checkpoints that a training is resumed from: written whole, sealed, checked before
-use, and compared with the options and data of the training.
+"""Checkpoints that a training is resumed from: written whole, checked before use, and
+compared with the options and data of the training.
 """
 
-import hashlib
 import shutil
-import struct
 import warnings
 import zipfile
 from collections.abc import Mapping
@@ -20,9 +18,6 @@ from torch import Tensor, nn
 from torchcaps.whole import opened, owned, resolved, sweep, written_whole
 from torchcaps_lab.data import Examples
 from torchcaps_lab.data.base import mixed_digest
-
-_SEAL = hashlib.sha256().digest_size * 2
-_NO_COMMENT = struct.pack("<H", 0)
 
 _ENDS = ("epochs", "stop_at", "stop", "patience")
 _PLACES = ("run", "import", "report", "speed.resident", "data.root", "data.data_dir")
@@ -42,26 +37,20 @@ _OPEN = ("model_args", "extra")
 """Options that hold arbitrary names; a missing name is a difference, too."""
 
 
-class SealedCheckpoints(TorchCheckpointIO):
-    """Writes Lightning's checkpoints with a seal, each whole or not at all.
-
-    The seal is the SHA-256 of the file, as the comment of the zip archive that a
-    checkpoint is: ``torch.load`` reads the file as usual.
+class WholeCheckpoints(TorchCheckpointIO):
+    """Writes Lightning's checkpoints whole or not at all, and only into their folder.
 
     Args:
-        folder: the folder of the checkpoints, below which alone they are written and
-            deleted: Lightning takes paths to delete from the checkpoint that it resumed
-            from. Default: any.
+        folder: the folder of the checkpoints. Lightning takes paths to delete from the
+            checkpoint that it resumed from, so no other is written or deleted in.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         super().__init__()
         self.folder = folder
 
     def _owned(self, path: Any) -> Path:
         path = Path(path)
-        if self.folder is None:
-            return owned(path.parent, path.name)
         root = resolved(self.folder)
         if (
             not path.is_absolute()
@@ -106,44 +95,20 @@ class SealedCheckpoints(TorchCheckpointIO):
                     "on its disk"
                 )
                 raise OSError(f"{message}: {str(error).splitlines()[0]}") from error
-            seal(part)
 
 
-def seal(part: Path) -> None:
-    """Appends to a zip archive, as its comment, the SHA-256 of everything before it."""
-    with part.open("r+b") as file:
-        file.seek(-len(_NO_COMMENT), 2)
-        if file.read() != _NO_COMMENT:
-            raise ValueError(f"{part} has a comment already")
-        file.seek(-len(_NO_COMMENT), 2)
-        file.write(struct.pack("<H", _SEAL))
-    digest = _digest(part, part.stat().st_size)
-    with part.open("ab") as file:
-        file.write(digest.encode())
-
-
-def seal_is_right(path: Path) -> bool:
-    """Whether a checkpoint has its seal, and the seal is right."""
+def is_whole(path: Path) -> bool:
+    """Whether a checkpoint, which is a zip archive, holds what its checksums say."""
     try:
         with opened(path) as file, zipfile.ZipFile(file) as archive:
-            comment = archive.comment.decode("ascii")
-        return comment == _digest(path, path.stat().st_size - _SEAL)
+            return archive.testzip() is None
     except Exception:  # zipfile raises almost anything on a damaged file
         return False
 
 
-def _digest(path: Path, size: int) -> str:
-    digest = hashlib.sha256()
-    with opened(path) as file:
-        while size > 0 and (block := file.read(min(size, 2**20))):
-            digest.update(block)
-            size -= len(block)
-    return digest.hexdigest()
-
-
 def newest_checkpoint(folder: Path) -> Path | None:
     """The newest undamaged checkpoint in a folder, or None; changes nothing."""
-    return next(filter(seal_is_right, reversed(_checkpoints(folder))), None)
+    return next(filter(is_whole, reversed(_checkpoints(folder))), None)
 
 
 def _checkpoints(folder: Path) -> list[Path]:
@@ -169,8 +134,8 @@ def checkpoint_to_resume(folder: Path) -> Path | None:
     newest = newest_checkpoint(folder)
     if newest is None and paths:
         raise ValueError(
-            f"checkpoint {paths[-1]} is damaged, or without the seal of a training, "
-            "and there is no other: start anew in another folder"
+            f"checkpoint {paths[-1]} is damaged, and there is no other: start anew in "
+            "another folder"
         )
     for path in paths:
         if newest is not None and path > newest:

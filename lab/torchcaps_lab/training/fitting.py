@@ -37,7 +37,7 @@ from torchcaps_lab.training.callbacks import (
 )
 from torchcaps_lab.training.checkpoints import (
     Fingerprint,
-    SealedCheckpoints,
+    WholeCheckpoints,
     check_network,
     checkpoint_to_resume,
     newest_checkpoint,
@@ -172,7 +172,7 @@ class Fitting:
                 max_epochs=schedule.epochs,
                 callbacks=[Limits(), *averaging(options), *watching],
                 logger=TensorBoardLogger(folder, name="", version=_LOGS),
-                plugins=[SealedCheckpoints(self.checkpoints)],
+                plugins=[WholeCheckpoints(self.checkpoints)],
                 enable_progress_bar=False,
                 enable_model_summary=False,
                 num_sanity_val_steps=0,
