@@ -105,7 +105,7 @@ def test_options_are_there(
     # There is no run to start from.
     monkeypatch.setattr(
         "torchcaps_lab.options.guess.with_start",
-        lambda given, options, imported: options,
+        lambda given, options: options,
     )
     monkeypatch.chdir(ROOT)
     for name, *arguments in commands((ROOT / document).read_text(encoding="utf-8")):

@@ -395,10 +395,11 @@ def test_what_was_imported_by_name_is_taken(
     options = {**SMALL, "import": [str(module)], "data": "friendly_caps.Friendly"}
     config = write(tmp_path / "config.yaml", options)
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
-    import_named(str(module))
     with pytest.raises(ValueError, match=f"add --import {module}"):
         read_options(config)
-    actual = training_options(read_options(config, ["elsewhere/friendly_caps.py"]))
+    import_named(str(module))
+    actual = training_options(read_options(config))
+    assert actual.plain()["import"] == [str(module)]
     assert actual.plain()["data"]["name"] == "Friendly"
     assert type(actual.make()[0].data).__name__ == "Friendly"
 

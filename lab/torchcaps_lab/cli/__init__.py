@@ -4,7 +4,6 @@ it is called.
 
 import codecs
 import difflib
-import inspect
 import os
 import sys
 import textwrap
@@ -15,7 +14,7 @@ from io import TextIOWrapper
 
 from torchcaps_lab.cli.output import harmless_output, shortened, until_unread
 from torchcaps_lab.cli.parser import OptionParser, WrongUsage, parser_of
-from torchcaps_lab.cli.plugins import import_plugins, importing, named_imports
+from torchcaps_lab.cli.plugins import import_plugins, importing
 
 __all__ = ["OptionParser"]
 
@@ -28,8 +27,6 @@ def _run(name: str, arguments: list[str]) -> None:
     with importing():
         options = vars(parser.parse_args(arguments))
         command = _imported(name)
-    if "imported" in inspect.signature(command).parameters:
-        options["imported"] = named_imports(arguments)
     del options["help"], options["import"]
     try:
         command(**options)

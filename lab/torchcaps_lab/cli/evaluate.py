@@ -24,7 +24,6 @@ def command(
     json: bool = False,
     strange: str | None = None,
     false_alarms: float | None = None,
-    imported: list[str],
 ) -> None:
     """Test the network of a run.
 
@@ -50,11 +49,11 @@ def command(
     from torchcaps_lab.tasks.classification import two_class_text, with_positive
 
     data, split = other_data(folder, data, split)
-    classifier, images = open_run(run, data, split, imported)
+    classifier, images = open_run(run, data, split)
     if false_alarms is None:
         figures = []
     else:
-        figures = fit_again(classifier, run, data, false_alarms, imported)
+        figures = fit_again(classifier, run, data, false_alarms)
     if strange is None:
         apart = {}
     else:

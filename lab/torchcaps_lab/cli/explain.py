@@ -21,7 +21,6 @@ def command(
     data: "DataSet | None" = None,
     split: Split | None = None,
     out: str | None = None,
-    imported: list[str],
 ) -> None:
     """Draw the report of a run.
 
@@ -52,7 +51,7 @@ def command(
         raise ValueError(
             f"--out must name a folder for the report: {run} is not the folder of a run"
         )
-    classifier, images = open_run(run, data, split, imported)
+    classifier, images = open_run(run, data, split)
     recorded = read_summary(of_run) if of_run.summary.exists() else {}
     summary = {**recorded, "run": run}  # it may have moved since
     metrics = _read_metrics(of_run.metrics) if of_run.metrics.exists() else []

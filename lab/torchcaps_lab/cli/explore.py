@@ -13,7 +13,6 @@ def command(
     port: int = 8765,
     open: bool = True,
     device: str = "cpu",
-    imported: list[str],
 ) -> None:
     """Explore trained networks in the browser.
 
@@ -47,7 +46,7 @@ def command(
     explorer = explore.Explorer(
         classifiers,
         {
-            name: exploring.samples_of(name, classifier, imported)
+            name: exploring.samples_of(name, classifier)
             for name, classifier in classifiers.items()
         },
     )

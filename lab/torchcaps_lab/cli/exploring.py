@@ -24,21 +24,19 @@ def shows(classifier: Classifier) -> tuple[bool, bool]:
     return getattr(network, "decoder", None) is not None, hasattr(routing, "steps")
 
 
-def samples_of(
-    name: str, classifier: Classifier, imported: list[str]
-) -> Callable[[], Examples | None]:
+def samples_of(name: str, classifier: Classifier) -> Callable[[], Examples | None]:
     """A function that reads images to try: the test images of a run, else data sets on
     this machine.
     """
     if (Path(name) / "config.yaml").is_file():
-        return partial(_test_images, name, imported)
+        return partial(_test_images, name)
     return partial(explore.local_samples, name, classifier, _note)
 
 
-def _test_images(name: str, imported: list[str]) -> Examples | None:
+def _test_images(name: str) -> Examples | None:
     """The test images of a run; None, with a message, if they are no longer there."""
     try:
-        return open_run(name, imported=imported)[1]
+        return open_run(name)[1]
     except (OSError, ValueError, ModuleNotFoundError) as error:
         _note(f"{name} is shown without its test images: {error}")
         return None

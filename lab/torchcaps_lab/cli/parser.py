@@ -108,8 +108,6 @@ class OptionParser(ArgumentParser):
                 a flag can be true or false.
         """
         for sketch in sketches(owner):
-            if sketch.name == "imported":
-                continue
             if not sketch.exact:
                 self.homes[sketch.name] = owner, home
             self.takes_empty |= not sketch.by_name and get_origin(sketch.hint) is list

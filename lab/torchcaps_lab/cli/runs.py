@@ -1,7 +1,7 @@
 """Common functions of the commands that use a trained network."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -87,7 +87,6 @@ def open_run(
     run: str,
     named: Spec | DataSet | Mapping[str, Any] | None = None,
     split: Split = "test",
-    imported: Sequence[str] = (),
 ) -> tuple[Classifier, Examples]:
     """The network of a run, or a saved one, and unprepared images.
 
@@ -96,7 +95,6 @@ def open_run(
         named: other images than those of the run; or arguments that replace those of
             the run's own, such as the place that they have moved to.
         split: which of them.
-        imported: modules that the user named for import, which the run may name.
 
     Raises:
         WrongUsage: if all images of the run are wanted.
@@ -120,7 +118,7 @@ def open_run(
                 f"{run} is not the folder of a run, which names its images: a saved "
                 "network needs --data"
             )
-        recorded = read_options(folder.config, imported)
+        recorded = read_options(folder.config)
         own = merged(recorded.get("data"), named or {})
         spec: Spec = fit(DataSet, own, f"{folder.config}: data")
         classifier = open_classifier(run)

@@ -1,7 +1,7 @@
 """Inputs that a network does not know: its doubts, fitted again and tried on some."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ def fit_again(
     run: str,
     data: Any,
     false_alarms: float,
-    imported: Sequence[str],
 ) -> list[str]:
     """Fit the doubts of a classifier on validation images, keep them with the network,
     and say where.
@@ -40,7 +39,7 @@ def fit_again(
         ValueError: if ``false_alarms`` is out of range, or a doubt cannot be fitted.
     """
     check_false_alarms(false_alarms)
-    _, images = open_run(run, data, "validation", imported)
+    _, images = open_run(run, data, "validation")
     examples = classifier.prepared(images)
     if not classifier.task.doubts:
         raise ValueError(f"--false_alarms: {_no_doubt(classifier)}")

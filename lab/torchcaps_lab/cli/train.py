@@ -22,13 +22,12 @@ from torchcaps_lab.run_folder import RunFolder, is_first_process
 if TYPE_CHECKING:
     from torchcaps_lab.training.command_line import TrainingOptions
 
-_OF_THE_COMMAND = "allow_changes", "print_config"
+_OF_THE_COMMAND = "resume", "config", "allow_changes", "print_config"
 
 
 def command(arguments: list[str]) -> None:
     """Trains as the options say, or goes on with a run."""
     parser = train_parser()
-    imports = named_imports(arguments)
     place = None
     if arguments and arguments[0] and not arguments[0].startswith("-"):
         place = arguments[0]
@@ -41,13 +40,13 @@ def command(arguments: list[str]) -> None:
         )
     _check_names(parser, tree)
     _check_data(parser, tree.get("data"))
-    resume = tree.pop("resume", None)
-    files = [Path(file) for file in tree.pop("config", [])]
+    resume = tree.get("resume")
+    files = [Path(file) for file in tree.get("config", [])]
     options = {
-        name: value
-        for name, value in tree.items()
-        if name not in (*_OF_THE_COMMAND, "import")
+        name: value for name, value in tree.items() if name not in _OF_THE_COMMAND
     }
+    if imports := named_imports(arguments):
+        options["import"] = imports
     if resume is not None:
         if "run" in options:
             raise ValueError(
@@ -56,26 +55,21 @@ def command(arguments: list[str]) -> None:
             )
         folder = RunFolder(Path(resume)).existing()
         files, options["run"] = [folder.config, *files], str(folder.path)
-    options_so_far = merged(_of_files(files, imports), options)
+    options_so_far = merged(_of_files(files), options)
     guessed = list[str]()
     if place is not None:
         option = "--resume" if resume is not None else "--data"
         if resume is not None or _names(options_so_far.get("data")):
             parser.error(f"{place} and {option} both name the data: give one")
-        options_so_far, guessed = over(
-            guess(place, options_so_far), options_so_far, tuple(imports)
-        )
+        options_so_far, guessed = over(guess(place, options_so_far), options_so_far)
     elif "start" in options_so_far and resume is None:
-        options_so_far, _ = over(
-            Guess({"data": options_so_far.get("data")}, {}),
-            options_so_far,
-            tuple(imports),
-        )
+        named = Guess({"data": options_so_far.get("data")}, {})
+        options_so_far, _ = over(named, options_so_far)
     try:
         with importing():
             from torchcaps_lab.training.command_line import training_options
 
-            chosen = training_options(options_so_far, tuple(imports))
+            chosen = training_options(options_so_far)
     except ValueError as error:
         parser.error(
             f"{error}\n  read from {', '.join(map(str, files))}"
@@ -244,13 +238,13 @@ def train_parser() -> OptionParser:
     return parser
 
 
-def _of_files(files: list[Path], imports: list[str]) -> dict[str, Any]:
+def _of_files(files: list[Path]) -> dict[str, Any]:
     """The options in files, those of later ones over those of earlier ones."""
     options: dict[str, Any] = {}
     for file in files:
         if not file.is_file():
             raise ValueError(f"--config: there is no file {file}{seen_from(file)}")
-        options = merged(options, read_options(file, imports))
+        options = merged(options, read_options(file))
     return options
 
 

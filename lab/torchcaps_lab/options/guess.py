@@ -20,21 +20,18 @@ if TYPE_CHECKING:
     from torchcaps_lab.kinds import SharedRegistry
 
 
-def over(
-    guess: Guess, given: Mapping[str, Any], imported: tuple[str, ...] = ()
-) -> tuple[dict[str, Any], list[str]]:
+def over(guess: Guess, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the options with those of the run that they start from, if they do, and
     with those that were given over them.
 
     Args:
         guess: the guessed options.
         given: the options that the user gave.
-        imported: the modules that the user named for import.
 
     Returns:
         The options, and for people a line for each that was guessed and not given.
     """
-    started = with_start(given, guess.options, imported)
+    started = with_start(given, guess.options)
     of_start = {
         name
         for name, value in started.items()

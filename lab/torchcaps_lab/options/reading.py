@@ -3,6 +3,7 @@ values and nothing else.
 """
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -249,17 +250,16 @@ def typed(text: str) -> Typed:
         return Typed(text, text)
 
 
-def read_options(path: Path, imported: Sequence[str] = ()) -> dict[str, Any]:
+def read_options(path: Path) -> dict[str, Any]:
     """Read the options in a file, by name, as plain values;
     :func:`~torchcaps_lab.training.training_options` checks them.
 
     Args:
         path: the path of the file.
-        imported: the modules that the user named for import, not the file.
 
     Raises:
-        ValueError: if this is no file of options, or it wants modules imported that are
-            not in ``imported``, which would execute them, or another file of options.
+        ValueError: if this is no file of options, or it wants modules imported, which
+            would execute them, or another file of options.
     """
     if path.stat().st_size > LARGEST_FILE:
         raise ValueError(
@@ -273,23 +273,21 @@ def read_options(path: Path, imported: Sequence[str] = ()) -> dict[str, Any]:
         )
     if options.pop("config", None) is not None:
         raise ValueError(f"{path}: options cannot name another file of them")
-    _check_imports(path, options.pop("import", None) or [], imported)
-    tree: dict[str, Any] = {}
+    imports = options.pop("import", None) or []
+    _check_imports(path, imports)
+    tree: dict[str, Any] = {"import": imports} if imports else {}
     for name, value in options.items():
         put(tree, name.split("."), value)
     return tree
 
 
-def _check_imports(path: Path, wanted: Any, imported: Sequence[str]) -> None:
-    """Raises a ValueError if a file wants modules imported that the user did not
-    name.
-    """
+def _check_imports(path: Path, wanted: Any) -> None:
+    """Raises a ValueError if a file wants modules that the user did not import."""
     if not isinstance(wanted, list) or not all(
         isinstance(name, str) for name in wanted
     ):
         raise ValueError(f"{path}: import must be a list of modules, got {wanted!r}")
-    have = {module_of(name) for name in imported}
-    if missing := [name for name in wanted if module_of(name) not in have]:
+    if missing := [name for name in wanted if _module_of(name) not in sys.modules]:
         raise ValueError(
             f"{path} wants modules imported, which executes them: "
             f"{', '.join(missing)}. It cannot do that by itself; "
@@ -297,8 +295,8 @@ def _check_imports(path: Path, wanted: Any, imported: Sequence[str]) -> None:
         )
 
 
-def module_of(name: str) -> str:
-    """The name of a module that ``--import`` has imported."""
+def _module_of(name: str) -> str:
+    """The name of a module that ``--import`` imports."""
     return Path(name).stem if name.endswith(".py") else name
 
 

@@ -16,7 +16,7 @@ _OF_THE_DATA = ("classes", "image_shape", "in_channels", "vocabulary")
 
 
 def with_start(
-    options: Mapping[str, Any], guessed: Mapping[str, Any], imported: tuple[str, ...]
+    options: Mapping[str, Any], guessed: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the guessed options with those of the run that a training starts from.
 
@@ -26,7 +26,6 @@ def with_start(
     Args:
         options: the options that the user gave.
         guessed: those that the data suggest.
-        imported: the modules that the user named for import.
 
     Raises:
         FileNotFoundError: if there is no such run and no such network.
@@ -35,7 +34,7 @@ def with_start(
     if start is None:
         return dict(guessed)
     run, description = _places(start)
-    recorded = read_options(run, imported) if run.is_file() else {}
+    recorded = read_options(run) if run.is_file() else {}
     saved = read_json(description, LARGEST_NOTE)
     extra = saved.get("extra", {})
     wanted = {**guessed, **options}

@@ -85,9 +85,7 @@ def option_arguments() -> dict[str, Argument]:
     return arguments
 
 
-def training_options(
-    values: Mapping[str, Any], imported: tuple[str, ...] = ()
-) -> TrainingOptions:
+def training_options(values: Mapping[str, Any]) -> TrainingOptions:
     """Check options by name, as in a file, and fill in the others.
 
     A thing is its name, or a dict of ``name`` and arguments: names are those of data
@@ -100,7 +98,8 @@ def training_options(
             says which.
     """
     arguments = option_arguments()
-    values = {name: value for name, value in values.items() if name != "import"}
+    values = dict(values)
+    imported = tuple(values.pop("import", ()))
     run = values.pop("run", None)
     if run is not None:
         # Shells leave --run=~/mine as it is. Path would raise for ~nobody.

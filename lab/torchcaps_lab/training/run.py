@@ -297,7 +297,7 @@ def _check_network(
     allow_changes: bool,
 ) -> None:
     """Raises a ValueError if another network is to go on with a run."""
-    recorded = read_options(folder.config, options.imported)
+    recorded = read_options(folder.config)
     was = recorded.get("model") or subject.data.default_model()
     now = subject.architecture
     changes = [] if allow_changes else network_changes(recorded, options.plain())
