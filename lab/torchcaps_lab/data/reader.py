@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from torchcaps.spec import fit
+from torchcaps.spec import Given, fit
 from torchcaps.whole import seen_from
 from torchcaps_lab.data.base import DataSet
 from torchcaps_lab.data.counts import DataReport, Report
 from torchcaps_lab.data.examples import Examples
+from torchcaps_lab.data.pairs import inputs_and_labels
 from torchcaps_lab.data.transforms.preprocess import Preprocess
 from torchcaps_lab.kinds import SharedRegistry
 from torchcaps_lab.look import advice_on
@@ -94,6 +95,9 @@ class Reader(ABC):
     axes: ClassVar[Mapping[int, str]]
     """The axes of a batch that may have any length, by their places."""
 
+    in_program: ClassVar[str] = ""
+    """The name of the data set of examples that a program has; empty if there is none."""
+
     written: ClassVar[bool] = False
     """Whether the page of ``torchcaps explore`` asks for text."""
 
@@ -113,6 +117,34 @@ class Reader(ABC):
             ValueError: it is of this kind, and cannot be trained on.
         """
         return None
+
+    @classmethod
+    def recognises(cls, data: Any, labels: Any) -> bool:
+        """Whether what a program has can be of this kind alone.
+
+        Args:
+            data: the examples, or pairs of an example and a label.
+            labels: the labels beside the examples; None if there are none.
+        """
+        return False
+
+    @classmethod
+    def of_program(cls, data: Any, labels: Any) -> dict[str, Any]:
+        """Return the option ``data`` of a training on what a program has.
+
+        Args:
+            data: the examples, or pairs of an example and a label.
+            labels: the labels beside the examples; None if there are none.
+
+        Raises:
+            ValueError: there are no labels.
+        """
+        inputs, beside = inputs_and_labels(data, labels, cls.name)
+        return {
+            "name": cls.in_program,
+            "inputs": Given(inputs),
+            "labels": Given(beside),
+        }
 
     @classmethod
     def endings(cls) -> Collection[str]:
@@ -370,8 +402,13 @@ register_reader = READERS.register
 
 def holds_other_kinds(place: "Place", reader: type[Reader]) -> bool:
     """Whether there are files at a path that are of another kind than a reader's."""
+    return bool(place.suffixes & endings_of_others(reader))
+
+
+def endings_of_others(reader: type[Reader]) -> set[str]:
+    """The endings of files that are of another kind than a reader's."""
     others = [other for other in READERS.values() if not issubclass(other, reader)]
-    return any(place.suffixes & {*other.endings()} for other in others)
+    return {ending for other in others for ending in other.endings()}
 
 
 def beginning(text: str, most: int) -> str:

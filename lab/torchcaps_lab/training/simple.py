@@ -1,19 +1,17 @@
 """A training in one line of Python, with the defaults of the command line."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
+from typing import Any
 
 from torchcaps.numerics import check_choice
 from torchcaps.spec import Given, declared, kept, plain, refused
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data.base import DATASETS, DataSet
 from torchcaps_lab.data.pairs import is_two_arrays
-from torchcaps_lab.data.reader import READERS
-from torchcaps_lab.look import Guess, counted
+from torchcaps_lab.data.reader import READERS, Reader
+from torchcaps_lab.look import Guess
 from torchcaps_lab.options.guess import guess, of_task, over
 from torchcaps_lab.options.reading import meant_option, merged, read_options
 from torchcaps_lab.run_folder import RunFolder
@@ -22,17 +20,12 @@ from torchcaps_lab.training.fitting import quiet_lightning
 from torchcaps_lab.training.progress import can_rewrite
 from torchcaps_lab.training.run import train_with
 
-_PAIRS = {"images": "MapStyle", "series": "SeriesArrays", "texts": "TextList"}
-"""The data sets that read what a program has: pairs, or examples and labels."""
-
-Kind = Literal["images", "series", "texts"]
-
 
 def train(
     data: Any,
     labels: Any = None,
     *,
-    kind: Kind | None = None,
+    kind: str | None = None,
     run: str | Path | None = None,
     resume: bool = False,
     allow_changes: bool = False,
@@ -105,16 +98,15 @@ def train(
             "pairs of an image and a label, or images with labels beside them, got "
             "None"
         )
-    data = _unboxed(data)
     if kind is not None:
-        check_choice("kind", kind, tuple(_PAIRS))
-    if kind is None and _are_texts(data, labels):
-        kind = "texts"
-    if labels is not None and kind in (None, "images"):
-        data = _with_labels(data, labels)
-    elif kind not in (None, "images"):
-        data = _examples(data, labels, kind)
-    named = str(data) if isinstance(data, str | Path) else _kind_of(data)
+        check_choice("kind", kind, tuple(_readers()))
+    data = _unboxed(data)
+    if labels is not None and isinstance(data, str | Path | type):
+        raise ValueError(
+            "labels are for examples in an array, a tensor or a list, "
+            f"{_name_of(data)} has its own"
+        )
+    named = _name_of(data, labels)
     option_names = option_arguments().keys() - {"data"}
     values = {
         name: plain(_by_text(value), name)
@@ -133,7 +125,7 @@ def train(
     if resume:
         before = read_options(RunFolder(Path(values["run"]), "run").existing().config)
     chosen, guessed = _over_guesses(
-        data, {**values, "data": data_options}, before, kind
+        data, labels, kind, {**values, "data": data_options}, before
     )
     data_set = DATASETS.find(chosen["data"]["name"])
     for wrong in data_options:
@@ -165,25 +157,28 @@ def train(
 
 def _over_guesses(
     data: Any,
+    labels: Any,
+    kind: str | None,
     options: dict[str, Any],
     before: Mapping[str, Any],
-    kind: Kind | None,
 ) -> tuple[dict[str, Any], list[str]]:
     """The options over those that the data suggest, and what was guessed; a run that
     goes on has its own.
 
     Args:
         data: what was given.
+        labels: the labels beside it.
+        kind: what examples in Python are.
         options: the options that were given beside it.
         before: the options of the run that goes on; none for a new one.
-        kind: what examples in Python are.
     """
     if isinstance(data, str | Path):
         guessed = guess(data, options)
     else:
-        of_data = of_task(data, {**before, **options})
-        guessed = of_data or Guess(_in_python(data, kind), {})
-        run = str(Path("runs") / _kind_of(data).lower())
+        examples = data if labels is None else (data, labels)
+        of_data = of_task(examples, {**before, **options})
+        guessed = of_data or Guess({"data": _in_python(data, labels, kind)}, {})
+        run = str(Path("runs") / _name_of(data, labels).lower())
         guessed = guessed._replace(options={"run": run, **guessed.options})
     if not before:
         return over(guessed, options)
@@ -195,45 +190,30 @@ def _over_guesses(
     return merged({"data": source}, options), []
 
 
-def _in_python(data: Any, kind: Kind | None) -> dict[str, Any]:
-    """The options of what a program has: the class of a data set, pairs, or arrays.
+def _in_python(data: Any, labels: Any, kind: str | None) -> dict[str, Any]:
+    """The option ``data`` of what a program has: the class of a data set, or examples
+    that a reader recognises.
 
     Raises:
-        ValueError: an array has no labels beside it.
+        ValueError: there is no such kind of examples, or labels are missing.
     """
     if isinstance(data, type):
-        return {"data": {"name": DATASETS.name_of(data)}}
+        return {"name": DATASETS.name_of(data)}
     if hasattr(data, "to_csv"):
         raise ValueError(
             "a table is read from a file: data.to_csv('table.csv', index=False), then "
             f"torchcaps.train('table.csv'), got a {type(data).__name__}"
         )
-    if hasattr(data, "shape"):
-        raise ValueError(
-            "the labels are missing: torchcaps.train(images, labels) takes images in "
-            f"an array, got one of the shape {tuple(data.shape)} alone; "
-            'task="objects" learns without labels'
-        )
-    if kind in (None, "images"):
-        return {"data": {"name": _PAIRS["images"], "data": Given(data)}}
-    inputs, labels = map(Given, data)
-    return {"data": {"name": _PAIRS[kind], "inputs": inputs, "labels": labels}}
+    readers = _readers()
+    if kind is None:
+        seen = [name for name in readers if readers[name].recognises(data, labels)]
+        kind = seen[0] if seen else DataSet.reads
+    return readers[kind].of_program(data, labels)
 
 
-def _are_texts(data: Any, labels: Any) -> bool:
-    """Whether examples are texts, and not names of files: in a list with labels beside
-    them, or in pairs with one each.
-    """
-    if labels is None and is_two_arrays(data):
-        return False
-    if not isinstance(data, list | tuple) or not data:
-        return False
-    firsts = data if labels is not None else [_first_of(pair) for pair in data]
-    # One that is missing is refused by its number.
-    texts = [text for text in firsts if isinstance(text, str)]
-    return bool(texts) and not any(
-        Path(text).suffix.lower() in _endings() or _is_file(text) for text in texts
-    )
+def _readers() -> dict[str, type[Reader]]:
+    """The readers of what a program has, by the names of their kinds."""
+    return {name: reader for name, reader in READERS.items() if reader.in_program}
 
 
 def _unboxed(data: Any) -> Any:
@@ -242,43 +222,6 @@ def _unboxed(data: Any) -> Any:
     """
     kind = getattr(getattr(data, "dtype", None), "kind", None)
     return data.tolist() if kind in ("O", "T", "U") and data.ndim == 1 else data
-
-
-def _examples(data: Any, labels: Any, kind: Kind) -> tuple[Any, Any]:
-    """The examples and the labels, given as two or in pairs."""
-    if labels is not None:
-        return data, labels
-    if is_two_arrays(data):
-        inputs, beside = data
-        return inputs, beside
-    if not isinstance(data, list | tuple) or not all(map(_is_pair, data)):
-        raise ValueError(
-            f"the labels are missing: torchcaps.train({kind}, labels, kind={kind!r}), "
-            f"got a {type(data).__name__} alone"
-        )
-    return [example for example, _ in data], [label for _, label in data]
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, list | tuple) and len(value) == 2
-
-
-def _first_of(pair: Any) -> Any:
-    return pair[0] if _is_pair(pair) else None
-
-
-def _endings() -> Collection[str]:
-    """The endings of images."""
-    usual: Any = READERS.find(DataSet.reads)
-    return usual.endings()
-
-
-def _is_file(text: str) -> bool:
-    """Whether a text is the path of a file; texts may be too long for one."""
-    try:
-        return Path(text).is_file()
-    except (OSError, ValueError):
-        return False
 
 
 def _arguments_of(data: DataSet) -> dict[str, Any]:
@@ -296,35 +239,14 @@ def _arguments_of(data: DataSet) -> dict[str, Any]:
     return arguments
 
 
-def _with_labels(images: Any, labels: Any) -> Any:
-    """Images and their labels as data; a `ValueError` for data that have labels of
-    their own.
-    """
-    if isinstance(images, str | Path | type):
-        named = images.__name__ if isinstance(images, type) else images
-        raise ValueError(
-            f"labels are for images in an array or a tensor, {named} has its own"
-        )
-    if not isinstance(images, list):
-        return images, labels
-    if len(images) != len(labels):
-        raise ValueError(
-            "there must be a label for each image, got "
-            f"{counted(len(images), 'images')} and {counted(len(labels), 'labels')}"
-        )
-    shapes = {getattr(image, "shape", None) for image in images}
-    if None not in shapes and len(shapes) == 1:
-        return np.stack(images), labels
-    return list(zip(images, labels, strict=True))
-
-
-def _kind_of(data: Any) -> str:
-    """The name of a kind of data in Python."""
+def _name_of(data: Any, labels: Any = None) -> str:
+    """A name for the data, of which that of the run is made."""
+    if isinstance(data, str | Path):
+        return str(data)
     if isinstance(data, type):
         return data.__name__
-    if isinstance(data, tuple) and is_two_arrays(data[:2]):
-        return "arrays"
-    return type(data).__name__
+    given = data[:2] if isinstance(data, tuple) and labels is None else (data, labels)
+    return "arrays" if is_two_arrays(given) else type(data).__name__
 
 
 def _by_text(value: Any) -> Any:

@@ -9,12 +9,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from torchcaps.models import CapsuleClassifier, ClassifierNetwork
-from torchcaps.spec.fitting import check
+from torchcaps.spec import Given, check
 from torchcaps_lab.data.columns import UnclearColumns
 from torchcaps_lab.data.counts import DataReport
 from torchcaps_lab.data.examples import Examples
@@ -102,6 +103,7 @@ class ImageReader(Reader):
 
     takes = "images"
     items = "images"
+    in_program = "MapStyle"
     axes = MappingProxyType({0: "batch"})
 
     @classmethod
@@ -121,6 +123,21 @@ class ImageReader(Reader):
         if place.is_file or not place.suffixes & cls.endings():
             return None
         return _of_folder(place.path, given)
+
+    @classmethod
+    def of_program(cls, data: Any, labels: Any) -> dict[str, Any]:
+        """Pairs, or images and labels beside them, as
+        :class:`~torchcaps_lab.data.MapStyle` reads them.
+        """
+        if labels is not None:
+            data = _with_labels(data, labels)
+        elif hasattr(data, "shape"):
+            raise ValueError(
+                "the labels are missing: torchcaps.train(images, labels) takes images "
+                f"in an array, got one of the shape {tuple(data.shape)} alone; "
+                'task="objects" learns without labels'
+            )
+        return {"name": cls.in_program, "data": Given(data)}
 
     @classmethod
     def endings(cls) -> set[str]:
@@ -458,6 +475,21 @@ def _check_table_beside(place: Place, folders: Mapping[Path, str]) -> None:
             f"{shlex.join(by_table)}; if the folders are the classes: "
             f"{shlex.join(by_folder)}"
         )
+
+
+def _with_labels(images: Any, labels: Any) -> Any:
+    """Two arrays, of images in a list if they have one shape, or pairs."""
+    if not isinstance(images, list):
+        return images, labels
+    if len(images) != len(labels):
+        raise ValueError(
+            "there must be a label for each image, got "
+            f"{counted(len(images), 'images')} and {counted(len(labels), 'labels')}"
+        )
+    shapes = {getattr(image, "shape", None) for image in images}
+    if None not in shapes and len(shapes) == 1:
+        return np.stack(images), labels
+    return list(zip(images, labels, strict=True))
 
 
 def _of_folder(root: Path, given: Mapping[str, Any]) -> Guess:

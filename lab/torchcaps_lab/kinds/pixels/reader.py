@@ -74,6 +74,7 @@ class PixelReader(ImageReader):
     """Pictures of any size, for a network that gives each pixel a class."""
 
     takes = "pixels"
+    in_program = ""
 
     @classmethod
     def sees(cls, place: Place, given: Mapping[str, Any]) -> Guess | None:

@@ -57,6 +57,8 @@ class Form(NamedTuple):
 class SceneReader(ImageReader):
     """Images with boxes around things."""
 
+    in_program = ""
+
     @classmethod
     def sees(cls, place: Place, given: Mapping[str, Any]) -> Guess | None:
         """Annotations as of YOLO, COCO or Pascal VOC."""

@@ -77,6 +77,7 @@ class SeriesReader(Reader):
     examples = SeriesSet
     takes = "series"
     items = "series"
+    in_program = "SeriesArrays"
     axes = MappingProxyType({0: "batch", 2: "length"})
 
     @classmethod

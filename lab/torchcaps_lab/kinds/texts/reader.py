@@ -19,10 +19,12 @@ from torchcaps_lab.data.columns import (
 )
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.files import is_there
+from torchcaps_lab.data.pairs import is_pair, is_two_arrays
 from torchcaps_lab.data.reader import (
     Read,
     Reader,
     beginning,
+    endings_of_others,
     holds_other_kinds,
     inputs_in,
     register_reader,
@@ -86,6 +88,7 @@ class TextReader(Reader):
     examples = TextSet
     takes = "words"
     items = "texts"
+    in_program = "TextList"
     written = True
     axes = MappingProxyType({0: "batch", 1: "length"})
 
@@ -129,6 +132,23 @@ class TextReader(Reader):
             steps = counted(max(train // options["batch_size"], 1), "steps")
             why["batch_size"] = f"{options['batch_size']}, for about {steps} an epoch"
         return watched(Guess(options, why, seen=seen), given, train // 9)
+
+    @classmethod
+    def recognises(cls, data: Any, labels: Any) -> bool:
+        """Texts that name no files: in a list with labels beside them, or in pairs."""
+        if not isinstance(data, list | tuple) or (
+            labels is None and is_two_arrays(data)
+        ):
+            return False
+        if labels is None:
+            data = [pair[0] for pair in data if is_pair(pair)]
+        # One that is missing is refused by its number.
+        texts = [text for text in data if isinstance(text, str)]
+        endings = endings_of_others(cls)
+        return bool(texts) and not any(
+            Path(text).suffix.lower() in endings or is_there(Path(text).is_file)
+            for text in texts
+        )
 
     @classmethod
     def of_data(cls, data: Any, preprocess: Preprocess) -> "TextReader":
