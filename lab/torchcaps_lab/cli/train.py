@@ -168,13 +168,15 @@ def _train(
         from torchcaps_lab.training.run import train_with
 
         quiet_lightning()
-    how: dict[str, Any] = {
-        "progress_bar": can_rewrite(),
-        "allow_changes": allow_changes,
-    }
     try:
         summary = train_with(
-            folder, chosen, command=typed, show=say, header=True, **how
+            folder,
+            chosen,
+            command=typed,
+            show=say,
+            header=True,
+            progress_bar=can_rewrite(),
+            allow_changes=allow_changes,
         )
     except (SystemExit, KeyboardInterrupt):
         if folder.config.exists():

@@ -38,7 +38,7 @@ def classifier_hints(
     images: Examples,
     summary: Mapping[str, Any],
     metrics: Metrics,
-    model: ClassifierNetwork | None = None,
+    model: ClassifierNetwork | None,
 ) -> tuple[Hint, ...]:
     """Return advice about a classifier, the most pressing first.
 

@@ -11,6 +11,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_SIDE = 1.9
+"""The side of one of several images, in inches."""
+
+_LEAST = 400
+"""Pixels that the longer side of an image alone should have."""
+
 
 class Boxed(NamedTuple):
     """An image and boxes on it.
@@ -40,7 +46,6 @@ class Boxed(NamedTuple):
         images: "Sequence[Boxed]",
         classes: Sequence[str],
         columns: int = 5,
-        side: float = 1.9,
     ) -> "Figure":
         """Draw images with boxes and the names of their classes; true boxes are dotted
         and white.
@@ -49,10 +54,9 @@ class Boxed(NamedTuple):
             images: the images, row by row.
             classes: the names of all classes; each has its colour.
             columns: the number of images in a row.
-            side: the side of an image, in inches.
         """
         rows = -(-len(images) // columns)
-        figure = new_figure(side * columns + 0.2, (side + 0.2) * rows + 0.2)
+        figure = new_figure(_SIDE * columns + 0.2, (_SIDE + 0.2) * rows + 0.2)
         panels = list(figure.subplots(rows, columns, squeeze=False).flat)
         for axes, image in zip(panels, images, strict=False):
             _draw(axes, image, classes)
@@ -62,19 +66,18 @@ class Boxed(NamedTuple):
         return figure
 
 
-def boxed_image(boxed: Boxed, classes: Sequence[str], least: int = 400) -> "Figure":
+def boxed_image(boxed: Boxed, classes: Sequence[str]) -> "Figure":
     """One image alone, at its size, or small ones enlarged by a whole number so that
     names can be read.
 
     Args:
         boxed: the image and its boxes.
         classes: all names; each has its colour.
-        least: pixels that the longer side should have.
     """
     from matplotlib.figure import Figure
 
     height, width = boxed.image.shape[-2:]
-    scale = -(-least // max(height, width))
+    scale = -(-_LEAST // max(height, width))
     figure = Figure((width * scale / 100, height * scale / 100), dpi=100)
     _draw(figure.add_axes((0, 0, 1, 1)), boxed, classes)
     return figure

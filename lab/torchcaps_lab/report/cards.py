@@ -18,7 +18,7 @@ def answer_card(
     shares: Mapping[str, float],
     description: str,
     picture: Tensor | None,
-    note: str = "",
+    note: str,
 ) -> str:
     """An answer: the picture as the network saw it, and a bar for each of the likeliest
     classes.

@@ -41,6 +41,9 @@ from torchcaps_lab.tasks.things import (
     true_things,
 )
 
+_SHOWN = 20
+"""Images in the report, each once for every class in it."""
+
 
 @register_task("several_labels")
 class SeveralLabels(Task):
@@ -291,14 +294,14 @@ class SeveralLabels(Task):
         yield Summary.of("Settings", summary, [])
 
 
-def _each_class(images: Examples, most: int = 20) -> Selection | None:
-    """The first images, each once for every class in it, at most ``most`` in all; None
-    if they have no classes, or cannot be shown.
+def _each_class(images: Examples) -> Selection | None:
+    """The first images, each once for every class in it, at most 20 in all; None if
+    they have no classes, or cannot be shown.
     """
-    batch = images.seen(list(range(min(most, len(images)))))
+    batch = images.seen(list(range(min(_SHOWN, len(images)))))
     if batch is None:
         return None
-    rows, classes = batch.labels.cpu().nonzero()[:most].unbind(1)
+    rows, classes = batch.labels.cpu().nonzero()[:_SHOWN].unbind(1)
     if not len(rows):
         return None
     names = tuple(images.classes)

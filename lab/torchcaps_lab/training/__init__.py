@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torchcaps_lab.run_folder import RunFolder, read_summary
     from torchcaps_lab.training.command_line import training_options
     from torchcaps_lab.training.fitting import quiet_lightning
-    from torchcaps_lab.training.run import machine, train, train_with
+    from torchcaps_lab.training.run import machine, train_with
 
 # Lightning imports torchmetrics, which imports torchvision wherever it is installed.
 # The modules of this package, which import Lightning, come after this line.
@@ -24,7 +24,6 @@ __all__ = [
     "quiet_lightning",
     "read_options",
     "read_summary",
-    "train",
     "train_with",
     "training_options",
 ]
@@ -35,7 +34,6 @@ _HOMES = {
     "quiet_lightning": "torchcaps_lab.training.fitting",
     "read_options": "torchcaps_lab.options.reading",
     "read_summary": "torchcaps_lab.run_folder",
-    "train": "torchcaps_lab.training.run",
     "train_with": "torchcaps_lab.training.run",
     "training_options": "torchcaps_lab.training.command_line",
 }

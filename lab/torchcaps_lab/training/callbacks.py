@@ -35,18 +35,15 @@ class History(Callback):
     Example:
         >>> from pathlib import Path
         >>> from torchcaps_lab.training.callbacks import History
-        >>> history = History(
-        ...     Path("metrics.csv"), show=print
-        ... )  # a callback of the trainer
-        >>> history.rows
+        >>> History(Path("metrics.csv"), show=print, measure="accuracy").rows
         []
     """
 
     def __init__(
         self,
         path: Path,
-        show: Callable[[str], None] | None = None,
-        measure: str = Measure().name,
+        show: Callable[[str], None] | None,
+        measure: str,
     ) -> None:
         self.path = path
         self.show = show
@@ -167,26 +164,22 @@ class StopAt(Callback):
         aim: the value, in the measure's range.
         history: the history of the metrics; a training that had reached the value
             before it was resumed ends at once.
-        measure: which one, and which direction is better; default: the accuracy.
+        measure: the measure of the task.
 
     Raises:
         ValueError: if the aim is out of range.
 
     Example:
         >>> from pathlib import Path
+        >>> from torchcaps_lab.tasks import Classification
         >>> from torchcaps_lab.training.callbacks import History, StopAt
-        >>> stop = StopAt(
-        ...     0.99, History(Path("metrics.csv"))
-        ... )  # a callback of the trainer
+        >>> history = History(Path("metrics.csv"), print, "accuracy")
+        >>> StopAt(0.99, history, Classification().main).why()
+        ''
     """
 
-    def __init__(
-        self,
-        aim: float,
-        history: History,
-        measure: Measure | None = None,
-    ) -> None:
-        self.measure = measure or Measure()
+    def __init__(self, aim: float, history: History, measure: Measure) -> None:
+        self.measure = measure
         self.measure.check_aim(aim)
         self.aim = aim
         self.history = history

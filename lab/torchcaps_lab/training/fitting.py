@@ -82,12 +82,12 @@ class Fitting:
         validation: Examples,
         folder: Path,
         schedule: Schedule,
-        options: TrainerOptions | None = None,
+        options: TrainerOptions,
         caller: Caller | None = None,
     ) -> None:
         self.learner = learner
         self.caller = caller or Caller()
-        self.options = options or TrainerOptions()
+        self.options = options
         self.checkpoints, _, metrics = (
             owned(folder, name) for name in ("checkpoints", _LOGS, "metrics.csv")
         )

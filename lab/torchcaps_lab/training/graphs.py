@@ -73,7 +73,7 @@ class Graphs(Callback):
 
     mode: CompileMode = "reduce-overhead"
 
-    def __init__(self, show: Callable[[str], None] | None = None) -> None:
+    def __init__(self, show: Callable[[str], None] | None) -> None:
         self.show = show or (lambda sentence: None)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

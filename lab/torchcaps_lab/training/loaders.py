@@ -53,9 +53,9 @@ class BalancedSampler(DistributedSampler[int]):
     def __init__(
         self,
         images: Examples,
-        processes: int = 1,
-        rank: int = 0,
-        seed: int = 0,
+        processes: int,
+        rank: int,
+        seed: int,
     ) -> None:
         super().__init__(images, processes, rank, seed=seed, drop_last=True)
         self.labels = one_class_each(images, "sampler").cpu()
@@ -131,9 +131,12 @@ class Loaders(L.LightningDataModule):
     Example:
         >>> from torchcaps_lab.data import Digits
         >>> from torchcaps_lab.training.loaders import Loaders
+        >>> from torchcaps_lab.training.speed import Speed
         >>> from torchcaps_lab.options.declarations import Schedule
         >>> digits = Digits()
-        >>> loaders = Loaders(digits.train, digits.validation, Schedule(batch_size=64))
+        >>> loaders = Loaders(
+        ...     digits.train, digits.validation, Schedule(batch_size=64), Speed()
+        ... )
         >>> loaders.schedule.batch_size  # trainer.fit(learner, loaders)
         64
     """
@@ -143,13 +146,13 @@ class Loaders(L.LightningDataModule):
         train: Examples,
         validation: Examples,
         schedule: Schedule,
-        speed: Speed | None = None,
+        speed: Speed,
     ) -> None:
         super().__init__()
         self.composition = train.composition
         self.sets = replace(train, composition=None), validation
         self.schedule = schedule
-        self.speed = speed or Speed()
+        self.speed = speed
 
     def train_dataloader(self) -> DataLoader:
         """This process's shard of the training images."""

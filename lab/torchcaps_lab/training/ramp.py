@@ -19,7 +19,7 @@ class Ramps:
 
     Args:
         network: the network whose routings are set, at once to the first values.
-        ramps: the first and the last value of each setting, by name; None for no ramps.
+        ramps: the first and the last value of each setting, by name; None for none.
 
     Raises:
         ValueError: if no routing of the network has a setting of that name, it is no
@@ -38,7 +38,7 @@ class Ramps:
     """
 
     def __init__(
-        self, network: nn.Module, ramps: Mapping[str, Sequence[float]] | None = None
+        self, network: nn.Module, ramps: Mapping[str, Sequence[float]] | None
     ) -> None:
         self.ramps = {
             name: Ramp(*map(float, ends)) for name, ends in (ramps or {}).items()

@@ -1,14 +1,12 @@
 """A run: one training in its own folder, from the configuration to the report."""
 
 import platform
-from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
 import torch
-from lightning import Trainer
 from lightning.pytorch.callbacks import LambdaCallback
 
 import torchcaps
@@ -36,13 +34,8 @@ MOST_NAMED = 8
 """Classes that the header counts one by one."""
 
 
-def train(
-    folder: RunFolder,
-    subject: Subject,
-    optimisation: Optimisation,
-    schedule: Schedule | None = None,
-    running: Running | None = None,
-    caller: Caller | None = None,
+def train_with(
+    folder: RunFolder, options: TrainingOptions, **how: Any
 ) -> dict[str, Any] | None:
     """Train a network, test the last epoch, or the best if that is kept, and write the
     report.
@@ -53,11 +46,10 @@ def train(
 
     Args:
         folder: the folder of the run.
-        subject: the network, its data and its task.
-        optimisation: the losses, the optimizer and its schedule.
-        schedule: epochs, batches and seed.
-        running: where and how to train.
-        caller: how it was started, and what it shows.
+        options: the options of the training, which
+            :func:`~torchcaps_lab.training.training_options` has checked.
+        how: what else :class:`Caller` takes: ``command``, ``progress_bar``, ``show``,
+            ``callbacks``, ...
 
     Returns:
         The summary, on the first process; None on the others.
@@ -68,9 +60,35 @@ def train(
         BlockingIOError: if another process trains in the folder.
         TrainingDiverged: if the loss is not finite.
     """
-    schedule = schedule or Schedule()
-    running = running or Running()
-    caller = caller or Caller()
+    try:
+        groups = options.make()
+    except FileNotFoundError as error:
+        if not folder.config.is_file():
+            raise
+        raise FileNotFoundError(
+            f"{error}; if the images have moved, name their new place with --data.root"
+        ) from error
+    if folder.config.is_file():
+        _check_network(folder, groups[0], options, how.get("allow_changes", False))
+    caller = Caller(options=options.plain(), **how)
+    if groups[1].lr == "find":
+        options = options.with_rate(find_rate(*groups))
+        groups = (groups[0], options.groups[1].make(), *groups[2:])
+        caller = replace(caller, options=options.plain())
+        if caller.show is not None and is_first_process():
+            caller.show(f"lr {options.plain()['lr']} was found")
+    return _train(folder, *groups, caller)
+
+
+def _train(
+    folder: RunFolder,
+    subject: Subject,
+    optimisation: Optimisation,
+    schedule: Schedule,
+    running: Running,
+    caller: Caller,
+) -> dict[str, Any] | None:
+    """The training on the objects that its options describe."""
     changes = follow_record(folder, subject.data)
     task = subject.purpose()
     data = subject.data
@@ -140,7 +158,8 @@ def train(
             **results,
             **({"notes": notes} if notes else {}),
             "last_epoch": metrics[-1] if metrics else {},
-            **circumstances(runner, metrics),
+            "training_seconds": round(sum(row["seconds"] for row in metrics), 1),
+            **machine(runner.strategy.root_device, runner.world_size),
             "command": caller.command,
         }
         folder.write_summary(summary)
@@ -255,41 +274,6 @@ def save(
     network.save_pretrained(folder.model, **network.extra)
 
 
-def train_with(
-    folder: RunFolder, options: TrainingOptions, **how: Any
-) -> dict[str, Any] | None:
-    """Train with options that :func:`~torchcaps_lab.training.training_options` has
-    checked.
-
-    Args:
-        folder: the folder of the run.
-        options: the options of the training.
-        how: what else :class:`Caller` takes: ``command``, ``progress_bar``, ``show``,
-            ``callbacks``, ...
-
-    Returns:
-        As :func:`train`; raises what that raises.
-    """
-    try:
-        groups = options.make()
-    except FileNotFoundError as error:
-        if not folder.config.is_file():
-            raise
-        raise FileNotFoundError(
-            f"{error}; if the images have moved, name their new place with --data.root"
-        ) from error
-    if folder.config.is_file():
-        _check_network(folder, groups[0], options, how.get("allow_changes", False))
-    caller = Caller(options=options.plain(), **how)
-    if groups[1].lr == "find":
-        options = options.with_rate(find_rate(*groups))
-        groups = (groups[0], options.groups[1].make(), *groups[2:])
-        caller = replace(caller, options=options.plain())
-        if caller.show is not None and is_first_process():
-            caller.show(f"lr {options.plain()['lr']} was found")
-    return train(folder, *groups, caller)
-
-
 def _check_network(
     folder: RunFolder,
     subject: Subject,
@@ -308,16 +292,6 @@ def _check_network(
             f"{folder.path} was trained with something else, and a resumed run keeps "
             f"its network: {'; '.join(changes)}. Leave that out, or train a new run"
         )
-
-
-def circumstances(
-    trainer: Trainer, metrics: Sequence[Mapping[str, float]]
-) -> dict[str, Any]:
-    """Time, hardware and versions of a training, for its summary."""
-    return {
-        "training_seconds": round(sum(row["seconds"] for row in metrics), 1),
-        **machine(trainer.strategy.root_device, trainer.world_size),
-    }
 
 
 def machine(device: torch.device, processes: int = 1) -> dict[str, Any]:

@@ -179,14 +179,14 @@ def _label(axes: "Axes", values: Tensor, changes: Sequence[float]) -> None:
     axes.spines[:].set_visible(False)
 
 
-def _mosaic(tiles: Tensor, side: int = 44) -> tuple[Tensor, float, float]:
+def _mosaic(tiles: Tensor) -> tuple[Tensor, float, float]:
     """Images (R, V, C, H, W) as one opaque picture (h, w, 4) on grey, and the height
     and width of a cell in it.
 
-    Small images are enlarged, pixel by pixel, to about ``side`` pixels.
+    Small images are enlarged, pixel by pixel, to about 44 pixels.
     """
     R, V, C, H, W = tiles.shape
-    enlarge = max(1, round(side / max(H, W)))
+    enlarge = max(1, round(44 / max(H, W)))
     flat = F.interpolate(
         tiles.detach().cpu().float().reshape(R * V, C, H, W),
         scale_factor=float(enlarge),

@@ -12,7 +12,7 @@ images to go by.
 """
 
 
-def class_table(figures: Mapping[str, Figures], examples: str = "images") -> Table:
+def class_table(figures: Mapping[str, Figures], examples: str) -> Table:
     """How well each class is recognised, by its name.
 
     Args:
