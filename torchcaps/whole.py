@@ -11,7 +11,7 @@ import re
 import stat
 import sys
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from itertools import islice
@@ -318,6 +318,16 @@ def network_folder(folder: Path) -> Path:
             f"train --resume {folder}"
         )
     return folder
+
+
+def is_there(kind: Callable[[], bool]) -> bool:
+    """The result of a check such as ``path.is_dir``; False without permission to look,
+    and for a text that is too long for the name of a file.
+    """
+    try:
+        return kind()
+    except OSError:
+        return False
 
 
 def seen_from(path: str | Path) -> str:

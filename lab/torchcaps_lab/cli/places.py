@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import torchcaps
 from torchcaps.spec import Within
-from torchcaps.whole import folder_instead, seen_from
+from torchcaps.whole import folder_instead, is_there, seen_from
 
 
 def packaged(name: str) -> bool:
@@ -29,17 +29,12 @@ class There(Within):
         place of the folder of a network.
         """
         path = Path(value).expanduser()
-        if self.network and not packaged(value) and _is_file(path):
+        if self.network and not packaged(value) and is_there(path.is_file):
             raise ValueError(f"{place}: {folder_instead(path)}")
         named = self.network and (
             packaged(value) or (len(path.parts) == 2 and not path.is_absolute())
         )
-        try:
-            missing = not named and not path.exists()
-        # Too long for the name of a file.
-        except OSError:
-            missing = True
-        if missing:
+        if not named and not is_there(path.exists):
             neighbours = ""
             if self.network:
                 neighbours = ", and no network of that name comes with the package"
@@ -47,14 +42,6 @@ class There(Within):
                 f"{place} {str(value)[:4000]} does not exist"
                 f"{neighbours}{seen_from(path)}"
             )
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    # Too long for the name of a file.
-    except OSError:
-        return False
 
 
 Existing = Annotated[str, There()]

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Literal, TypeVar
 
-from torchcaps.whole import resolved, seen_from
+from torchcaps.whole import is_there, resolved, seen_from
 from torchcaps_lab.data.base import find_data_dir
 from torchcaps_lab.data.classes import UnknownClasses, called_like, places_of
 from torchcaps_lab.data.listed import BrokenItem, Item, Listed
@@ -372,16 +372,6 @@ def _add_parts(listing: Listing) -> None:
             listing.add(part, parts[part])
     listing.find_test(listing.what)
     listing._leave_out_loose(listing.root)
-
-
-def is_there(kind: Callable[[], bool]) -> bool:
-    """The result of a check such as ``path.is_dir``; False without permission to
-    look.
-    """
-    try:
-        return kind()
-    except OSError:
-        return False
 
 
 def _hint_inside(folders: Sequence[Path]) -> str:

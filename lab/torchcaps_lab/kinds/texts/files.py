@@ -7,11 +7,11 @@ from io import BytesIO
 from itertools import chain
 from pathlib import Path
 
+from torchcaps.whole import is_there
 from torchcaps_lab.data.files import (
     ClassFolders,
     ListedFile,
     Listing,
-    is_there,
     items_of_files,
     list_folder,
 )

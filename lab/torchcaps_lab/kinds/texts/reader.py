@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from torchcaps.models import ClassifierNetwork
+from torchcaps.whole import is_there
 from torchcaps_lab.data.columns import (
     TEXTS,
     Columns,
@@ -18,7 +19,6 @@ from torchcaps_lab.data.columns import (
     which_of,
 )
 from torchcaps_lab.data.examples import Examples
-from torchcaps_lab.data.files import is_there
 from torchcaps_lab.data.pairs import is_pair, is_two_arrays
 from torchcaps_lab.data.reader import (
     Read,
