@@ -396,7 +396,7 @@ class TestTexts:
             asked.read(network, text)
 
     def test_there_are_no_pictures_of_it(self, asked: Explorer, drawing: bytes) -> None:
-        with pytest.raises(ValueError, match="not pictures"):
+        with pytest.raises(ValueError, match="the network takes words"):
             asked.look("asked", drawing)
         with pytest.raises(ValueError, match="of a text"):
             asked.pose(asked.read("asked", "who"), 0)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from threading import RLock
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,6 +48,10 @@ MOST_LETTERS = 10_000
 """Longer texts are refused."""
 
 
+Label = int | tuple[int, ...] | None
+"""The class of an input, if that is known; of an image of several classes, all of them."""
+
+
 @dataclass(frozen=True, eq=False)
 class Look:
     """One image, seen by one network.
@@ -55,8 +59,7 @@ class Look:
     Attributes:
         network: the name of the network.
         observation: the observation of that image only.
-        label: its class, if that is known; for an image of several classes, all of
-            them.
+        label: its class or classes, if that is known.
 
     Example:
         >>> from torchcaps_lab.report import Observation, Selection
@@ -73,66 +76,45 @@ class Look:
 
     network: str
     observation: Observation
-    label: int | tuple[int, ...] | None = None
+    label: Label = None
 
 
-class _TextLook(NamedTuple):
-    """One text, read by one network.
-
-    Args:
-        network: the name of the network.
-        text: what was read.
-        label: its class, where that is known.
-        words: the exhibit of the text.
-    """
-
-    network: str
-    text: str
-    label: int | None
-    words: Any
-
-
-class _TakenApart(NamedTuple):
-    """One image, shown as its task shows it.
+@dataclass(frozen=True, eq=False)
+class _Shown:
+    """One input of which a network shows all that there is at once.
 
     Args:
         network: the name of the network.
-        exhibit: what its task made of the image.
-        empty: whether nothing is drawn.
+        answer: what the page shows.
+        why_no_pose: why the input has no poses of classes, for messages.
     """
 
     network: str
-    exhibit: Exhibit
-    empty: bool
-
-
-_AnyLook = Look | _TextLook | _TakenApart
+    answer: dict[str, Any]
+    why_no_pose: str
 
 
 class _Opened:
-    """A network, and facts about it that are computed once."""
+    """A network over images whose class capsules are shown, and facts about it that are
+    computed once.
+    """
+
+    reads = False
+    """Whether it takes texts."""
+
+    apart = False
+    """Whether its task shows images in its own way."""
 
     def __init__(
-        self, classifier: Classifier, samples: "Callable[[], Examples | None] | None"
+        self,
+        name: str,
+        classifier: Classifier,
+        samples: "Callable[[], Examples | None] | None",
     ) -> None:
-        if not has_capsules(classifier):
-            raise ValueError(
-                f"the page has nothing to show of {type(classifier.network).__name__}, "
-                f"{classifier.reader.unexplored(classifier.network)}"
-            )
+        self.name = name
         self.classifier = classifier
         self.network: Any = classifier.network
         self._samples = samples
-
-    @property
-    def reads(self) -> bool:
-        """Whether it takes texts."""
-        return self.classifier.reader.written
-
-    @property
-    def apart(self) -> bool:
-        """Whether its task shows images in its own way."""
-        return self.classifier.task.explores
 
     @cached_property
     def samples(self) -> Examples | None:
@@ -165,8 +147,6 @@ class _Opened:
         """Whether its routing and its decoder do anything; None without test images to
         try it on.
         """
-        if self.reads or self.apart:
-            return None
         if self.samples is None or not len(self.samples):
             return None
         return judge(self.network, self.samples.prepared(self.classifier.preprocess))
@@ -174,24 +154,119 @@ class _Opened:
     @cached_property
     def routings(self) -> list[str]:
         """Other routings that its classes can be routed by."""
-        if self.reads or self.apart:
-            return []
         return exchangeable_routings(self.network)
 
     @property
     def routing(self) -> Any:
-        """The one that is told of: of the classes, or the first that there is."""
-        if not self.apart:
-            return self.network.routing
+        """The one that is told of."""
+        return self.network.routing
+
+    @property
+    def decodes(self) -> bool:
+        """Whether its decoder draws poses of classes."""
+        blind = self.verdict is not None and self.verdict.blind
+        return getattr(self.network, "decoder", None) is not None and not blind
+
+    def warm_up(self) -> None:
+        """Finds what the first look would wait for."""
+        _ = self.extents
+
+    def there(self, activation: Tensor) -> list[int]:
+        """The labels of the classes that it predicts, from their activations (E,)."""
+        task = self.classifier.task
+        if isinstance(task, SeveralLabels):
+            present = task.said(activation[None])[0]
+        else:
+            present = torch.arange(len(activation)) == activation.argmax()
+        return present.nonzero()[:, 0].tolist()
+
+    def look(self, pixels: Tensor, label: Label = None) -> "Look | _Shown":
+        """A look at unprepared pixels (C, H, W)."""
+        view = self.classifier.preprocess.evaluate(pixels[None])
+        selection = Selection(view.images, view.pictures)
+        observation = Observation(self.network, selection, self.extents, self.verdict)
+        return Look(self.name, observation, label)
+
+    def read(self, text: str, label: int | None = None) -> _Shown:
+        """A look at a text, with what each of its words speaks for; a `ValueError` if
+        the network takes none.
+        """
+        words = self.classifier.reader.followed(self.network, text)
+        check_finite(self.name, "activations", words.activation)
+        answer = {
+            "label": label,
+            "text": text,
+            "there": self.there(words.activation),
+            "activations": words.to_json(),
+        }
+        return _Shown(self.name, answer, "is of a text, which has no pictures")
+
+    def sample(self, place: int) -> "Look | _Shown":
+        """A look at one of its samples."""
+        assert self.samples is not None
+        example = self.samples[place]
+        labels = example.labels[0]
+        if labels.ndim:
+            return self.look(example.inputs[0], tuple(labels.nonzero()[:, 0].tolist()))
+        return self.look(example.inputs[0], int(labels))
+
+
+class _OfTexts(_Opened):
+    """A network whose words are followed to the classes."""
+
+    reads = True
+    extents: Mapping[str, Extent] = {}
+    verdict = None
+    routings: list[str] = []  # noqa: RUF012
+
+    def sample(self, place: int) -> _Shown:
+        """A look at one of its test texts."""
+        assert self.samples is not None
+        return self.read(self.samples.written(place), int(self.samples.labels[place]))
+
+
+class _TakenApart(_Opened):
+    """A network whose task shows images in its own way, without classes."""
+
+    apart = True
+    extents: Mapping[str, Extent] = {}
+    verdict = None
+    routings: list[str] = []  # noqa: RUF012
+    decodes = False
+
+    @property
+    def routing(self) -> Any:
+        """The first one that there is."""
         modules = self.network.modules()
         return next(module for module in modules if isinstance(module, Routing))
 
-    def there(self, activation: Tensor) -> Tensor:
-        """Which classes it predicts, from their activations (E,): bool (E,)."""
-        task = self.classifier.task
-        if isinstance(task, SeveralLabels):
-            return task.said(activation[None])[0]
-        return torch.arange(len(activation)) == activation.argmax()
+    def look(self, pixels: Tensor, label: Label = None) -> _Shown:
+        """A look at unprepared pixels (C, H, W), as the task shows them."""
+        view = self.classifier.preprocess.evaluate(pixels[None])
+        picture = view.pictures[0]
+        shown = self.classifier.task.explored(self.network, view.images, picture)
+        answer = {"apart": shown.to_json(), "empty": not bool(picture.any())}
+        return _Shown(self.name, answer, "is of a picture without classes")
+
+    def sample(self, place: int) -> _Shown:
+        """A look at one of its test images."""
+        assert self.samples is not None
+        return self.look(self.samples[place].inputs[0])
+
+
+def _opened(
+    name: str,
+    classifier: Classifier,
+    samples: "Callable[[], Examples | None] | None",
+) -> _Opened:
+    """A network as the page shows it; a `ValueError` if there is nothing to show."""
+    if classifier.task.explores:
+        return _TakenApart(name, classifier, samples)
+    if why := classifier.reader.unexplored(classifier.network):
+        kind = type(classifier.network).__name__
+        raise ValueError(f"the page has nothing to show of {kind}, {why}")
+    kind_of_look = _OfTexts if classifier.reader.written else _Opened
+    return kind_of_look(name, classifier, samples)
 
 
 def has_capsules(classifier: Classifier) -> bool:
@@ -201,6 +276,15 @@ def has_capsules(classifier: Classifier) -> bool:
     return classifier.task.explores or not classifier.reader.unexplored(
         classifier.network
     )
+
+
+def check_finite(network: str, description: str, numbers: Tensor) -> None:
+    """Raise a `ValueError` if what a network gives an input is not finite."""
+    if not numbers.isfinite().all():
+        raise ValueError(
+            f"{network} gives this input {description} that are not finite, so nothing "
+            "can be shown"
+        )
 
 
 class Explorer:
@@ -235,10 +319,10 @@ class Explorer:
             raise ValueError("classifiers must hold at least one network, got none")
         readers = samples or {}
         self._networks = {
-            name: _Opened(classifier, readers.get(name))
+            name: _opened(name, classifier, readers.get(name))
             for name, classifier in classifiers.items()
         }
-        self._looks: OrderedDict[str, _AnyLook] = OrderedDict()
+        self._looks: OrderedDict[str, Look | _Shown] = OrderedDict()
         self._made: dict[tuple[Any, ...], Any] = {}
         self._count = secrets.randbits(
             40
@@ -253,14 +337,14 @@ class Explorer:
         """Loads what the first look would wait for: test images of the first network,
         extents of layers, kernels.
         """
-        name, opened = next(iter(self._networks.items()))
+        opened = next(iter(self._networks.values()))
         # Raised again when they are asked for.
         with (
             self._lock,
             suppress(ValueError, OSError),
         ):
-            self._described(name, opened)
-            _ = opened.reads or opened.apart or opened.extents
+            self._described(opened)
+            opened.warm_up()
 
     def network(self, name: str) -> dict[str, Any]:
         """Return everything that the page shows about a network; reads its test images.
@@ -269,7 +353,7 @@ class Explorer:
             ValueError: if there is no such network.
         """
         with self._lock:
-            return self._described(name, self._opened(name))
+            return self._described(self._opened(name))
 
     def look(
         self,
@@ -285,10 +369,8 @@ class Explorer:
         """
         with self._lock:
             opened = self._opened(network)
-            if opened.reads:
-                raise ValueError(f"{network} takes texts, not pictures")
             pixels = opened.classifier.reader.uploaded(file, name)
-            return self._seen(network, pixels, None)
+            return self._kept(opened.look(pixels))
 
     def read(
         self,
@@ -309,15 +391,12 @@ class Explorer:
         """
         with self._lock:
             opened = self._opened(network)
-            if not opened.reads:
-                raise ValueError(f"{network} takes pictures, not texts")
             if len(text) > MOST_LETTERS:
                 raise ValueError(
                     f"a text must have at most {MOST_LETTERS:,} letters, got "
                     f"{len(text):,}"
                 )
-            shown = opened.classifier.reader.followed(opened.network, text)
-            return self._kept(_TextLook(network, text, label, shown))
+            return self._kept(opened.read(text, label))
 
     def sample(
         self,
@@ -348,18 +427,7 @@ class Explorer:
             places: Sequence[int] = range(len(opened.samples))
             if label is not None:
                 places = opened.places[label]
-            place = places[number % len(places)]
-            if opened.reads:
-                text = opened.samples.written(place)
-                return self.read(network, text, int(opened.samples.labels[place]))
-            example = opened.samples[place]
-            if opened.apart:
-                return self._seen(network, example.inputs[0], None)
-            labels = example.labels[0]
-            if not labels.ndim:
-                return self._seen(network, example.inputs[0], int(labels))
-            classes = tuple(labels.nonzero()[:, 0].tolist())
-            return self._seen(network, example.inputs[0], classes)
+            return self._kept(opened.sample(places[number % len(places)]))
 
     def forget(self, look: str) -> None:
         """Drops a look that nobody asks about any more, so that those of others are
@@ -385,53 +453,32 @@ class Explorer:
                 finite.
         """
         taken = self._any_look(look)
-        if isinstance(taken, _TakenApart):
-            return {
-                "look": look,
-                "network": taken.network,
-                "apart": taken.exhibit.to_json(),
-                "empty": taken.empty,
-            }
-        header = {"look": look, "network": taken.network, "label": taken.label}
-        if isinstance(taken, _TextLook):
-            activation = taken.words.activation
-        else:
-            activation = taken.observation.activation[0]
-        classes = None if isinstance(taken, _TextLook) else taken.observation.classes
-        for description, numbers in (
-            ("activations", activation),
-            ("poses", None if classes is None else classes.pose),
-        ):
-            if numbers is not None and not numbers.isfinite().all():
-                raise ValueError(
-                    f"{taken.network} gives this input {description} that are not finite, so "
-                    "nothing can be shown"
-                )
-        present = self._networks[taken.network].there(activation)
-        if isinstance(taken, _TextLook):
-            return {
-                **header,
-                "text": taken.text,
-                "there": _labels(present),
-                "activations": taken.words.to_json(),
-            }
-        shown = self._exhibit(look, "activations", None, ClassActivations.of)
-        least = getattr(self._networks[taken.network].classifier.task, "threshold", 0.5)
+        header = {"look": look, "network": taken.network}
+        if isinstance(taken, _Shown):
+            return {**header, **taken.answer}
+        seen = taken.observation
+        opened = self._networks[taken.network]
+        check_finite(taken.network, "activations", seen.activation[0])
+        if seen.classes is not None:
+            check_finite(taken.network, "poses", seen.classes.pose)
+        least = getattr(opened.classifier.task, "threshold", 0.5)
         class_boxes: Any = list_exhibits()["class_boxes"]
         boxes = self._exhibit(
             look, "boxes", None, lambda seen: class_boxes.of(seen, least)
         )
         none = None
-        for doubt in self._networks[taken.network].classifier.doubts.values():
+        for doubt in opened.classifier.doubts.values():
             none = self._exhibit(look, "none", None, doubt.shown)
-        empty = not bool(taken.observation.selection.pictures.any())
         return {
             **header,
-            "there": _labels(present),
-            "activations": shown,
+            "label": taken.label,
+            "there": opened.there(seen.activation[0]),
+            "activations": self._exhibit(
+                look, "activations", None, ClassActivations.of
+            ),
             "boxes": boxes,
             "none": none,
-            "empty": empty,
+            "empty": not bool(seen.selection.pictures.any()),
         }
 
     def has_poses(self, look: str) -> bool:
@@ -544,19 +591,17 @@ class Explorer:
             exhibit = PoseSwap.of(_asked(first, target), _asked(second, other_target))
             return None if exhibit is None else exhibit.to_json()
 
-    def _described(self, name: str, opened: _Opened) -> dict[str, Any]:
+    def _described(self, opened: _Opened) -> dict[str, Any]:
         network = opened.network
         classifier = opened.classifier
         routing = opened.routing
         verdict = opened.verdict
         return {
-            "name": name,
+            "name": opened.name,
             "model": type(network).__name__,
             "classes": list(classifier.classes),
             "image_shape": list(classifier.image_shape),
-            "decodes": getattr(network, "decoder", None) is not None
-            and not opened.apart
-            and not (verdict and verdict.blind),
+            "decodes": opened.decodes,
             "decides": verdict is None or not verdict.even,
             "verdict": None
             if verdict is None
@@ -587,7 +632,7 @@ class Explorer:
             )
         return self._networks[network]
 
-    def _any_look(self, look: str) -> _AnyLook:
+    def _any_look(self, look: str) -> Look | _Shown:
         with self._lock:
             if look not in self._looks:
                 raise ValueError(f"look {look!r} is forgotten: show it again")
@@ -596,36 +641,11 @@ class Explorer:
 
     def _look(self, look: str) -> Look:
         taken = self._any_look(look)
-        if isinstance(taken, _TextLook):
-            raise ValueError(f"look {look!r} is of a text, which has no pictures")
-        if isinstance(taken, _TakenApart):
-            raise ValueError(f"look {look!r} is of a picture without classes")
+        if isinstance(taken, _Shown):
+            raise ValueError(f"look {look!r} {taken.why_no_pose}")
         return taken
 
-    def _seen(
-        self,
-        network: str,
-        pixels: Tensor,
-        label: int | tuple[int, ...] | None,
-    ) -> str:
-        """Takes a look at unprepared pixels (C, H, W)."""
-        opened = self._networks[network]
-        view = opened.classifier.preprocess.evaluate(pixels[None])
-        if opened.apart:
-            picture = view.pictures[0]
-            exhibit = opened.classifier.task.explored(
-                opened.network, view.images, picture
-            )
-            return self._kept(_TakenApart(network, exhibit, not bool(picture.any())))
-        observation = Observation(
-            opened.network,
-            Selection(view.images, view.pictures),
-            opened.extents,
-            opened.verdict,
-        )
-        return self._kept(Look(network, observation, label))
-
-    def _kept(self, look: _AnyLook) -> str:
+    def _kept(self, look: Look | _Shown) -> str:
         """Stores a look and returns its number; of too many looks the oldest is
         dropped.
         """
@@ -662,10 +682,6 @@ class Explorer:
             if key not in self._made:
                 self._made[key] = make(taken)
             return self._made[key]
-
-
-def _labels(present: Tensor) -> list[int]:
-    return present.nonzero()[:, 0].tolist()
 
 
 def _asked(look: Look, target: int) -> Observation:
