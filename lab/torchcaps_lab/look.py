@@ -399,6 +399,20 @@ def value_of(option: Any) -> Any:
     return getattr(option, "value", option)
 
 
+def name_in(option: Any) -> str | None:
+    """The name in an option that is a name, or a name and arguments; as it was typed.
+
+    Example:
+        >>> from torchcaps_lab.look import name_in
+        >>> name_in("em"), name_in({"name": "em", "steps": 2}), name_in(None)
+        ('em', 'em', None)
+    """
+    value = value_of(option)
+    if isinstance(value, Mapping):
+        return name_in(value.get("name"))
+    return None if value is None else str(getattr(option, "text", value))
+
+
 def values_of(options: Any) -> Mapping[str, Any]:
     """Options by name as values; none for None."""
     return {

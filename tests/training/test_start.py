@@ -12,7 +12,8 @@ from torchcaps_lab.cli import main
 from torchcaps_lab.data.files import list_folder
 from torchcaps_lab.kinds.images.decoding.picture import at_size, load_image
 from torchcaps_lab.kinds.images.sets.folder import ImageListing
-from torchcaps_lab.options.reading import meant_option
+from torchcaps_lab.look import name_in
+from torchcaps_lab.options.reading import meant_option, typed
 from torchcaps_lab.training.start import start_from
 
 SMALL = {"model": "capsnet_digits", "epochs": 1, "report": False, "show": None}
@@ -179,3 +180,10 @@ def test_hidden_files_are_noted(tmp_path: Path) -> None:
     (photos / "rose" / "._1.png").write_bytes(b"of a system")
     listing = list_folder(ImageListing(root=photos))
     assert listing.notes == ("1 hidden image left out: rose/.0.png",)
+
+
+def test_names_are_read_as_they_are_typed() -> None:
+    """``--from null`` named a run, and data in braces no data set."""
+    assert name_in(typed("null")) is None
+    assert name_in(typed("{name: Digits, size: 12}")) == "Digits"
+    assert name_in({"name": typed("1e3")}) == "1e3"

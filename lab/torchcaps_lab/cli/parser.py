@@ -16,10 +16,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
-from torchcaps.spec import MISSING, Typed, alternatives, declared, fit, registry_of
+from torchcaps.spec import MISSING, alternatives, declared, fit, registry_of
 from torchcaps_lab.cli.output import shortened
 from torchcaps_lab.cli.plugins import HELP, import_named, named_imports
 from torchcaps_lab.cli.source import Sketch, documented, resolved, sketches
+from torchcaps_lab.look import value_of
 from torchcaps_lab.options.reading import meant_option, put, typed
 
 OF_TRAINING = ("size", "channels", "range", "cut")
@@ -377,7 +378,7 @@ def data_at(value: Any) -> Any:
 
 def lacks_name(data: Any) -> bool:
     """Whether the option ``data`` has arguments of a data set alone."""
-    data = data.value if isinstance(data, Typed) else data
+    data = value_of(data)
     return isinstance(data, Mapping) and "name" not in data
 
 

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcaps.spec import Typed, meant
+from torchcaps.spec import meant
 from torchcaps.whole import seen_from
 from torchcaps_lab.cli.output import say
 from torchcaps_lab.cli.parser import OptionParser, lacks_name
 from torchcaps_lab.cli.plugins import importing, named_imports
-from torchcaps_lab.look import Guess, counted
+from torchcaps_lab.look import Guess, counted, name_in, value_of
 from torchcaps_lab.options.declarations import GROUPS
 from torchcaps_lab.options.guess import guess, listed, over
 from torchcaps_lab.options.reading import as_yaml, merged, read_options
@@ -101,7 +101,7 @@ def command(arguments: list[str]) -> None:
 
 def _check_model(parser: OptionParser, model: Any) -> None:
     """Refuses arguments of a network beside its name: they are an option of their own."""
-    model = model.value if isinstance(model, Typed) else model
+    model = value_of(model)
     if isinstance(model, Mapping):
         parser.error(
             f"there is no option model.{next(iter(model), '')}: --model names a "
@@ -115,15 +115,8 @@ def _check_names(parser: OptionParser, tree: Mapping[str, Any]) -> None:
     """
     rooms = {"model": ("models", "networks"), "routing": ("routing", "routings")}
     for option, (room, kind) in rooms.items():
-        value = tree.get(option)
-        name = getattr(
-            value.get("name") if isinstance(value, Mapping) else value, "value", None
-        )
-        if (
-            not isinstance(name, str)
-            or "." in name
-            or f"torchcaps.{room}" in sys.modules
-        ):
+        name = name_in(tree.get(option))
+        if name is None or "." in name or f"torchcaps.{room}" in sys.modules:
             continue
         registered = listed(kind)
         if name not in {*registered, *registered.values()}:
@@ -139,7 +132,7 @@ def _check_data(parser: OptionParser, data: Any) -> None:
     """Refuses arguments that no data set takes; whether this one takes the others is
     seen once torch is there.
     """
-    data = data.value if isinstance(data, Typed) else data
+    data = value_of(data)
     if not isinstance(data, Mapping) or "torchcaps_lab.data" in sys.modules:
         return
     arguments = {"name", *listed("data_arguments")}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torchcaps_lab
 from torchcaps.spec import meant
 from torchcaps.whole import LARGEST_NOTE, check_file, read_json, resolved, seen_from
-from torchcaps_lab.look import Guess, Place
+from torchcaps_lab.look import Guess, Place, name_in
 from torchcaps_lab.options.reading import merged
 from torchcaps_lab.options.start import with_start
 
@@ -150,11 +150,8 @@ def of_task(data: Any, given: Mapping[str, Any]) -> Guess | None:
         data: the path of a file or a folder; or what a program has.
         given: the options that the user gave.
     """
-    task = given.get("task")
-    if isinstance(task, Mapping):
-        task = task.get("name")
-    name = getattr(task, "text", task)
-    if not isinstance(name, str):
+    name = name_in(given.get("task"))
+    if name is None:
         return None
     from torchcaps_lab.tasks.base import TASKS, list_tasks  # waits for torch
 

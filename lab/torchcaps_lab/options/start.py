@@ -7,6 +7,7 @@ from typing import Any
 import torchcaps
 from torchcaps.spec import declared
 from torchcaps.whole import CONFIG_FILE, LARGEST_NOTE, RUN_FILE, read_json, seen_from
+from torchcaps_lab.look import name_in
 from torchcaps_lab.options.reading import merged, read_options
 
 _OF_THE_NETWORK = ("model", "model_args", "routing")
@@ -30,7 +31,7 @@ def with_start(
     Raises:
         FileNotFoundError: if there is no such run and no such network.
     """
-    start = _text(options.get("start"))
+    start = name_in(options.get("start"))
     if start is None:
         return dict(guessed)
     run, description = _places(start)
@@ -42,7 +43,7 @@ def with_start(
     taken = {"data": _of_data(extra, wanted)}
     if _same_task(extra, wanted):
         network = _of_network(recorded.get("model") or Path(start).name, saved)
-        if network and _text(options.get("model")) in (None, network["model"]):
+        if network and name_in(options.get("model")) in (None, network["model"]):
             # What was guessed is for another network.
             for option in _OF_THE_NETWORK:
                 rest.pop(option, None)
@@ -52,14 +53,6 @@ def with_start(
         preprocess = extra.get("reader", {}).get("preprocess")
         taken |= {} if preprocess is None else {"preprocess": preprocess}
     return merged(rest, taken)
-
-
-def _text(value: Any) -> str | None:
-    """A name as typed, or as text."""
-    if isinstance(value, Mapping):
-        value = value.get("name")
-    value = getattr(value, "text", value)
-    return None if value is None else str(value)
 
 
 def _places(start: str) -> tuple[Path, Path]:
@@ -110,7 +103,7 @@ def _of_data(extra: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, 
         "channels": channels,
         "resize": reader.get("resize"),
     }
-    name = _text(options.get("data"))
+    name = name_in(options.get("data"))
     taken = declared(DATASETS.find(name)).arguments if name else {}
     return {
         key: value
@@ -123,7 +116,7 @@ def _same_task(extra: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
     """Whether the network was trained for the task of the data."""
     from torchcaps_lab.data.base import DATASETS
 
-    name = _text(options.get("data"))
+    name = name_in(options.get("data"))
     of_data = getattr(DATASETS.find(name), "task", None) if name else None
-    wanted = _text(options.get("task")) or _text(of_data)
-    return wanted in (None, _text(extra.get("task", {"name": "classification"})))
+    wanted = name_in(options.get("task")) or name_in(of_data)
+    return wanted in (None, name_in(extra.get("task", {"name": "classification"})))
