@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from torchcaps.models import ClassifierNetwork
@@ -102,12 +103,10 @@ def _reader_of(network: ClassifierNetwork) -> Reader:
     """The reader that was saved with a network, or the one that its shape describes."""
     if "reader" in network.extra:
         return _reader_named(network.extra["reader"])
-    # Readers of images come first: those of boxes read images, too.
-    usual: type[Reader] = READERS.find(DataSet.reads)
-    reader = usual.of_network(network)
-    if reader is not None:
-        return reader
-    for kind in READERS.values():
+    # Readers of images come first: those of boxes read images, too. The table loads the
+    # other kinds when it is gone through.
+    for name in chain([DataSet.reads], READERS):
+        kind: type[Reader] = READERS.find(name)
         reader = kind.of_network(network)
         if reader is not None:
             return reader

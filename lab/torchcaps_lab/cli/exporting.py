@@ -133,7 +133,8 @@ def export(classifier: Classifier, path: Path, form: str) -> float:
             lacks, or the answers of the file differ from those of the network.
     """
     model = Exported(classifier).eval()
-    images = _examples(classifier)
+    # Two are used for tracing, all for comparison.
+    images = classifier.reader.trial(classifier.network, 5)
     with use_backend("naive"), torch.no_grad(), written_whole(path) as part:
         expected = model(images)
         write = _write_onnx if form == "onnx" else _write_program
@@ -175,11 +176,6 @@ def _off(actual: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
         float((result - wanted).abs().max() / wanted.abs().max().clamp_min(1))
         for result, wanted in pairs
     )
-
-
-def _examples(classifier: Classifier) -> Tensor:
-    """Five example inputs: two are used for tracing, all for comparison."""
-    return classifier.reader.trial(classifier.network, 5)
 
 
 def _notes(classifier: Classifier, outputs: list[str]) -> dict[str, Any]:

@@ -49,12 +49,9 @@ def meant_option(name: str, names: Sequence[str]) -> str:
     """
     name = name.replace("-", "_")
     ours = OF_OTHERS.get(name, "")
-    return f"; did you mean {ours}?" if _first(ours) in names else meant(name, names)
-
-
-def _first(option: str) -> str:
-    """The first part of the name of an option."""
-    return option.partition(".")[0]
+    if ours.partition(".")[0] in names:
+        return f"; did you mean {ours}?"
+    return meant(name, names)
 
 
 class _Reader(yaml.SafeLoader):
@@ -312,30 +309,28 @@ def put(tree: dict[str, Any], place: Sequence[str], value: Any) -> None:
         tree[first] = merged(tree[first], value) if first in tree else value
 
 
-def merged(base: Any, over: Any) -> Any:
-    """Options with others over them; a thing of another name takes nothing over from
-    the one before.
+def merged(base: Any, override: Any) -> Any:
+    """Combine two values of an option; the override wins.
+
+    Example:
+        >>> from torchcaps_lab.options.reading import merged
+        >>> adam = {"name": "Adam", "lr": 0.1}
+        >>> merged(adam, {"lr": 0.2})
+        {'name': 'Adam', 'lr': 0.2}
+        >>> merged(adam, "SGD")  # another optimizer: the rate of the old one is dropped
+        {'name': 'SGD'}
     """
-    within = _by_name(base)
-    if (
-        isinstance(over, str | Typed)
-        and _holds_names(base)
-        and "name" in within
-        and not _holds_names(over)
-    ):
-        over = {"name": over}
-    if not _holds_names(over):
-        return over
-    over = _by_name(over)
-    if _said(over) not in (None, _said(within)):
-        return over
-    return {
-        **within,
-        **{
-            name: merged(within[name], value) if name in within else value
-            for name, value in over.items()
-        },
-    }
+    old = _by_name(base)
+    if not _holds_names(override):
+        is_name = isinstance(override, str | Typed)
+        if not (is_name and _holds_names(base) and "name" in old):
+            return override
+        override = {"name": override}
+    new = _by_name(override)
+    if _said(new) not in (None, _said(old)):
+        return new
+    both = {name: merged(old[name], new[name]) for name in new if name in old}
+    return {**old, **new, **both}
 
 
 def _holds_names(value: Any) -> bool:
@@ -350,6 +345,7 @@ def _by_name(value: Any) -> Mapping[str, Any]:
 
 
 def _said(thing: Mapping[str, Any]) -> Any:
+    """The name of a thing as it was typed, so that ``null`` is another one."""
     name = thing.get("name")
     return name.text if isinstance(name, Typed) else name
 
