@@ -377,8 +377,24 @@ class TestLearnedConstant:
     def test_gradients(self) -> None:
         layer = LearnedSquash(0.7).double()
         pose = poses(3, 4).requires_grad_()
-        assert torch.autograd.gradcheck(
-            lambda pose, theta: layer(pose), (pose, layer.log_constant)
+        for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+            assert check(lambda pose, theta: layer(pose), (pose, layer.log_constant))
+
+    @pytest.mark.parametrize("scale", [1e-15, 1e4, 1e15], ids=str)
+    def test_gradients_of_short_and_long_poses(self, scale: float) -> None:
+        """Those of c were rounding noise for long ones."""
+        pose = (scale * poses(3, 4)).float()
+        upstream = poses(3, 4).flip(0)
+        layer = LearnedSquash(0.7)
+        constant = layer.constant.detach().double()
+        squared = pose.double().square().sum(-1, keepdim=True)
+        slope = -pose * squared.sqrt() * constant / (constant + squared).square()
+        layer(pose).backward(upstream.float())
+        torch.testing.assert_close(
+            layer.log_constant.grad.double(),
+            (upstream * slope).sum(),
+            rtol=1e-5,
+            atol=0,
         )
 
     def test_it_learns_the_constant_of_others(self) -> None:

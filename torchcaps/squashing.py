@@ -59,7 +59,8 @@ def length(pose: Tensor, dim: Dims = -1) -> Tensor:
 
     Computed in float32 at least and returned in the dtype of ``pose``, for integers in
     the default one. NaN gives NaN, in value and gradient; a pose whose square overflows
-    (1.8e19 in float32) has length inf.
+    (1.8e19 in float32) has length inf. The square loses digits below a length of 1e-20
+    in float32, and is 0 below 1e-23.
 
     Args:
         pose: any shape.
@@ -324,7 +325,14 @@ class LearnedSquash(SuggestsNames, nn.Module):
 
     def forward(self, pose: Tensor) -> Tensor:
         """Apply the squash; the shape is unchanged."""
-        return squash(pose * self.constant.rsqrt(), dim=self.dim)
+        constant = self.constant
+        fixed = constant.detach()
+        scaled = _wide(pose) * fixed.rsqrt()
+        # 1 with a gradient: through the length of a long pose, that of c would be a
+        # small difference of large numbers.
+        squared = scaled.square().sum(self.dim, keepdim=True)
+        one = (1 + squared) / (constant / fixed + squared)
+        return (squash(scaled, dim=self.dim) * one).to(real_dtype("pose", pose))
 
     def extra_repr(self) -> str:
         """Return the current constant, and the axis."""
