@@ -2,6 +2,7 @@
 answer.
 """
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
@@ -143,7 +144,28 @@ class _Tied(torch.autograd.Function):
         return pose.view_as(pose), activation.view_as(activation)
 
 
-class CapsuleLayer(SuggestsNames, nn.Module):
+class KeepsProperties(nn.Module):
+    """Base of modules with properties, such as ``routing``, that belong to a layer
+    inside.
+
+    Raises:
+        AttributeError: if a module is set for a property: torch would register it
+            beside the one in use, and it would change nothing.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute that is no property, or no module."""
+        if isinstance(value, nn.Module) and isinstance(
+            inspect.getattr_static(type(self), name, None), property
+        ):
+            raise AttributeError(
+                f"{name} of {type(self).__name__} is that of a layer inside, and is set "
+                "there, as in class_caps.routing = routing.bind(parents, size)"
+            )
+        super().__setattr__(name, value)
+
+
+class CapsuleLayer(SuggestsNames, KeepsProperties):
     """Base of modules that return :class:`Capsules`.
 
     A forward hook may return a plain tuple (pose, activation), as those of Captum do:

@@ -3,10 +3,12 @@ again.
 """
 
 import importlib.util
+import inspect
 import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from inspect import getattr_static
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 from torchcaps import (
     CapsConv1d,
     CapsConv3d,
+    CapsHead,
     Capsules,
     ClassCaps,
     PrimaryCaps1d,
@@ -27,15 +30,18 @@ from torchcaps import (
     load_pretrained,
     margin_loss,
 )
+from torchcaps.capsules import KeepsProperties
 from torchcaps.models import CapsNet, Network, describe_models, register_model
 from torchcaps.models.network import NETWORKS
 from torchcaps.models.registry import MODELS
 from torchcaps.ops import Votes
 from torchcaps.routing import EMRouting, Routed, Routing
 from torchcaps.routing.base import ROUTINGS
+from torchcaps.spec import declared
 from torchcaps.squashing import length
 from torchcaps.testing import check_model
 from torchcaps.whole import CONFIG_FILE
+from torchcaps_lab import kinds
 
 
 class TinyText(Network):
@@ -484,9 +490,23 @@ class TestNotImported:
         assert "imports" not in json.loads((tmp_path / CONFIG_FILE).read_text())
 
 
-@pytest.mark.parametrize("name", ["capsnet_digits", "matrixcapsnet_mnist"])
-def test_a_routing_is_set_at_its_layer(name: str) -> None:
+def below(cls: type) -> Iterator[type]:
+    for derived in cls.__subclasses__():
+        yield derived
+        yield from below(derived)
+
+
+def test_a_routing_is_set_at_its_layer() -> None:
     """It was registered beside the one in use, and changed nothing."""
-    network = create_model(name)
-    with pytest.raises(AttributeError, match=r"network\.class_caps\.routing = "):
-        network.routing = create_routing("kmeans")
+    for module in (create_model("capsnet_digits"), CapsHead(3)):
+        with pytest.raises(AttributeError, match=r"class_caps\.routing = "):
+            module.routing = create_routing("kmeans")
+    kinds.load()
+    for cls in below(KeepsProperties):
+        public = cls.__module__.startswith("torchcaps") and cls.__name__[0] != "_"
+        if public and "routing" in declared(cls).arguments:
+            written = map(
+                inspect.getsource, cls.__mro__[: cls.__mro__.index(nn.Module)]
+            )
+            is_property = isinstance(getattr_static(cls, "routing", None), property)
+            assert is_property or any("self.routing = " in text for text in written)

@@ -81,7 +81,12 @@ class CapsHead(CapsuleLayer):
         nn.init.zeros_(self.class_caps.weight)
         # Classes whose transforms the next batch draws, 0 once they are there. A number,
         # so that a network's reset_classifier sees it change with the transforms.
-        self._undrawn = 0 if self.class_caps.routing.own_transforms else classes
+        self._undrawn = 0 if self.routing.own_transforms else classes
+
+    @property
+    def routing(self) -> Routing:
+        """Return the routing of the class capsules."""
+        return self.class_caps.routing
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Tensor], prefix: str, *args: Any

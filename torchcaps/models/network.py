@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from torchcaps.capsules import KeepsProperties
 from torchcaps.models.elsewhere import CLASSES_OF_THE_LAB, load_lab
 from torchcaps.models.outline import (
     EACH,
@@ -67,7 +68,7 @@ STORED = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 NetworkType = TypeVar("NetworkType", bound="Network")
 
 
-class Network(SuggestsNames, nn.Module, ABC):
+class Network(SuggestsNames, KeepsProperties, ABC):
     """Base of all networks, which are defined by the arguments of their constructor and
     their weights.
 
@@ -131,19 +132,6 @@ class Network(SuggestsNames, nn.Module, ABC):
     def __init__(self) -> None:
         super().__init__()
         self.extra: dict[str, Any] = {}
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse a module for a property, such as ``routing``: torch would register it,
-        and the property would still be that of a layer.
-        """
-        if isinstance(value, nn.Module) and isinstance(
-            inspect.getattr_static(type(self), name, None), property
-        ):
-            raise AttributeError(
-                f"{name} of {type(self).__name__} is that of a layer, and is set there, as "
-                "in network.class_caps.routing = routing.bind(parents, size)"
-            )
-        super().__setattr__(name, value)
 
     @abstractmethod
     def forward(self, *args: Any, **kwargs: Any) -> Any:

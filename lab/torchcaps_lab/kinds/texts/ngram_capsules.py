@@ -19,7 +19,7 @@ from torchcaps.squashing import length
 from torchcaps_lab.kinds.texts.network import TextClassifier, ahead, start_apart
 
 
-class NGramCapsules(CapsuleLayer):
+class _NGramCapsules(CapsuleLayer):
     """Capsules of n-grams, from word vectors to class capsules: n-grams, primary,
     convolutional and class capsules.
 
@@ -176,7 +176,7 @@ class TextCapsNet(TextClassifier):
     def __post_init__(self, routing: Routing | None) -> None:
         routing = routing or DynamicRouting(leaky=True, squash="half")
         self.branches = nn.ModuleList(
-            NGramCapsules(self, width, routing) for width in self.widths
+            _NGramCapsules(self, width, routing) for width in self.widths
         )
 
     @property
@@ -184,7 +184,7 @@ class TextCapsNet(TextClassifier):
         """Of each branch, how many words a primary capsule sees, and how many lie
         between one and the next.
         """
-        return tuple(cast(NGramCapsules, branch).reach for branch in self.branches)
+        return tuple(cast(_NGramCapsules, branch).reach for branch in self.branches)
 
     def forward(self, words: Tensor, target: Tensor | None = None) -> Prediction:
         """The class capsules: the poses averaged over the branches, as active as they
