@@ -6,7 +6,6 @@ import ctypes
 import inspect
 import json
 import os
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -20,10 +19,9 @@ from torchcaps.capsules import KeepsProperties
 from torchcaps.models.elsewhere import CLASSES_OF_THE_LAB, load_lab
 from torchcaps.models.outline import (
     EACH,
-    LOOKED_AT,
     SPARE,
-    Outlining,
     TooLarge,
+    outlined,
     read_shapes,
 )
 from torchcaps.models.pretrained import list_pretrained, pretrained_folder
@@ -461,7 +459,7 @@ def _read(path: Path, shapes: Collection[torch.Size]) -> tuple[_Saved, Network]:
                 f"{elsewhere[0]} names {arguments[elsewhere[0]]!r}: a saved network "
                 "brings its own"
             )
-        outline = _outline(saved, shapes)
+        outline = outlined(saved.make, shapes)
         if empty := [
             name
             for name, tensor in outline.state_dict().items()
@@ -528,26 +526,6 @@ def _values(value: Any, place: str) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, list):
         for item in value:
             yield from _values(item, place)
-
-
-def _outline(saved: _Saved, shapes: Collection[torch.Size]) -> Network:
-    """The network without memory for its weights: their shapes and types.
-
-    Raises:
-        TooLarge: before it takes more time, or would take more memory, than the weights
-            give reason for.
-    """
-    with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "Initializing zero-element tensors"
-        )  # an error will follow
-        try:
-            with Outlining(shapes), torch.device("meta"):
-                return saved.make()
-        except (NotImplementedError, RuntimeError):
-            # The constructor looks at numbers, which are nowhere on this device.
-            with Outlining(shapes, LOOKED_AT), torch.device("meta"):
-                return saved.make()
 
 
 def _write_weights(state: Mapping[str, torch.Tensor], part: Path) -> None:

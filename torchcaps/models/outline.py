@@ -1,10 +1,12 @@
-"""The shapes that a configuration asks for, found without memory, to be compared with
-those in the file of weights before anything is made.
+"""Networks without memory for their numbers: the shapes that arguments ask for, before
+anything is made.
 """
 
-from collections.abc import Collection
+import math
+import warnings
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -37,6 +39,8 @@ its compiler for it, which takes seconds.
 
 _NOISE = (torch.randn, torch.rand)
 
+Made = TypeVar("Made")
+
 
 class TooLarge(ValueError):
     """A configuration asks for more than the weights beside it give reason for."""
@@ -59,6 +63,33 @@ def read_shapes(path: Path) -> list[torch.Size]:
         raise ValueError(f"{path} is damaged: {error}") from error
 
 
+def outlined(
+    make: Callable[[], Made], shapes: Collection[torch.Size] | None = None
+) -> Made:
+    """Return what ``make`` returns, a network, with shapes and types, but without memory
+    for its numbers.
+
+    Args:
+        make: makes the network.
+        shapes: those of the tensors in the file of its weights, if these bound what
+            its arguments may ask for.
+
+    Raises:
+        TooLarge: before it takes more time, or would take more memory, than the weights
+            give reason for.
+    """
+    with warnings.catch_warnings():
+        # An error will follow.
+        warnings.filterwarnings("ignore", "Initializing zero-element tensors")
+        try:
+            with Outlining(shapes), torch.device("meta"):
+                return make()
+        except (NotImplementedError, RuntimeError):
+            # The constructor looks at numbers, which are nowhere on this device.
+            with Outlining(shapes, LOOKED_AT), torch.device("meta"):
+                return make()
+
+
 class Outlining(TorchFunctionMode):
     """Inside, torch makes tensors on the device ``meta``, which have shapes and take no
     memory, and makes no more and no larger ones than the weights give reason for.
@@ -66,21 +97,26 @@ class Outlining(TorchFunctionMode):
     It goes around ``torch.device("meta")``.
 
     Args:
-        shapes: those of the tensors in the file of weights.
+        shapes: those of the tensors in the file of weights; None for no bounds.
         looked_at: tensors of so many numbers are made as they are.
 
     Raises:
         TooLarge: inside, at the call that asks for too much.
     """
 
-    def __init__(self, shapes: Collection[torch.Size], looked_at: int = 0) -> None:
+    def __init__(
+        self, shapes: Collection[torch.Size] | None, looked_at: int = 0
+    ) -> None:
         super().__init__()
-        numbers = sum(map(torch.Size.numel, shapes))
-        self.left = SPARE + EACH * len(shapes)
-        self.most_numbers = SPARE_NUMBERS + TIMES_WEIGHTS * numbers
-        self.why = (
-            f"the file of weights holds {len(shapes)} tensors of {numbers:,} numbers"
-        )
+        self.left = self.most_numbers = math.inf
+        if shapes is not None:
+            numbers = sum(map(torch.Size.numel, shapes))
+            self.left = SPARE + EACH * len(shapes)
+            self.most_numbers = SPARE_NUMBERS + TIMES_WEIGHTS * numbers
+            self.why = (
+                f"the file of weights holds {len(shapes)} tensors of {numbers:,} "
+                "numbers"
+            )
         self.looked_at = looked_at
 
     def __torch_function__(

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import filter as matching
+from functools import partial
 from typing import Any, NamedTuple
 
-import torch
 from torch.overrides import TorchFunctionMode
 
 from torchcaps.models.elsewhere import (
@@ -13,6 +13,7 @@ from torchcaps.models.elsewhere import (
     load_lab,
 )
 from torchcaps.models.network import Network, load_pretrained
+from torchcaps.models.outline import outlined
 from torchcaps.models.pretrained import list_pretrained, pretrained_folder
 from torchcaps.spec import meant, parameters, refused, same_class
 
@@ -187,12 +188,10 @@ def _largest(configuration: Configuration, arguments: Mapping[str, Any]) -> str:
     message.
     """
     try:
-        with torch.device("meta"):
-            weights = dict(
-                configuration.network.from_config(arguments).named_parameters()
-            )
+        network = outlined(partial(configuration.network.from_config, arguments))
     except RuntimeError:
         return ": a size is too large"
+    weights = dict(network.named_parameters())
     name = max(weights, key=lambda name: weights[name].numel())
     total = sum(weight.nbytes for weight in weights.values())
     shape = tuple(weights[name].shape)

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, SequentialLR
 # declared options their meaning: dataclass looks them up in this module.
 from torchcaps.losses import ActivationLoss  # noqa: F401
 from torchcaps.models import ClassifierNetwork, create_model, list_models
+from torchcaps.models.outline import outlined
 from torchcaps.models.registry import MODELS, taken_by
 from torchcaps.numerics import NotNegative
 from torchcaps.routing import Routing  # noqa: F401
@@ -173,8 +174,7 @@ class Subject(declarations.SubjectOptions):
         """
         chosen = copy.deepcopy({**self._arguments(trained=True), **arguments})
         try:
-            with torch.device("meta"):
-                return create_model(self.architecture, **chosen)
+            return outlined(partial(create_model, self.architecture, **chosen))
         except (NotImplementedError, RuntimeError):
             return None
 

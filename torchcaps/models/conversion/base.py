@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from torchcaps.models.network import Network
+from torchcaps.models.outline import outlined
 
 
 class Stored(NamedTuple):
@@ -74,8 +74,7 @@ def outline(file: Path, make: Callable[[], Network]) -> dict[str, Tensor]:
     is none of such sizes.
     """
     try:
-        with torch.device("meta"):
-            return make().state_dict()
+        return outlined(make).state_dict()
     except (ValueError, RuntimeError) as error:
         raise ValueError(f"{file} states sizes that no network has: {error}") from error
 
