@@ -225,18 +225,18 @@ class Clustering(SuggestsNames, BaseEstimator, ABC):
         """The points as votes, and their similarity to the clusters."""
 
     @abstractmethod
-    def _store(
-        self,
-        points: Tensor,
-        weights: Tensor | None,
-        state: Any,
-        objectives: list[float],
-    ) -> None:
-        """Sets the fitted attributes."""
+    def _keep(self, state: Any) -> None:
+        """Sets the fitted attributes that hold the state."""
 
     @abstractmethod
     def _state(self) -> Any:
         """The state that the fitted attributes hold."""
+
+    @abstractmethod
+    def _keep_objectives(
+        self, points: Tensor, weights: Tensor | None, objectives: list[float]
+    ) -> None:
+        """Sets the fitted attributes that tell how the steps went."""
 
     def _export(self, state: Any) -> Any:
         """The state as numpy arrays, for the history."""
@@ -284,7 +284,8 @@ class Clustering(SuggestsNames, BaseEstimator, ABC):
         run = max(runs, key=lambda run: run.objectives[-1])
         self.history_ = [self._export(state) for state in run.states]
         self.n_iter_ = len(run.objectives)
-        self._store(points, weights, run.states[-1], run.objectives)
+        self._keep(run.states[-1])
+        self._keep_objectives(points, weights, run.objectives)
         assignment = self._assignment(points, run.states[-1])
         self.labels_ = assignment.argmax(-1).numpy()
         trouble = "" if run.settled else _UNSETTLED.format(self.max_iter)

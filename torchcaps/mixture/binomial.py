@@ -156,7 +156,8 @@ class BinomialMixture(Mixture):
         self.n_iter_ = 1
         self.converged_ = True
         likelihood = self._mean_log_likelihood(points, None, state)
-        self._store(points, None, state, [likelihood])
+        self._keep(state)
+        self._keep_objectives(points, None, [likelihood])
         self.labels_ = labels.astype(np.int64)
         return self
 
@@ -233,18 +234,9 @@ class BinomialMixture(Mixture):
         components, sides = self.probabilities_.shape
         return {"weights": components - 1, "probabilities": components * (sides - 1)}
 
-    def _store(
-        self,
-        points: Tensor,
-        weights: Tensor | None,
-        state: Coins,
-        objectives: list[float],
-    ) -> None:
-        super()._store(points, weights, state, objectives)
-        self.probabilities_, self.weights_ = (
-            state.probabilities.numpy(),
-            state.weights.numpy(),
-        )
+    def _keep(self, state: Coins) -> None:
+        self.probabilities_ = state.probabilities.numpy()
+        self.weights_ = state.weights.numpy()
 
     def _state(self) -> Coins:
         return Coins(numbers_of(self.probabilities_), numbers_of(self.weights_))

@@ -83,12 +83,8 @@ class Mixture(DensityMixin, Clustering):
         """The state with those of the tensors of an M-step that are to be learned."""
         return state._replace(**{name: estimates[name] for name in self.learn})
 
-    def _store(
-        self,
-        points: Tensor,
-        weights: Tensor | None,
-        state: Any,
-        objectives: list[float],
+    def _keep_objectives(
+        self, points: Tensor, weights: Tensor | None, objectives: list[float]
     ) -> None:
         self.lower_bounds_ = objectives
         self.lower_bound_ = objectives[-1]

@@ -346,22 +346,10 @@ class GaussianMixture(Mixture):
         noise = chance.standard_normal(size=(count, len(mean)))
         return np.asarray(mean + noise * np.sqrt(covariance))
 
-    def _store(
-        self,
-        points: Tensor,
-        weights: Tensor | None,
-        state: Gaussians,
-        objectives: list[float],
-    ) -> None:
-        super()._store(points, weights, state, objectives)
-        self.means_, self.covariances_, self.weights_ = (
-            tensor.numpy() for tensor in state
-        )
+    def _keep(self, state: Gaussians) -> None:
+        arrays = (tensor.numpy() for tensor in state)
+        self.means_, self.covariances_, self.weights_ = arrays
 
     def _state(self) -> Gaussians:
-        return Gaussians(
-            *(
-                numbers_of(array)
-                for array in (self.means_, self.covariances_, self.weights_)
-            )
-        )
+        arrays = self.means_, self.covariances_, self.weights_
+        return Gaussians(*map(numbers_of, arrays))

@@ -164,15 +164,13 @@ class CentreClustering(
             scale = new.centres.square().mean()
         return bool((new.centres - old.centres).square().sum() <= self.tol * scale)
 
-    def _store(
-        self,
-        points: Tensor,
-        weights: Tensor | None,
-        state: Centres,
-        objectives: list[float],
-    ) -> None:
-        self.inertia_ = self._loss(points, weights, state)
+    def _keep(self, state: Centres) -> None:
         self.cluster_centers_ = state.centres.numpy()
+
+    def _keep_objectives(
+        self, points: Tensor, weights: Tensor | None, objectives: list[float]
+    ) -> None:
+        self.inertia_ = self._loss(points, weights, self._state())
         self.losses_ = objectives
 
     def _state(self) -> Centres:
