@@ -20,7 +20,6 @@ from torchcaps.mixture.steps import (
     em_step,
     mixture_similarity,
     mixture_step,
-    unroll,
     weighted_step,
 )
 from torchcaps.ops import Votes
@@ -171,12 +170,10 @@ def test_the_last_is_em_routing(lambdas: tuple[float, ...], backend: str) -> Non
         {"unit_cost": COSTS.beta_u, "activation_cost": COSTS.beta_a},
         (votes(backend), ACTIVATION),
     )
-    parents = unroll(
-        lambda before, lam: em_step(
-            votes(backend), before, ACTIVATION, COSTS._replace(inverse_temperature=lam)
-        ),
-        lambdas,
-    )
+    parents = None
+    for inverse_temperature in lambdas:
+        costs = COSTS._replace(inverse_temperature=inverse_temperature)
+        parents = em_step(votes(backend), parents, ACTIVATION, costs)
     torch.testing.assert_close(parents.mean, routed.pose, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(
         parents.log_prior.exp(), routed.activation, rtol=1e-12, atol=1e-12
@@ -215,10 +212,3 @@ def test_the_first_is_the_estimator(name: str) -> None:
         np.testing.assert_allclose(
             parents.log_prior[0].exp(), expected.weights, atol=1e-10
         )
-
-
-def test_no_iteration_is_an_error() -> None:
-    with pytest.raises(
-        ValueError, match="inverse_temperatures must hold one number at least"
-    ):
-        unroll(lambda before, _: mixture_step(votes(), before), [])

@@ -41,7 +41,6 @@ Source: the derivation after Su 2018 (kexue.fm/archives/5155); Hinton, Sabour & 
 2018, Procedure 1.
 """
 
-from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from torch import Tensor
@@ -195,25 +194,3 @@ def em_step(
     return Parents(
         moments.mean, variance, _log_activation(moments.mass, variance, costs)
     )
-
-
-def unroll(
-    step: Callable[[Parents | None, float], Parents],
-    inverse_temperatures: Iterable[float],
-) -> Parents:
-    """Iterates a step from uniform assignments, with the inverse temperature of each
-    iteration.
-
-    Args:
-        step: from parents and lambda to new parents.
-        inverse_temperatures: lambda of each iteration, one at least.
-
-    Raises:
-        ValueError: if there is none.
-    """
-    parents: Parents | None = None
-    for inverse_temperature in inverse_temperatures:
-        parents = step(parents, inverse_temperature)
-    if parents is None:
-        raise ValueError("inverse_temperatures must hold one number at least, got none")
-    return parents
