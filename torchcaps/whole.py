@@ -10,7 +10,6 @@ import os
 import re
 import stat
 import sys
-import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -361,60 +360,6 @@ def nearest(path: Path) -> Path | None:
         if near.exists():
             return near
     return None
-
-
-def named_below(
-    root: Path,
-    name: Any,
-    source: object,
-    what: str = "file",
-) -> Path:
-    """Return the path of a file below a folder by the name that another file has for
-    it.
-
-    The name must stay below the folder as it is written. Links that lie in the folder
-    are followed: who keeps the folder made them, which need not hold for the file with
-    the name. Another system may have written the name: with backslashes, or with
-    letters like ``ä`` composed of one character where the disk has two.
-
-    Args:
-        root: the folder.
-        name: relative to it.
-        source: the file that holds the name, for messages.
-        what: the name of such a file, likewise.
-
-    Raises:
-        ValueError: the name is not text, is absolute or leads out of the folder; or it
-            is that of a folder, a device or a pipe; names the source.
-        FileNotFoundError: there is no such file.
-    """
-    if not isinstance(name, str) or not name or "\0" in name:
-        raise ValueError(
-            f"{source} must name each {what} by its path below {root}, got {name!r}"
-        )
-    parts = re.split(r"[/\\]", name)
-    if ".." in parts or not parts[0] or ":" in parts[0]:
-        raise ValueError(
-            f"{source} names {name!r}, which leads out of {root}: names must be "
-            "relative to that folder"
-        )
-    path = _as_on_disk(root, name)
-    if path is None:
-        raise FileNotFoundError(
-            f"the {what} {root / name} does not exist, which {source} names"
-        )
-    if not path.is_file():
-        raise ValueError(f"{source} names {name!r}: {path} is not a regular file")
-    return path
-
-
-def _as_on_disk(root: Path, name: str) -> Path | None:
-    """The path of a name below a folder, in the first spelling that exists."""
-    spellings = [name, name.replace("\\", "/")]
-    for form in ("NFC", "NFD"):
-        spellings.append(unicodedata.normalize(form, spellings[1]))
-    paths = (root / spelling for spelling in spellings)
-    return next((path for path in paths if path.exists()), None)
 
 
 def _sync(path: Path) -> None:

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from torchcaps.whole import check_file, named_below, parsed_json, read_json, read_text
+from torchcaps.whole import check_file, parsed_json, read_json, read_text
 from torchcaps_lab.data import Examples, Manifest, Series, Text, read_idx
 from torchcaps_lab.data.base import stable_split
 from torchcaps_lab.data.listed import Listed
 from torchcaps_lab.data.plain_text import decoded
 from torchcaps_lab.kinds.images.sets.smallnorb import read_binary_matrix
+from torchcaps_lab.kinds.scenes.noted import named_below
 from torchcaps_lab.kinds.series.files import read_sound, series_in
 from torchcaps_lab.kinds.series.sound import Sound
 from torchcaps_lab.kinds.series.table import SeriesForm, series_of_table
@@ -371,7 +372,8 @@ def test_names_below_a_folder(tmp_path: Path, name: str) -> None:
     (root / "out").symlink_to(tmp_path)
     assert named_below(root, name, "the list").read_text() == "x"
     with pytest.raises(
-        FileNotFoundError, match=r"the file .*gone does not exist, which the list names"
+        FileNotFoundError,
+        match=r"the image .*gone does not exist, which the list names",
     ):
         named_below(root, "gone", "the list")
 

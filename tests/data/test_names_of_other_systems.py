@@ -9,9 +9,9 @@ from unicodedata import normalize
 import pytest
 from PIL import Image
 
-from torchcaps.whole import named_below
 from torchcaps_lab.data import ImageFolder, ImageTable
 from torchcaps_lab.data.classes import places_of
+from torchcaps_lab.kinds.scenes.noted import named_below
 from torchcaps_lab.kinds.scenes.reader import SceneReader
 from torchcaps_lab.look import Place
 

@@ -13,10 +13,10 @@ from msgspec import Meta, Struct
 from torch import Tensor
 
 from torchcaps.names import needing
-from torchcaps.whole import LARGEST_TABLE, named_below, parsed_json, read_text
+from torchcaps.whole import LARGEST_TABLE, parsed_json, read_text
 from torchcaps_lab.data.classes import composed
 from torchcaps_lab.data.schema import checked, each_once
-from torchcaps_lab.kinds.scenes.noted import Noted, check_names
+from torchcaps_lab.kinds.scenes.noted import Noted, check_names, named_below
 from torchcaps_lab.kinds.scenes.stated import frame_of, stated_size
 
 Pixels: TypeAlias = Annotated[float, Meta(ge=-(2**31), le=2**31)]
@@ -152,7 +152,7 @@ class Coco:
         """
         noted = []
         for image in self._images:
-            file = named_below(root, image.file_name, self.path, "image")
+            file = named_below(root, image.file_name, self.path)
             things = self._things[image.id]
             mine = [thing for thing in things if not thing.iscrowd]
             noted.append(

@@ -1,10 +1,12 @@
 """What annotations say of an image, whoever wrote them, and what they may not say."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from unicodedata import normalize
 
 from torchcaps_lab.data.classes import composed
 from torchcaps_lab.data.plain_text import check_class_names, check_text
@@ -30,6 +32,48 @@ class Noted(NamedTuple):
     shares: bool = False
     size: tuple[int, int] | None = None
     aside: int = 0
+
+
+def named_below(root: Path, name: Any, source: object) -> Path:
+    """Return the path of an image below a folder by the name that annotations have for
+    it.
+
+    The name must stay below the folder as it is written. Links that lie in the folder
+    are followed: who keeps the folder made them, which need not hold for the file with
+    the name. Another system may have written the name: with backslashes, or with
+    letters like ``ä`` composed of one character where the disk has two.
+
+    Args:
+        root: the folder.
+        name: relative to it.
+        source: the file that holds the name, for messages.
+
+    Raises:
+        ValueError: the name is not text, is absolute or leads out of the folder; or it
+            is that of a folder, a device or a pipe; names the source.
+        FileNotFoundError: there is no such file.
+    """
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise ValueError(
+            f"{source} must name each image by its path below {root}, got {name!r}"
+        )
+    parts = re.split(r"[/\\]", name)
+    if ".." in parts or not parts[0] or ":" in parts[0]:
+        raise ValueError(
+            f"{source} names {name!r}, which leads out of {root}: names must be "
+            "relative to that folder"
+        )
+    slashed = name.replace("\\", "/")
+    composed_otherwise = (normalize(form, slashed) for form in ("NFC", "NFD"))
+    for spelling in (name, slashed, *composed_otherwise):
+        path = root / spelling
+        if path.is_file():
+            return path
+        if path.exists():
+            raise ValueError(f"{source} names {name!r}: {path} is not a regular file")
+    raise FileNotFoundError(
+        f"the image {root / name} does not exist, which {source} names"
+    )
 
 
 def check_names(names: Sequence[str], source: object) -> tuple[str, ...]:

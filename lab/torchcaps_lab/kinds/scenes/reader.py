@@ -8,7 +8,7 @@ from html import unescape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchcaps.whole import encoding_of, named_below, opened, parsed_json
+from torchcaps.whole import encoding_of, opened, parsed_json
 from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.parts import part_called
 from torchcaps_lab.data.reader import register_reader
@@ -16,6 +16,7 @@ from torchcaps_lab.kinds.images.decoding.picture import image_suffixes
 from torchcaps_lab.kinds.images.guess import looked_at, shape_of
 from torchcaps_lab.kinds.images.reader import ImageReader
 from torchcaps_lab.kinds.images.sets.files import image_files
+from torchcaps_lab.kinds.scenes.noted import named_below
 from torchcaps_lab.kinds.scenes.yolo import (
     CLASSES,
     YAML,
@@ -221,7 +222,7 @@ def _holding(name: str, folders: Iterable[Path]) -> list[Path]:
     holding = []
     for folder in sorted(folders):
         with suppress(ValueError, FileNotFoundError):
-            named_below(folder, name, "annotations", "image")
+            named_below(folder, name, "annotations")
             holding.append(folder)
     return holding
 

@@ -5,8 +5,8 @@ from itertools import compress
 from pathlib import Path
 from xml.etree import ElementTree
 
-from torchcaps.whole import LARGEST_NOTE, named_below, read_bytes
-from torchcaps_lab.kinds.scenes.noted import Noted
+from torchcaps.whole import LARGEST_NOTE, read_bytes
+from torchcaps_lab.kinds.scenes.noted import Noted, named_below
 from torchcaps_lab.kinds.scenes.stated import stated_size
 from torchcaps_lab.look import number_in
 
@@ -40,7 +40,7 @@ def _noted(file: Path, root: Path) -> Noted:
     except (ElementTree.ParseError, ValueError, LookupError) as error:
         raise ValueError(f"annotations {file} are not as of VOC: {error}") from error
     return Noted(
-        named_below(root, name, file, "image"),
+        named_below(root, name, file),
         [*compress(labels, clear)],
         [*compress(boxes, clear)],
         file,
