@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_leaves
 from tests.routing.by_the_book import dynamic_routing, inner_product_kmeans_routing
 from torchcaps import CapsConv2d, Capsules, ClassCaps, create_routing
 from torchcaps.ops import Similarity, Votes, axes
-from torchcaps.ops.chunked import ChunkedVotes
 from torchcaps.routing import (
     EMRouting,
     EuclideanKMeansRouting,
@@ -143,9 +142,6 @@ def test_no_tensor_is_as_large_as_the_votes(
     rows: int,
     coordinates: bool,
 ) -> None:
-    assert (
-        ChunkedVotes(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1)).budget == BUDGET
-    )
     bound = max(
         transforms * J * P * D // rows, B * I * (J + 1), B * I * rows * P, 2 * BUDGET
     )

@@ -148,7 +148,7 @@ def test_votes_whose_squares_underflow_have_finite_gradients(size: float) -> Non
 
 @pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 def test_second_moments(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchcaps.ops.votes.tile_numbers", lambda _: 40)
+    monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 40)
     children, transforms, a = problem()
     votes = Votes(children, transforms, normal(I, H, seed=4), backend=backend)
     stored = votes.dense()

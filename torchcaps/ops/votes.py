@@ -25,7 +25,6 @@ from torchcaps.numerics import (
 from torchcaps.ops import folded, fused
 from torchcaps.ops.backend import Moments, VoteSource
 from torchcaps.ops.chunked import any_similarity
-from torchcaps.ops.chunked.tiles import tile_numbers
 from torchcaps.ops.closed_forms import fixed_sum
 from torchcaps.ops.competition import (
     PARENTS,
@@ -620,7 +619,7 @@ class Votes:
             tile = any_similarity.Tile(
                 None, PARENTS, children, source.transforms, source.coordinates, weights
             )
-            return any_similarity.gram(tile, tile_numbers(children.device))
+            return any_similarity.gram(tile)
 
     def assignment(self, similarity: Similarity | None = None) -> Tensor:
         """Return the assignment probabilities (coupling coefficients) ``R_ij``, (B, I,

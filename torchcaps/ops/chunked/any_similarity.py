@@ -80,36 +80,35 @@ def _normalised(tile: Tile) -> tuple[Tensor, ...]:
     return (over_parents(tile.logits(), tile.competition.leaky),)
 
 
-def moments(tile: Tile, scatter: bool, budget: int) -> Moments:
+def moments(tile: Tile, scatter: bool) -> Moments:
     """One E-step and the sums of the M-step that follows.
 
     The scatter is a second walk over the tiles, about the mean of the first, held
     fixed; what that mean was rounded by is made good as in
     :func:`naive.weighted_moments`.
     """
-    mass, total = _by_tile(_summed, tile, ("BJ", "BJH"), budget)
+    mass, total = _by_tile(_summed, tile, ("BJ", "BJH"))
     if not scatter:
         return Moments(mass, total, None)
     mean = (total / positive(mass)[..., None]).detach()
-    second, remainder = _by_tile(
-        _scattered, Tile(**{**vars(tile), "mean": mean}), ("BJH", "BJH"), budget
-    )
+    about_mean = Tile(**{**vars(tile), "mean": mean})
+    second, remainder = _by_tile(_scattered, about_mean, ("BJH", "BJH"))
     return Moments(mass, total, second - remainder.square() / positive(mass)[..., None])
 
 
-def gram(tile: Tile, budget: int) -> Tensor:
+def gram(tile: Tile) -> Tensor:
     """``sum_i a_i V_ij V_ij^T``, (B, J, H, H)."""
-    return _by_tile(_squared, tile, ("BJHH",), budget)[0]
+    return _by_tile(_squared, tile, ("BJHH",))[0]
 
 
-def logits(tile: Tile, budget: int) -> Tensor:
+def logits(tile: Tile) -> Tensor:
     """``l_ij``, (B, I, J)."""
-    return _by_tile(_scored, tile, ("BIJ",), budget)[0]
+    return _by_tile(_scored, tile, ("BIJ",))[0]
 
 
-def log_partition(tile: Tile, budget: int) -> Tensor:
+def log_partition(tile: Tile) -> Tensor:
     """The log-partition over the parents (and the leak), (B, I)."""
-    return _by_tile(_normalised, tile, ("BI",), budget)[0]
+    return _by_tile(_normalised, tile, ("BI",))[0]
 
 
 class _Call(NamedTuple):
@@ -118,19 +117,13 @@ class _Call(NamedTuple):
     work: Work
     whole: Tile
     layouts: tuple[str, ...]
-    budget: int
 
 
-def _by_tile(
-    work: Work,
-    tile: Tile,
-    layouts: tuple[str, ...],
-    budget: int,
-) -> tuple[Tensor, ...]:
+def _by_tile(work: Work, tile: Tile, layouts: tuple[str, ...]) -> tuple[Tensor, ...]:
     """What the work gives for each tile, at its place in tensors with these axes, added
     up where tiles share one.
     """
-    return _ByTile.apply(_Call(work, tile, layouts, budget), *tile.tensors)
+    return _ByTile.apply(_Call(work, tile, layouts), *tile.tensors)
 
 
 class _ByTile(torch.autograd.Function):
@@ -143,22 +136,15 @@ class _ByTile(torch.autograd.Function):
         """The outputs."""
         ctx.call = call
         ctx.save_for_backward(*tensors)
-        work, all_votes, layouts, budget = call
+        work, all_votes, layouts = call
         B, I, M, _ = all_votes.children.shape
         _, J, _, D = all_votes.transforms.shape
-        sizes = {
-            "B": B,
-            "I": I,
-            "J": J,
-            "H": M * D,
-        }
+        sizes = {"B": B, "I": I, "J": J, "H": M * D}
         outputs = tuple(
             all_votes.children.new_zeros([sizes[letter] for letter in layout])
             for layout in layouts
         )
-        for rows, columns in tile_grid(
-            all_votes.children, all_votes.transforms, budget
-        ):
+        for rows, columns in tile_grid(all_votes.children, all_votes.transforms):
             for output, layout, part in zip(
                 outputs, layouts, work(_part(all_votes, rows, columns)), strict=True
             ):
@@ -192,7 +178,7 @@ def _backward(
         torch.zeros_like(tensor) if needs else None
         for tensor, needs in zip(tile.tensors, wanted, strict=True)
     ]
-    for rows, columns in tile_grid(tile.children, tile.transforms, call.budget):
+    for rows, columns in tile_grid(tile.children, tile.transforms):
         part = _part(tile, rows, columns)
         with torch.enable_grad():
             leaves = [

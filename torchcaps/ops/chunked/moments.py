@@ -30,7 +30,6 @@ class Options(NamedTuple):
 
     leaky: bool
     hard: bool
-    budget: int
 
 
 def _part(call: Call, rows: slice, columns: slice) -> Call:
@@ -237,7 +236,7 @@ class ChunkedScores(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         call = Call.of(tensors, None)
         scores = call.children.new_empty(sizes_of(call)[: 2 if reduced else 3])
-        for rows, columns in _grid(call, options):
+        for rows, columns in tile_grid(call.children, call.transforms):
             tile = Tile(_part(call, rows, columns), options)
             logits = tile.logits()
             if reduced:
@@ -268,7 +267,7 @@ def _moments_backward(tensors: Tensors, upstream: Any, options: Options) -> Tens
     mean, grad_mass, grad_sum, grad_scatter = upstream
     call = Call.of(tensors, None)
     grads = call.gradients()
-    for rows, columns in _grid(call, options):
+    for rows, columns in tile_grid(call.children, call.transforms):
         part = _part(call, rows, columns)
         out = _part(grads, rows, columns)
         tile = Tile(part, options)
@@ -305,7 +304,7 @@ def _scores_backward(
     """
     call = Call.of(tensors, None)
     grads = call.gradients()
-    for rows, columns in _grid(call, options):
+    for rows, columns in tile_grid(call.children, call.transforms):
         out = _part(grads, rows, columns)
         tile = Tile(_part(call, rows, columns), options)
         if reduced:
@@ -321,14 +320,9 @@ def _scores_backward(
     return listed(grads)
 
 
-def _grid(call: Call, options: Options) -> Iterator[tuple[slice, slice]]:
-    """The tiles, as slices of (batch rows, children)."""
-    return tile_grid(call.children, call.transforms, options.budget)
-
-
 def _by_rows(call: Call, options: Options) -> Iterator[tuple[slice, Iterator[Tile]]]:
     """For each slice of the batch, its tiles."""
-    grid = list(_grid(call, options))
+    grid = list(tile_grid(call.children, call.transforms))
     for start, stop in dict.fromkeys((rows.start, rows.stop) for rows, _ in grid):
         rows = slice(start, stop)
         mine = (columns for others, columns in grid if others == rows)

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from itertools import product
 
-import torch
 from torch import Tensor
 
 CPU_TILE = 2**19
@@ -13,23 +12,18 @@ outweigh the cost of a launch.
 """
 
 
-def tile_numbers(device: torch.device) -> int:
-    """How many numbers one tile may hold on that device."""
-    return CPU_TILE if device.type == "cpu" else DEVICE_TILE
-
-
 def tile_shape(
     batch: int,
     children: int,
     numbers: int,
-    budget: int,
+    most: int,
 ) -> tuple[int, int]:
     """How many (batch rows, children) to take at once, at ``numbers`` numbers a pair,
-    to stay within ``budget``.
+    for a tile of at most ``most`` numbers.
 
     The whole batch where that leaves 16 children or more.
     """
-    pairs = max(1, budget // max(1, numbers))
+    pairs = max(1, most // max(1, numbers))
     rows = max(1, min(batch, pairs // min(16, max(1, children))))
     return rows, max(1, min(children, pairs // rows))
 
@@ -39,15 +33,14 @@ def slices(length: int, step: int) -> Iterator[slice]:
     return (slice(start, min(length, start + step)) for start in range(0, length, step))
 
 
-def tile_grid(
-    children: Tensor, transforms: Tensor, budget: int
-) -> Iterator[tuple[slice, slice]]:
+def tile_grid(children: Tensor, transforms: Tensor) -> Iterator[tuple[slice, slice]]:
     """All tiles of votes, as slices of (batch rows, children), the children on the
     inner loop.
     """
     B, I, M, _ = children.shape
     _, J, _, D = transforms.shape
-    rows, columns = tile_shape(B, I, J * M * D, budget)
+    most = CPU_TILE if children.device.type == "cpu" else DEVICE_TILE
+    rows, columns = tile_shape(B, I, J * M * D, most)
     return product(slices(B, rows), slices(I, columns))
 
 

@@ -19,7 +19,6 @@ from torchcaps.ops import naive
 from torchcaps.ops.backend import Moments, VoteSource
 from torchcaps.ops.chunked import any_similarity
 from torchcaps.ops.chunked.moments import ChunkedMoments, ChunkedScores, Options
-from torchcaps.ops.chunked.tiles import tile_numbers
 from torchcaps.ops.closed_forms import given_moments, uniform_moments
 from torchcaps.ops.competition import PARENTS, Competition, over_parents
 from torchcaps.ops.similarity import Gaussian, Given, InnerProduct, Similarity
@@ -35,16 +34,6 @@ class ChunkedVotes(VoteSource):
         >>> isinstance(votes.source, tc.ops.chunked.ChunkedVotes)
         True
     """
-
-    def __init__(
-        self,
-        children: Tensor,
-        transforms: Tensor,
-        coordinates: Tensor | None = None,
-        budget: int | None = None,
-    ) -> None:
-        super().__init__(children, transforms, coordinates)
-        self.budget = budget or tile_numbers(children.device)
 
     @classmethod
     def supports(cls, similarity: Similarity | None, competition: Competition) -> str:
@@ -75,7 +64,7 @@ class ChunkedVotes(VoteSource):
         special = competition.replaces_softmax or (hard and competition.leaky)
         if special or not _is_known(similarity):
             tile = self._tile(similarity, weights, competition, log_partition)
-            return any_similarity.moments(tile, scatter, self.budget)
+            return any_similarity.moments(tile, scatter)
         # The log-partition includes the leak.
         leaky = competition.leaky and log_partition is None
         even = similarity is None and self.coordinates is None
@@ -83,7 +72,7 @@ class ChunkedVotes(VoteSource):
             return uniform_moments(
                 self.children, self.transforms, weights, leaky, log_partition
             )
-        options = Options(leaky, hard, self.budget)
+        options = Options(leaky, hard)
         fields = (
             self.children,
             self.transforms,
@@ -105,10 +94,8 @@ class ChunkedVotes(VoteSource):
         if self.empty or isinstance(similarity, Given):
             return over_parents(self.logits(similarity), leaky)
         if not _is_known(similarity):
-            return any_similarity.log_partition(
-                self._tile(similarity, None, Competition(leaky=leaky), None),
-                self.budget,
-            )
+            tile = self._tile(similarity, None, Competition(leaky=leaky), None)
+            return any_similarity.log_partition(tile)
         return self._scores(similarity, reduced=True, leaky=leaky)
 
     def logits(self, similarity: Similarity | None) -> Tensor:
@@ -120,9 +107,7 @@ class ChunkedVotes(VoteSource):
         if self.empty:
             return naive.stored(self).logits(similarity)
         if not _is_known(similarity):
-            return any_similarity.logits(
-                self._tile(similarity, None, PARENTS, None), self.budget
-            )
+            return any_similarity.logits(self._tile(similarity, None, PARENTS, None))
         return self._scores(similarity, reduced=False)
 
     def _scores(
@@ -131,7 +116,7 @@ class ChunkedVotes(VoteSource):
         reduced: bool,
         leaky: bool = False,
     ) -> Tensor:
-        options = Options(leaky, hard=False, budget=self.budget)
+        options = Options(leaky, hard=False)
         fields = (self.children, self.transforms, self.coordinates, None, None)
         return ChunkedScores.apply(options, reduced, *fields, *similarity.tensors)
 
