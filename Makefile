@@ -49,7 +49,7 @@ cover: setup
 	$(BIN)/python -m pytest -m "" --numprocesses $(JOBS) --dist worksteal --cov --cov-report term:skip-covered --cov-report html
 
 # The lowest versions that pyproject.toml admits, but for torch, at what most depends on them. They warn of each other.
-LOWEST := tests/test_cli.py tests/data tests/kinds/images tests/mixture tests/tasks tests/models/test_conversion.py tests/models/test_model_files.py \
+LOWEST := tests/test_cli.py tests/data tests/kinds/images tests/mixture tests/tasks tests/test_conversion.py tests/models/test_model_files.py \
 	tests/kinds/texts/test_text_networks.py tests/report/test_report.py tests/explore/test_explorer.py \
 	tests/recipes/test_recipe_jobs.py tests/recipes/test_recipes_of_poses.py
 lowest: setup

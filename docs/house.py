@@ -47,6 +47,7 @@ ORDER = (
     "options",
     "run_folder",
     "training",
+    "conversion",
     "cli",
 )
 """Each room imports from those before it only."""

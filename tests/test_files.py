@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from torchcaps.models import convert, create_model, load_pretrained
+from torchcaps.models import create_model, load_pretrained
 from torchcaps.whole import (
     nearest,
     opened,
@@ -26,6 +26,7 @@ from torchcaps.whole import (
     written_whole,
 )
 from torchcaps_lab.cli import main
+from torchcaps_lab.conversion import convert
 from torchcaps_lab.data import Manifest, load_image
 from torchcaps_lab.data.tables import Table
 from torchcaps_lab.kinds.images.sets.mnist import read_idx

@@ -13,7 +13,6 @@ from torchcaps.models.base import (
 )
 from torchcaps.models.byerly import ByerlyCapsNet
 from torchcaps.models.capsnet import CapsNet, CapsNetTwin
-from torchcaps.models.conversion import convert
 from torchcaps.models.deepcaps import DeepCaps, TransposedDecoder
 from torchcaps.models.efficient_capsnet import EfficientCapsNet, UpsamplingDecoder
 from torchcaps.models.elsewhere import CLASSES_OF_THE_LAB, load_lab
@@ -63,7 +62,6 @@ __all__ = [
     "SetCapsNet",
     "box_iou",
     "boxes_of_maps",
-    "convert",
     "create_model",
     "list_models",
     "load_pretrained",

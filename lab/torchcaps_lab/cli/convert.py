@@ -12,8 +12,8 @@ def command(file: Existing, *, to: str) -> None:
         file: Keras weights of Efficient-CapsNet (.h5), or Heinsen's state dict (.pt)
         to: folder of the saved network, new or empty
     """
-    from torchcaps.models import Network, convert
+    from torchcaps_lab.conversion import convert
 
-    network: Network = convert(file, to)
+    network = convert(file, to)
     parameters = sum(parameter.numel() for parameter in network.parameters())
     print(f"{type(network).__name__}, {parameters:,} parameters: {to}")

@@ -2,6 +2,6 @@
 package.
 """
 
-from torchcaps.models.conversion.convert import convert
+from torchcaps_lab.conversion.convert import convert
 
 __all__ = ["convert"]

@@ -3,16 +3,16 @@
 import tempfile
 from pathlib import Path
 
-from torchcaps.models.conversion import efficient_capsnet, heinsen
-from torchcaps.models.conversion.base import (
+from torchcaps.models.network import Network
+from torchcaps.whole import opened
+from torchcaps_lab.conversion import efficient_capsnet, heinsen
+from torchcaps_lab.conversion.base import (
     COUNTER,
     TRAINED,
     Converted,
     check_names,
     outline,
 )
-from torchcaps.models.network import Network
-from torchcaps.whole import opened
 
 
 def convert(file: str | Path, folder: str | Path) -> Network:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torchcaps.models.conversion.base import Converted, Stored, of_smallnorb, outline
 from torchcaps.models.efficient_capsnet import EfficientCapsNet
 from torchcaps.models.registry import create_model
 from torchcaps.names import needing
 from torchcaps.whole import check_file
+from torchcaps_lab.conversion.base import Converted, Stored, of_smallnorb, outline
 
 if TYPE_CHECKING:
     import h5py

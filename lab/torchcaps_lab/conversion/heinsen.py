@@ -10,9 +10,9 @@ from zipfile import BadZipFile, ZipFile
 import torch
 from torch import Tensor
 
-from torchcaps.models.conversion.base import Converted, Stored, of_smallnorb
 from torchcaps.models.heinsen import HeinsenCapsNet
 from torchcaps.whole import opened
+from torchcaps_lab.conversion.base import Converted, Stored, of_smallnorb
 
 _PARTS = {
     "convolve": "features",

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from torchcaps import create_model, load_pretrained
-from torchcaps.models import HeinsenCapsNet, Network, convert
+from torchcaps.models import HeinsenCapsNet, Network
 from torchcaps_lab.cli import main
+from torchcaps_lab.conversion import convert
 
 Arrays = dict[str, np.ndarray]
 
