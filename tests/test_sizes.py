@@ -20,8 +20,8 @@ from torchcaps.numerics import (
     check_size,
     check_sizes,
 )
-from torchcaps.routing import EMRouting, SpectralRouting, constructor_arguments
-from torchcaps.spec import check
+from torchcaps.routing import EMRouting, SpectralRouting
+from torchcaps.spec import check, declared
 
 NO_SIZES = (0, -1, math.inf, math.nan, 1.5, True)
 LAYERS: dict[type, dict[str, Any]] = {
@@ -78,7 +78,7 @@ def test_layers(layer: type) -> None:
         for other in wrong(value):
             with pytest.raises(ValueError, match=rf"^{name} must be"):
                 layer(**{**LAYERS[layer], name: other})
-    if "init_std" in constructor_arguments(layer):
+    if "init_std" in declared(layer).arguments:
         for other in (math.inf, math.nan, "0.1", True, -1.0):
             with pytest.raises(ValueError, match=r"^init_std must be"):
                 layer(**LAYERS[layer], init_std=other)

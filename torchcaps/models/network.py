@@ -26,7 +26,7 @@ from torchcaps.models.outline import (
 )
 from torchcaps.models.pretrained import list_pretrained, pretrained_folder
 from torchcaps.names import needing
-from torchcaps.routing import Routing, constructor_arguments, create_routing
+from torchcaps.routing import Routing, create_routing
 from torchcaps.routing.base import MOST_STEPS
 from torchcaps.spec import (
     NotKnown,
@@ -122,7 +122,7 @@ class Network(SuggestsNames, KeepsProperties, ABC):
         only the call has them.
         """
         network = super().__new__(cls)
-        named = constructor_arguments(cls)
+        named = declared(cls).arguments
         passed_on = {name: value for name, value in kwargs.items() if name not in named}
         network.__dict__.update(_passed_on=passed_on, _unnamed=args[_positions(cls) :])
         return network
@@ -148,9 +148,7 @@ class Network(SuggestsNames, KeepsProperties, ABC):
                 f"{kind} took arguments without names, {self._unnamed}, which no "
                 "configuration can hold"
             )
-        arguments = {
-            name: kept(self, name) for name in constructor_arguments(type(self))
-        }
+        arguments = {name: kept(self, name) for name in declared(type(self)).arguments}
         arguments |= {
             name: getattr(self, name, value) for name, value in self._passed_on.items()
         }
@@ -173,7 +171,7 @@ class Network(SuggestsNames, KeepsProperties, ABC):
                 for name, value in config.items()
             }
         )
-        for name in constructor_arguments(cls):
+        for name in declared(cls).arguments:
             kept(network, name)
         return network
 

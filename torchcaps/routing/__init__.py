@@ -10,7 +10,6 @@ from torchcaps.routing.base import (
     Routed,
     Routing,
     as_capsules,
-    constructor_arguments,
     create_routing,
     list_routings,
     register_routing,

@@ -379,18 +379,12 @@ class Routing(SuggestsNames, nn.Module, ABC):
         Raises:
             ValueError: if one is not kept as an attribute of the same name.
         """
-        return {name: kept(self, name) for name in constructor_arguments(type(self))}
+        return {name: kept(self, name) for name in declared(type(self)).arguments}
 
     def extra_repr(self) -> str:
         """The constructor's arguments, as far as they are kept."""
-        return shown(
-            self,
-            *(
-                name
-                for name in constructor_arguments(type(self))
-                if hasattr(self, name)
-            ),
-        )
+        arguments = declared(type(self)).arguments
+        return shown(self, *(name for name in arguments if hasattr(self, name)))
 
 
 class FastPath(NamedTuple):
@@ -436,13 +430,6 @@ def fast(
         return make
 
     return enter
-
-
-def constructor_arguments(cls: type) -> list[str]:
-    """The names of what a class's constructor takes, without ``*args`` and
-    ``**kwargs``.
-    """
-    return list(declared(cls).arguments)
 
 
 ROUTINGS = Registry("routing", Routing)

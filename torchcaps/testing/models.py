@@ -18,7 +18,7 @@ from torchcaps.models import (
     create_model,
     load_pretrained,
 )
-from torchcaps.routing import constructor_arguments
+from torchcaps.spec import declared
 from torchcaps.testing.compare import attempt, by_name
 
 BATCH = 3
@@ -329,7 +329,7 @@ def _expect_routed(network: CapsuleNetwork, inputs: Tensor) -> None:
 
 
 def _other_images_and_classes(subject: Subject) -> None:
-    arguments = constructor_arguments(type(subject.network))
+    arguments = declared(type(subject.network)).arguments
     if "image_shape" not in arguments or "classes" not in arguments:
         return
     config = subject.network.config()
