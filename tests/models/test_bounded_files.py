@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from torchcaps.models import Network, create_model, load_pretrained
-from torchcaps.models.outline import Outlining, TooLarge
+from torchcaps.models.outline import Outlining, TooLarge, outlined
 
 MOST_MEGABYTES, MOST_SECONDS = 250, 10
 """Bounds of one refusal; it takes a fraction of a second on an idle machine."""
@@ -140,6 +140,15 @@ def test_an_outline_takes_no_memory_and_no_numbers_are_drawn() -> None:
     shapes = [tensor.shape for tensor in outlines]
     assert shapes == [large, (4, 5), (3,), (10**5, 10**5)]
     assert outlines[1].dtype == torch.float64
+
+
+def test_what_looks_at_many_numbers_is_outlined_where_there_are_no_bounds() -> None:
+    def make() -> nn.Module:
+        return nn.Linear(5_000, int(torch.ones(5_000).sum()))
+
+    assert outlined(make).weight.shape == (5_000, 5_000)
+    with pytest.raises(RuntimeError, match="meta"):
+        outlined(make, 100 * [torch.Size((5_000, 5_000))])
 
 
 def test_tensors_are_counted_and_measured() -> None:

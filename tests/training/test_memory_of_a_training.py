@@ -30,9 +30,7 @@ def need(
     batch_size: int = 128,
     precision: str = "32-true",
 ) -> memory.Need:
-    actual = memory.needed(subject.outline(), optimizer, batch_size, precision)
-    assert actual is not None
-    return actual
+    return memory.needed(subject.outline(), optimizer, batch_size, precision)
 
 
 def test_weights_gradients_and_state_are_those_of_a_training() -> None:

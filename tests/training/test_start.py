@@ -66,7 +66,7 @@ class TestWeights:
         tc.create_model("capsnet_digits").save_pretrained(tmp_path)
         other = tc.create_model("capsnet_small_cnn", image_shape=(1, 28, 28))
         with pytest.raises(ValueError, match="start: no weight of"):
-            start_from(other, str(tmp_path), list("0123456789"), None)
+            start_from(other, str(tmp_path), list("0123456789"), other)
 
 
 class TestCommand:

@@ -19,8 +19,9 @@ from torchcaps.layers import (
     mask_capsules,
 )
 from torchcaps.layers.decoder import DecoderInput, ToldDecoder, chosen_classes
-from torchcaps.models.differences import outlined, take_differences
+from torchcaps.models.differences import take_differences
 from torchcaps.models.network import KEPT_FOR_ANY_CLASSES, Network
+from torchcaps.models.outline import outlined
 from torchcaps.numerics import at_hand, check_series, check_size, dtype_of
 from torchcaps.routing import Routed, Routing
 

@@ -1,16 +1,13 @@
 """Changes in a network what depends on one of its arguments, and nothing else."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
-
-NetworkType = TypeVar("NetworkType", bound=nn.Module)
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 """Attributes of a module that are no settings: its tensors and children, hooks, whether
@@ -39,17 +36,6 @@ def take_differences(network: nn.Module, before: nn.Module, after: nn.Module) ->
     differences = _Differences(next(network.parameters(), None))
     differences.take_own(network, before, after)
     differences.take_children(network, before, after)
-
-
-def outlined(make: Callable[[], NetworkType]) -> NetworkType:
-    """A network on the meta device, without numbers; with them if its constructor looks
-    at numbers.
-    """
-    try:
-        with torch.device("meta"):
-            return make()
-    except (NotImplementedError, RuntimeError):
-        return make()
 
 
 class _Differences:

@@ -25,7 +25,9 @@ those of all weights.
 """
 
 LOOKED_AT = 2**12
-"""Numbers of a tensor that is made as it is where a constructor looks at numbers."""
+"""The most numbers of a tensor that is made as it is where a constructor of a file looks
+at numbers.
+"""
 
 _DRAWS = (
     Tensor.normal_,
@@ -67,7 +69,7 @@ def outlined(
     make: Callable[[], Made], shapes: Collection[torch.Size] | None = None
 ) -> Made:
     """Return what ``make`` returns, a network, with shapes and types, but without memory
-    for its numbers.
+    for its numbers; with some of them if its constructor looks at numbers.
 
     Args:
         make: makes the network.
@@ -86,7 +88,8 @@ def outlined(
                 return make()
         except (NotImplementedError, RuntimeError):
             # The constructor looks at numbers, which are nowhere on this device.
-            with Outlining(shapes, LOOKED_AT), torch.device("meta"):
+            looked_at = math.inf if shapes is None else LOOKED_AT
+            with Outlining(shapes, looked_at), torch.device("meta"):
                 return make()
 
 
@@ -105,7 +108,7 @@ class Outlining(TorchFunctionMode):
     """
 
     def __init__(
-        self, shapes: Collection[torch.Size] | None, looked_at: int = 0
+        self, shapes: Collection[torch.Size] | None, looked_at: float = 0
     ) -> None:
         super().__init__()
         self.left = self.most_numbers = math.inf
@@ -123,10 +126,16 @@ class Outlining(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        fills = getattr(func, "__module__", "") == "torch.nn.init"
+        if func in _DRAWS:
+            return args[0]
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return kwargs["tensor"]
+        if func in _NOISE:
+            func = torch.empty
+            kwargs.pop("generator", None)
         # Only what makes tensors takes a device.
-        if "device" in kwargs or fills or func in (*_DRAWS, *_NOISE):
-            result = self._outlined(func, args, kwargs)
+        if "device" in kwargs:
+            result = self._made(func, args, kwargs)
         else:
             result = func(*args, **kwargs)
         if isinstance(result, Tensor) and result.numel() > self.most_numbers:
@@ -135,17 +144,9 @@ class Outlining(TorchFunctionMode):
             )
         return result
 
-    def _outlined(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        if func in _DRAWS:
-            return args[0]
-        if getattr(func, "__module__", "") == "torch.nn.init":
-            return kwargs["tensor"]
-        if func in _NOISE:
-            func = torch.empty
-            kwargs.pop("generator", None)
+    def _made(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """A tensor that is made, on ``meta`` if its numbers are not looked at."""
         # Here calls can end without harm.
-        if "device" not in kwargs:
-            return func(*args, **kwargs)
         self.left -= 1
         if self.left < 0:
             raise TooLarge(f"its arguments ask for too many layers: {self.why}")

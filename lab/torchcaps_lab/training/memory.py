@@ -64,12 +64,8 @@ def check_memory(
     optimizer: OptimizerFactory,
     schedule: Schedule,
     running: Running,
-) -> Need | None:
+) -> Need:
     """Counts the memory of a training before its network is made.
-
-    Returns:
-        What it needs; None for a network whose constructor looks at numbers, which
-        cannot be counted.
 
     Raises:
         ValueError: if the machine has less: names the sizes, the largest tensor and, if
@@ -79,9 +75,7 @@ def check_memory(
         subject.outline(), optimizer, schedule.batch_size, running.trainer.precision
     )
     have = available_memory()
-    if need is None or have is None:
-        return need
-    if _on_the_machine(need, running) > have:
+    if have is not None and _on_the_machine(need, running) > have:
         advice = "; ".join(_what_fits(subject, optimizer, schedule, running, have))
         raise ValueError(
             _too_large(
@@ -92,7 +86,7 @@ def check_memory(
 
 
 def check_device(
-    need: Need | None,
+    need: Need,
     trainer: Trainer,
     subject: Subject,
     schedule: Schedule,
@@ -107,7 +101,7 @@ def check_device(
         ValueError: if that is less.
     """
     device = trainer.strategy.root_device
-    if need is None or device.type != "cuda" or trainer.world_size > 1:
+    if device.type != "cuda" or trainer.world_size > 1:
         return
     have, _ = torch.cuda.mem_get_info(device)
     if need.step > have:
@@ -117,18 +111,16 @@ def check_device(
 
 
 def needed(
-    network: ClassifierNetwork | None,
+    network: ClassifierNetwork,
     optimizer: OptimizerFactory,
     batch_size: int,
     precision: int | str | None,
-) -> Need | None:
-    """The memory of a training with a network on the device ``meta``; None without one.
+) -> Need:
+    """The memory of a training with a network on the device ``meta``.
 
     With a precision of 16 bits activations take half of what they do in the precision
     of the weights.
     """
-    if network is None:
-        return None
     tensors = dict([*network.named_parameters(), *network.named_buffers()])
     gradients = sum(
         [weight.nbytes for weight in network.parameters() if weight.requires_grad]
@@ -217,7 +209,7 @@ def _what_fits(
                 batch_size,
                 running.trainer.precision,
             )
-            return need is not None and _on_the_machine(need, running) <= have
+            return _on_the_machine(need, running) <= have
         return False
 
     size = schedule.batch_size

@@ -158,25 +158,17 @@ class Subject(declarations.SubjectOptions):
                 notes.append(line)
         return network
 
-    def outline(self, **arguments: Any) -> ClassifierNetwork | None:
-        """The network on the device ``meta``, where it takes no memory: the shapes of
-        its weights.
+    def outline(self, **arguments: Any) -> ClassifierNetwork:
+        """The network without memory for its numbers: the shapes of its weights.
 
         Args:
             arguments: the arguments of the network, in place of the chosen ones.
-
-        Returns:
-            The network; None for one whose constructor looks at numbers, which are
-            nowhere there.
 
         Raises:
             ValueError: if arguments do not fit each other or the images.
         """
         chosen = copy.deepcopy({**self._arguments(trained=True), **arguments})
-        try:
-            return outlined(partial(create_model, self.architecture, **chosen))
-        except (NotImplementedError, RuntimeError):
-            return None
+        return outlined(partial(create_model, self.architecture, **chosen))
 
     def _arguments(self, trained: bool) -> dict[str, Any]:
         """The arguments of the network; a `ValueError` if it or its routing does not

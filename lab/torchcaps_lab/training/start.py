@@ -15,7 +15,7 @@ def start_from(
     network: nn.Module,
     source: str,
     classes: Sequence[str],
-    one_more: nn.Module | None,
+    one_more: nn.Module,
 ) -> str:
     """Copy the weights of a saved network into a new one, in place, wherever name and
     shape are the same.
@@ -29,7 +29,7 @@ def start_from(
             package.
         classes: the names of the classes of the new network.
         one_more: the new network for one class more, which shows what belongs to a
-            class; None if it cannot be made.
+            class.
 
     Returns:
         A line for the user: what is kept, and what is new.
@@ -42,7 +42,7 @@ def start_from(
     same_classes = list(known) == list(classes)
     new = network.state_dict()
     old = saved.state_dict()
-    axes = {} if same_classes or one_more is None else _class_axes(new, one_more)
+    axes = {} if same_classes else _class_axes(new, one_more)
     kept = {}
     for name in [name for name in new if name in old]:
         if name in axes:
