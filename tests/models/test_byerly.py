@@ -107,29 +107,3 @@ def test_batch_normalisation_over_processes() -> None:
     converted = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
     assert isinstance(converted.merge_norm, torch.nn.SyncBatchNorm)
     torch.testing.assert_close(converted(images).activation, expected)
-
-
-def test_the_state_is_that_of_a_batch_normalisation_with_a_bias_alone() -> None:
-    """Files of earlier code have these names and no others, also where a GPU's
-    processes share the normalisation.
-    """
-    torch.manual_seed(0)
-    model = create_model("byerly", image_shape=(1, 8, 9), **SMALL)
-    model(torch.rand(4, 1, 8, 9))  # statistics that are not those of the start
-    names = {
-        name.removeprefix("convolutions.0.1.")
-        for name in model.state_dict()
-        if "convolutions.0.1." in name
-    }
-    assert names == {"bias", "running_mean", "running_var", "num_batches_tracked"}
-    again = create_model("byerly", image_shape=(1, 8, 9), **SMALL)
-    again.load_state_dict(model.state_dict())
-    assert torch.equal(
-        again.convolutions[0][1].standard.running_mean,
-        model.convolutions[0][1].standard.running_mean,
-    )
-    assert model.convolutions[0][1].standard.running_mean.any()
-    assert (
-        torch.nn.SyncBatchNorm.convert_sync_batchnorm(model).state_dict().keys()
-        == again.state_dict().keys()
-    )

@@ -5,7 +5,7 @@ Kalganova & Dear 2021).
 from collections.abc import Sequence
 from dataclasses import InitVar
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -205,8 +205,8 @@ class ShiftedNorm(nn.Module):
     """Normalises each channel over the batch and adds a number of its own: batch
     normalisation without a gain.
 
-    Its state is that of :class:`torch.nn.BatchNorm2d` with a bias and no weight, which
-    cannot be differentiated on a GPU: kernels there take both or neither.
+    :class:`torch.nn.BatchNorm2d` with a bias and no weight cannot be differentiated on
+    a GPU: kernels there take both or neither.
 
     Args:
         channels: the channels of the maps (B, C, H, W).
@@ -219,30 +219,10 @@ class ShiftedNorm(nn.Module):
             channels, _EPSILON, momentum, affine=False
         )  # or what sync_batchnorm makes of it
         self.bias = nn.Parameter(torch.zeros(channels))
-        self.register_state_dict_post_hook(_with_flat_names)
-        self.register_load_state_dict_pre_hook(_with_nested_names)
 
     def forward(self, features: Tensor) -> Tensor:
         """The same shape and dtype."""
         return self.standard(features) + self.bias.to(features.dtype)[:, None, None]
-
-
-def _with_flat_names(
-    norm: nn.Module,
-    state: dict[str, Tensor],
-    prefix: str,
-    metadata: Any,
-) -> None:
-    for name, _ in norm.get_submodule("standard").named_buffers():
-        state[prefix + name] = state.pop(f"{prefix}standard.{name}")
-
-
-def _with_nested_names(
-    norm: nn.Module, state: dict[str, Tensor], prefix: str, *more: Any
-) -> None:
-    for name, _ in norm.get_submodule("standard").named_buffers():
-        if prefix + name in state:
-            state[f"{prefix}standard.{name}"] = state.pop(prefix + name)
 
 
 def _convolutions(
