@@ -137,6 +137,13 @@ def test_every_layer_with_every_routing(
     check_layer(make(make_routing(routing)), capsules(*sites, pose=pose))
 
 
+@pytest.mark.parametrize("layer", LAYERS)
+def test_no_transforms_are_learned_beside_those_of_the_routing(layer: str) -> None:
+    """Those of LocalCaps were parameters without gradients."""
+    make, _, _ = LAYERS[layer]
+    assert "weight" not in dict(make(create_routing("slots")).named_parameters())
+
+
 def test_inference_after_a_transform(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept of windows is no tensor of a transform that is over."""
     anew = kept_tensor(partial(inspect.unwrap(Windows.children)))

@@ -11,7 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchcaps.capsules import CapsuleLayer, Capsules, from_pair
-from torchcaps.layers.pose import check_axes, check_map, start_vote_bias, vote_bias_of
+from torchcaps.layers.pose import (
+    check_axes,
+    check_map,
+    start_vote_bias,
+    vote_bias_of,
+    without_own_transforms,
+)
 from torchcaps.layers.pose_norm import PoseScale, norm_of
 from torchcaps.numerics import check_choice, check_size
 from torchcaps.ops import Votes
@@ -124,6 +130,7 @@ class LocalCaps(CapsuleLayer):
         self.routing = routing_of(shape, routing, DynamicRouting(squash="half"))
         self.bias = vote_bias_of(self, self.routing, vote_bias, (out_dim,))
         start_vote_bias(self.bias, std)
+        without_own_transforms(self, self.routing)
         self.pose_norm = norm_of(out_types, out_dim, pose_norm)
 
     def windows(self, pose: Tensor) -> list[Tensor]:
