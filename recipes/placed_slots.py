@@ -111,7 +111,6 @@ class PlacedSlots(ImageClassifier):
     dim: Size = 48
 
     def __post_init__(self) -> None:
-        super().__init__(self.image_shape, self.classes)
         channels, dim = self.channels, self.dim
         layers: list[nn.Module] = []
         before = 1

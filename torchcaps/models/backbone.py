@@ -298,7 +298,7 @@ class OnBackbone(ImageClassifier):
         """
         self.features.eval()
         try:
-            features = _outlined(self.features, self.image_shape)
+            features = _features_of_one(self.features, self.image_shape)
         except (RuntimeError, AssertionError) as error:
             raise ValueError(
                 f"image_shape {self.image_shape} does not suit {self.backbone}: {error}"
@@ -331,7 +331,7 @@ tried without memory.
 """
 
 
-def _outlined(features: nn.Module, image_shape: Sequence[int]) -> Tensor:
+def _features_of_one(features: nn.Module, image_shape: Sequence[int]) -> Tensor:
     """The features of one image; of a large one as a tensor on the device ``meta``,
     which takes no memory, whatever counts that of others.
     """

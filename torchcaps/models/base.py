@@ -311,15 +311,6 @@ def check_extent(
         )
 
 
-class _RoutingOf(property):
-    """As a default in the body of a class it is None, as an attribute of a network the
-    routing of one of its layers.
-    """
-
-    def __get__(self, network: Any, owner: type | None = None) -> Any:
-        return None if network is None else super().__get__(network, owner)
-
-
 def same_padded(features: Tensor, kernel_size: int, stride: int) -> Tensor:
     """Padded as by TensorFlow's ``same``, for extents divided by the stride, rounded
     up; an odd one goes to the end.
@@ -331,6 +322,15 @@ def same_padded(features: Tensor, kernel_size: int, stride: int) -> Tensor:
         )
         pads += [missing // 2, missing - missing // 2]
     return F.pad(features, pads)
+
+
+class _RoutingOf(property):
+    """As a default in the body of a class it is None, as an attribute of a network the
+    routing of one of its layers.
+    """
+
+    def __get__(self, network: Any, owner: type | None = None) -> Any:
+        return None if network is None else super().__get__(network, owner)
 
 
 def layer_routing(layer: str, doc: str) -> Any:

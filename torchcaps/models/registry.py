@@ -147,7 +147,7 @@ def create_model(
             one only; None makes one with random weights.
         arguments: override those of the configuration: ``image_shape``, ``classes`` (or
             ``num_classes``, as timm calls it), ``routing``, ... With ``pretrained``,
-            ``classes`` alone: see :meth:`ImageClassifier.reset_classifier`.
+            ``classes`` alone: see :meth:`ClassifierNetwork.reset_classifier`.
 
     Raises:
         ModuleNotFoundError: if the network comes with torchcaps-lab, which is not

@@ -12,7 +12,7 @@ from torch.nn.functional import max_pool2d
 
 from torchcaps.capsules import Capsules, Prediction, exportable
 from torchcaps.layers import CapsLinear, PositionCode, Slots
-from torchcaps.models.base import ImageClassifier, layer_routing
+from torchcaps.models.base import ImageClassifier
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import Size
 from torchcaps.routing import Routed, Routing, SlotAttentionRouting
@@ -127,6 +127,11 @@ class SlotNetwork(ImageClassifier):
     """
 
     slots: Slots | CapsLinear
+
+    @property
+    def routing(self) -> Routing:
+        """Return the routing of the features to the slots."""
+        return self.slots.routing
 
     def _make_slots(self, dim: int, routing: Routing | None, slots: int) -> None:
         """Make the layer of so many slots, of features with as many numbers as a pose."""
@@ -260,12 +265,9 @@ class SlotAutoencoder(SlotNetwork):
     channels: Size = 32
     dim: Size = 48
     ground: bool = False
-    routing: InitVar[Routing | None] = layer_routing(
-        "slots", "The routing of the features to the slots."
-    )
+    routing: InitVar[Routing | None] = None
 
     def __post_init__(self, routing: Routing | None) -> None:
-        super().__init__(self.image_shape, self.classes)
         if self.ground and self.classes < 2:
             raise ValueError(
                 f"classes must be at least 2 where one is the ground, got {self.classes}"

@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules, DrawnFeatures, Prediction
 from torchcaps.models.backbone import OnBackbone
-from torchcaps.models.base import layer_routing
 from torchcaps.models.registry import register_model
 from torchcaps.models.slot_autoencoder import Drawing, SlotNetwork, on_grey
 from torchcaps.numerics import Size, positive, resolution
@@ -140,9 +139,7 @@ class SlotsOnBackbone(OnBackbone, SlotNetwork):
     level: Size = 1
     dim: Size = 64
     hidden: Size = 256
-    routing: InitVar[Routing | None] = layer_routing(
-        "slots", "The routing of the features to the slots."
-    )
+    routing: InitVar[Routing | None] = None
 
     def __post_init__(self, routing: Routing | None) -> None:
         self._make_backbone(self.level)

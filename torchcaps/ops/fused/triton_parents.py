@@ -302,7 +302,7 @@ def _deviation(cost, inside, J, floor, T: tl.constexpr):
 
 EPSILON = tl.constexpr(1.1920928955078125e-07)
 RESOLVED = tl.constexpr(5e-5)
-"""As :func:`torchcaps.numerics.standardised` has them."""
+"""As :func:`torchcaps.routing.em_costs.standardised` has them."""
 
 
 @triton.jit
@@ -353,7 +353,7 @@ def mixed_kernel(
     logit,  # of the activation, [B, J]
     log_weight,  # of the next E-step, [B, J]
     rounding_out,  # [B, 2]
-    numbers,  # of the step: those of :func:`torchcaps.ops.fused.triton_layers.numbers`
+    numbers,  # of the step: those of :func:`torchcaps.ops.fused.triton_layers.numbers_of`
     B,
     J,
     splits,
