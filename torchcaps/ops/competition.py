@@ -31,7 +31,7 @@ class Competition(Fields):
         leaky: one more candidate with logit 0, "none of these parents" (leaky routing,
             the code released with Sabour et al. 2017); its share of the child is
             dropped.
-        hard: all of the child goes to its most similar parent, or to nobody where an
+        hard: all of the child goes to its most similar parent, or to nobody where a
             leak has a larger logit. The lowest index wins a tie. Backends round
             logits differently, so they may differ between parents with the same votes.
             Not differentiable.
