@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
+from torchcaps import CapsConv1d, Capsules
 from torchcaps.ops import Votes
 from torchcaps.routing import LayerShape, Routed, SpectralRouting
 
@@ -43,6 +44,18 @@ def test_votes_on_one_line_agree_fully() -> None:
     routed = SpectralRouting(bias=1.0)(votes)
     torch.testing.assert_close(routed.activation, torch.full((1, 2), 0.5).double())
     torch.testing.assert_close(routed.pose, (line / line.norm()).expand(1, 2, H))
+
+
+def test_nothing_competes_in_a_convolution() -> None:
+    """A child that few windows see counts no more there than others."""
+    torch.manual_seed(0)
+    image, window = (
+        CapsConv1d(2, 3, P, H, 3, routing="spectral", competition=competition)
+        for competition in ("image", "window")
+    )
+    window.load_state_dict(image.state_dict())
+    children = Capsules(torch.randn(20, 5, 2, P), torch.rand(20, 5, 2))
+    torch.testing.assert_close(image(children).pose, window(children).pose)
 
 
 def test_equal_singular_values_have_a_finite_gradient() -> None:

@@ -10,11 +10,12 @@ from torchcaps.squashing import length
 
 @register_routing("mean")
 class MeanRouting(Routing):
-    r"""Every parent takes the mean of its votes, :math:`\mu_j = \sum_i a_i V_{ij} /
-    \sum_i a_i`.
+    r"""Every parent takes the mean of its votes, :math:`\mu_j = \sum_i a_i R_{ij} V_{ij}
+    / \sum_i a_i R_{ij}`, with R shared evenly by the parents of a child.
 
-    The pose has the scale of the votes; the activation is its length. Children without
-    activations count alike.
+    R is 1 / J. Only in a convolution whose parents compete over the whole image is it
+    larger for children that fewer windows see. The pose has the scale of the votes; the
+    activation is its length. Children without activations count alike.
 
     Source: Paik, Kwak & Kim 2019, "Capsule Networks Need an Improved Routing
     Algorithm".

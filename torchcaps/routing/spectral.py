@@ -14,7 +14,7 @@ from torchcaps.numerics import (
     infinite_if_0,
     transformed,
 )
-from torchcaps.ops import Votes
+from torchcaps.ops import PARENTS, Votes
 from torchcaps.routing.base import (
     LayerShape,
     Routed,
@@ -89,7 +89,8 @@ class SpectralRouting(Routing):
         largest, direction = _top_pair(gram) if transformed() else _TopPair.apply(gram)
         total = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
         with as_constants():
-            weighted_sum = votes.moments(weights=activation).sum
+            # Whatever the competition, as in the Gram matrix.
+            weighted_sum = votes.under(PARENTS).moments(weights=activation).sum
             side = (weighted_sum * direction).sum(-1, keepdim=True)
             sign = torch.where(side < 0, -1.0, 1.0) * (total > 0)[..., None]
         ratio = largest / infinite_if_0(total)
