@@ -98,6 +98,9 @@ def test_coordinates_go_from_edge_to_edge() -> None:
     torch.testing.assert_close(grid[0, 0], torch.tensor([0.0, 0.0, 1.0, 1.0]))
     torch.testing.assert_close(grid[2, 4], torch.tensor([1.0, 1.0, 0.0, 0.0]))
     torch.testing.assert_close(grid[1, 1], torch.tensor([0.5, 0.25, 0.5, 0.75]))
+    double = positions(4, 4, torch.float64)
+    thirds = torch.tensor([1, 2, 2, 1], dtype=torch.float64) / 3
+    torch.testing.assert_close(double[1, 2], thirds, rtol=1e-12, atol=0)
 
 
 def test_equal_features_in_different_places_are_told_apart() -> None:

@@ -74,7 +74,8 @@ def positions(
     """The coordinates y, x, 1 - y and 1 - x of each place of a grid, (H, W, 4), from 0
     to 1.
     """
-    options: dict[str, Any] = {"dtype": torch.float32, "device": device}
+    wide = torch.promote_types(dtype, torch.float32)
+    options: dict[str, Any] = {"dtype": wide, "device": device}
     y = torch.linspace(0, 1, rows, **options)[:, None].expand(rows, columns)
     x = torch.linspace(0, 1, columns, **options)[None].expand(rows, columns)
     return torch.stack([y, x, 1 - y, 1 - x], -1).to(dtype)
