@@ -214,6 +214,12 @@ def test_calibration_error_written_out():
     assert Findings(labels, p, None).calibration_error() == expected
 
 
+def test_a_probability_between_two_bins_belongs_to_the_lower_one():
+    upper = torch.arange(1, 50, dtype=torch.float64) / 49
+    seen = calibration_bins(upper[:, None], torch.zeros(49), 49)
+    assert torch.equal(seen.confidence, upper)
+
+
 def test_calibration_error_of_what_rounding_made_more_than_certain():
     p = torch.tensor([[1 + 1e-7, 0.0], [0.0, 1.0]])
     labels = torch.tensor([0, 1])

@@ -144,10 +144,8 @@ def calibration_bins(
     """
     confidence, predicted = probabilities.double().max(1)
     confidence = confidence.clamp(0, 1)  # rounding may lead out of [0, 1]
-    edges = torch.linspace(
-        0, 1, bins + 1, dtype=confidence.dtype, device=confidence.device
-    )
-    inside = one_hot(torch.bucketize(confidence, edges[1:-1]), bins).to(
+    edges = torch.arange(1, bins).to(confidence) / bins
+    inside = one_hot(torch.bucketize(confidence, edges), bins).to(
         confidence
     )  # [N, bins]
     count = inside.sum(0)
