@@ -3,6 +3,7 @@
 import math
 from functools import partial
 from itertools import chain, repeat
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -19,10 +20,10 @@ LARGEST = 1.0
 STEPS = 100
 
 SMOOTH = 5
-"""Steps that the loss is the mean over."""
+"""Steps that a mean of the loss is over: single batches may have a loss of 0."""
 
 HOPELESS = 4
-"""Times the least loss, beyond which larger rates are not tried."""
+"""Times the least mean, beyond which larger rates are not tried."""
 
 
 def find_rate(
@@ -59,6 +60,7 @@ def find_rate(
     )
     rates = torch.logspace(math.log10(LEAST), math.log10(LARGEST), STEPS).tolist()
     losses = list[float]()
+    means = list[float]()
     for rate, batch in zip(rates, chain.from_iterable(repeat(loader)), strict=False):
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -68,16 +70,15 @@ def find_rate(
             )
         )
         losses.append(float(loss.detach()))
-        if not losses[-1] <= HOPELESS * min(losses):
+        if not math.isfinite(losses[-1]):
             break
-    if not all(map(math.isfinite, losses[:SMOOTH])):
+        if len(losses) >= SMOOTH:
+            means.append(fmean(losses[-SMOOTH:]))
+            if means[-1] > HOPELESS * min(means):
+                break
+    if not means:
         raise ValueError(
             f"lr find: the loss is {losses[-1]} at a rate of "
             f"{rates[len(losses) - 1]:.1g} already"
         )
-    smoothed = (
-        torch.tensor([loss for loss in losses if math.isfinite(loss)])
-        .unfold(0, SMOOTH, 1)
-        .mean(1)
-    )
-    return float(f"{rates[int(smoothed.argmin()) + SMOOTH // 2] / 10:.2g}")
+    return float(f"{rates[means.index(min(means)) + SMOOTH // 2] / 10:.2g}")
