@@ -84,6 +84,18 @@ def test_zooms_are_even_in_width_and_height_alone():
     )  # around the middle
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_every_type_loses_the_same_rectangle(dtype):
+    """Of 262,144 pixels, more than float16 can count."""
+    images = torch.ones(4, 1, 512, 512)
+    single, half = (
+        RandomErasing(1.0)(images.to(one), torch.arange(4), 0)
+        for one in (torch.float32, dtype)
+    )
+    assert half.dtype == dtype
+    assert torch.equal(half.float(), single)
+
+
 def test_erased_are_rectangles_of_the_published_sizes():
     actual = RandomErasing(0.5)(torch.ones(2000, 2, 30, 40), torch.arange(2000), 0)
     black = actual[:, 0] == 0

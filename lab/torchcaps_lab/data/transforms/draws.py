@@ -20,13 +20,11 @@ class Draws(NamedTuple):
         seed: any 64-bit integer.
         indices: the places of the images in their data set, int64 (B,).
         epoch: from 0.
-        dtype: the type of :meth:`shares`.
     """
 
     seed: int
     indices: Tensor
     epoch: int
-    dtype: torch.dtype
 
     def integers(self, stream: int | None) -> Tensor:
         """One integer in [0, 2^63) for each image, (B,).
@@ -39,10 +37,8 @@ class Draws(NamedTuple):
         return random_integers(seed, self.epoch, self.indices)
 
     def shares(self, stream: int) -> Tensor:
-        """One number in [0, 1) for each image, (B,)."""
-        # A float32 holds 24 bits; with these, wider types get the same numbers.
-        bits = (self.integers(stream) >> 39).to(torch.float32)
-        return (bits * 2**-24).to(self.dtype)
+        """One number in [0, 1) for each image, float32 (B,), which holds 24 bits."""
+        return (self.integers(stream) >> 39).to(torch.float32) * 2**-24
 
 
 @dataclass(frozen=True)
@@ -76,7 +72,8 @@ class RandomChange(ABC):
                 f"{tuple(indices.shape)}"
             )
         places = indices.to(images.device, torch.int64)
-        return self.changed(images, Draws(self.seed, places, epoch, images.dtype))
+        draws = Draws(self.seed, places, epoch)
+        return self.changed(images, draws).to(images.dtype)
 
     @abstractmethod
     def changed(self, images: Tensor, draws: Draws) -> Tensor:

@@ -16,7 +16,7 @@ from torchcaps.numerics import Share, Size, resolution
 from torchcaps.spec import Within
 from torchcaps_lab.data.transforms.draws import Draws, RandomChange
 
-# Streams of random numbers; those of a RandAugment follow each other, three for each
+# Streams of random numbers; those of a RandAugment follow each other, two for each
 # operation.
 _ROTATE = 10
 _ZOOM = 12
@@ -64,10 +64,8 @@ class RandomRotation(RandomChange):
 
     def changed(self, images: Tensor, draws: Draws) -> Tensor:
         """Return the changed images."""
-        share = draws.shares(_ROTATE)
-        return _kornia().geometry.transform.rotate(
-            images, (2 * share - 1) * self.degrees
-        )
+        angle = (2 * draws.shares(_ROTATE) - 1) * self.degrees
+        return _kornia().geometry.transform.rotate(images, angle.to(images.dtype))
 
 
 @dataclass(frozen=True)
@@ -93,10 +91,9 @@ class RandomZoom(RandomChange):
 
     def changed(self, images: Tensor, draws: Draws) -> Tensor:
         """Return the changed images."""
-        shares = [draws.shares(_ZOOM + axis) for axis in range(2)]
-        return _kornia().geometry.transform.scale(
-            images, 1 + (2 * torch.stack(shares, 1) - 1) * self.most
-        )
+        shares = torch.stack([draws.shares(_ZOOM + axis) for axis in range(2)], 1)
+        factors = 1 + (2 * shares - 1) * self.most
+        return _kornia().geometry.transform.scale(images, factors.to(images.dtype))
 
 
 @dataclass(frozen=True)

@@ -61,5 +61,5 @@ def placed(images: Examples, most: int, draw: int) -> Examples:
     gives other moves.
     """
     # Bytes: whole pixels are moved, and nothing is computed.
-    draws = Draws(TEST_SEED, torch.arange(len(images)), draw, torch.float32)
+    draws = Draws(TEST_SEED, torch.arange(len(images)), draw)
     return replace(images, inputs=RandomShift(most).changed(images.inputs, draws))
