@@ -149,11 +149,12 @@ def test_slots_that_divide_pictures_by_place_are_named() -> None:
     place = torch.arange(32) * 3 // 32 + (torch.arange(32)[:, None] >= 16) * 3
     grid = torch.nn.functional.one_hot(place, 6).movedim(-1, 0).float()
     masks = grid.expand(12, -1, -1, -1)
-    examination = Objects().examine(
-        Answering(lambda images: slots_as(masks, images)), test
-    )
+    network = Answering(lambda images: slots_as(masks[: len(images)], images))
+    examination = Objects().examine(network, test, batch_size=11)
     assert examination.figures["same_places"] == pytest.approx(1)
     assert any("by place and not by object" in line for line in examination.lines)
+    one = Objects().examine(network, test.subset(torch.arange(1)))
+    assert not any("by place" in line for line in one.lines)
 
 
 def test_objects_in_several_slots_are_named() -> None:

@@ -293,8 +293,9 @@ class Objects(Task):
             for row, claim in zip(slot, _claims(prediction), strict=True)
         ]
         figures["objects"] = torch.tensor(counts) - 1.0
-        # Each picture beside the one before; the first beside the last.
-        figures["same_places"] = adjusted_rand_index(slot, slot.roll(1, 0))
+        if len(slot) > 1:
+            # Each picture of the batch beside the one before.
+            figures["same_places"] = adjusted_rand_index(slot[1:], slot[:-1])
         true = batch.labels.to(prediction.activation.device)
         if _known(true):
             figures["shared_objects"] = _shared_objects(true, slot)
@@ -411,7 +412,7 @@ def slot_hints(figures: Mapping[str, float]) -> Iterator[Hint]:
             "--model slots_on_backbone",
         )
         return
-    if figures["same_places"] > _SAME_PLACES:
+    if figures.get("same_places", 0) > _SAME_PLACES:
         yield Hint(
             f"the pixels of different pictures are divided alike (ARI "
             f"{figures['same_places']:.2f} between them)",
