@@ -141,6 +141,15 @@ def test_an_image_that_is_drawn_perfectly_is_assigned() -> None:
     torch.testing.assert_close(assigned, masks)
 
 
+def test_one_wrong_pixel_is_assigned_in_half_precision() -> None:
+    """White on black, of 65,536 pixels, while all slots draw black."""
+    images = torch.zeros(1, 3, 256, 256, dtype=torch.float16)
+    images[:, :, 5, 7] = 1
+    masks = torch.full((1, 4, 256, 256), 0.25, dtype=torch.float16)
+    assigned = assigned_pixels(images, images.new_zeros(1, 4, 3, 256, 256), masks)
+    assert torch.equal(assigned, masks)
+
+
 def test_training_assigns_no_pixels() -> None:
     network = tc.create_model("slot_autoencoder", classes=4, **NETWORK)
     images = network.examples(2)

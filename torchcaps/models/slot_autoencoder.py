@@ -14,7 +14,7 @@ from torchcaps.capsules import Capsules, Prediction, exportable
 from torchcaps.layers import CapsLinear, PositionCode, Slots
 from torchcaps.models.base import ImageClassifier
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import Size
+from torchcaps.numerics import Size, compute_dtype
 from torchcaps.routing import Routed, Routing, SlotAttentionRouting
 from torchcaps.spec import SuggestsNames, settings
 
@@ -384,11 +384,17 @@ def assigned_pixels(images: Tensor, colours: Tensor, masks: Tensor) -> Tensor:
         >>> assigned_pixels(images, torch.rand(2, 4, 3, 8, 8), masks).shape
         torch.Size([2, 4, 8, 8])
     """
+    dtype = masks.dtype
+    # A single wrong pixel of a large image may be infinitely far off in float16.
+    images, colours, masks = (
+        tensor.to(compute_dtype(tensor)) for tensor in (images, colours, masks)
+    )
     drawn = (colours * masks[:, :, None]).sum(1)
     variance = (images - drawn).square().mean((1, 2, 3), keepdim=True)
     distance = (images[:, None] - colours).square().sum(2)
     log_mask = masks.clamp_min(torch.finfo(masks.dtype).tiny).log()
-    return (log_mask - distance / (2 * variance.clamp_min(_GREY_LEVEL**2))).softmax(1)
+    similarity = log_mask - distance / (2 * variance.clamp_min(_GREY_LEVEL**2))
+    return similarity.softmax(1).to(dtype)
 
 
 class _Rows(nn.Module):
