@@ -135,9 +135,12 @@ def test_photos_stand_on_a_pretrained_backbone_where_there_is_one(
     ) == on
 
 
-def test_another_backbone_of_timm_is_trained_in_the_same_way(photos):
+@pytest.mark.parametrize("size", [{}, {"data": {"size": 48}}])
+def test_another_backbone_of_timm_is_trained_in_the_same_way(photos, size):
+    """Also on smaller pictures than would be guessed for it."""
     actual = guess(
-        photos, {"model_args": {"backbone": "timm/resnet18", "weights": "hub"}}
+        photos,
+        {"model_args": {"backbone": "timm/resnet18", "weights": "hub"}, **size},
     )
     assert actual.options["model_args"] == {
         **ON_IMAGENET,

@@ -175,17 +175,14 @@ def _of_photos(train: int, given: Mapping[str, Any]) -> dict[str, Any]:
         given.get("model") is None
         or getattr(given["model"], "text", given["model"]) in ON_BACKBONE
     )
-    fits = mine and isinstance(size, int) and size >= LARGEST_SIDE
     chosen = (
         str(model_args.get("backbone")).startswith("timm/") and "weights" in model_args
     )
-    if fits and (
-        chosen
-        or (
-            not {"backbone", "weights"} & model_args.keys()
-            and installed.imagenet_installed()
-        )
-    ):
+    usual = (
+        not {"backbone", "weights"} & model_args.keys()
+        and installed.imagenet_installed()
+    )
+    if mine and isinstance(size, int) and (chosen or (usual and size >= LARGEST_SIDE)):
         recipe = {
             **PRETRAINED,
             "data": {"size": size},
