@@ -26,9 +26,9 @@ Bands = Annotated[int, Within(1, 1024)]
 _SPECTRUM = 2**24
 """Numbers of a spectrogram that are held at once: 40 seconds or more at 48 kHz."""
 
-_QUIET = 1e-6
-"""Added to the power before the logarithm: a thousandth of the amplitude of a loud
-sound.
+_QUIET = 5e-11
+"""Added to the power before the logarithm; the rounding to 16 bits makes a noise of 8e-11
+in all bands together.
 """
 
 
@@ -37,12 +37,14 @@ class Sound:
     r"""Log-mel frames: the logarithm of the power in bands that lie evenly on the scale
     of mel,
 
-    .. math:: x_{bl} = \log \Big( \sum_f \Lambda_b(f) \, |\operatorname{STFT}(s)_{lf}|^2 + 10^{-6} \Big), \quad
+    .. math:: x_{bl} = \log \Big( \frac{2}{F \sum_n w_n^2} \sum_f \Lambda_b(f) \,
+        |\operatorname{STFT}(s)_{lf}|^2 + 5 \cdot 10^{-11} \Big), \quad
         \operatorname{mel}(f) = 2595 \log_{10} (1 + f / 700)
 
-    with a Hann window of 25 ms every 10 ms (:func:`torch.stft`), and triangles Λ each
-    of which begins and ends at the middles of its neighbours. Frames of sounds that
-    were sampled at other rates mean the same.
+    with a Hann window w of 25 ms every 10 ms and a transform of F samples
+    (:func:`torch.stft`), and triangles Λ each of which begins and ends at the middles of
+    its neighbours. A tone of amplitude 1 has the power 1/2 in all bands together, at any
+    rate of sampling, so frames of sounds that were sampled at other rates mean the same.
 
     Args:
         bands: how many.
@@ -94,8 +96,8 @@ class Sound:
         size = (
             1 << (2 * window - 1).bit_length()
         )  # twice as fine as the window needs, so that narrow bands hold some
-        triangles = _triangles(self, rate, size)
         hann = torch.hann_window(window)
+        triangles = _triangles(self, rate, size) * 2 / (size * hann.square().sum())
         heard = _Heard()
         blocks = _overlapping(heard.noting(pieces), size, hop)
         frames = [
