@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import torchcaps as tc
-from torchcaps.models.slot_autoencoder import assigned_pixels
+from torchcaps.models.slot_autoencoder import assigned_pixels, merged_slots
 
 NETWORK: dict[str, Any] = {
     "channels": 4,
@@ -80,6 +80,21 @@ def test_places_of_the_ground_are_no_children() -> None:
     expected[0, 2, 4:6] = 1.0
     # Two of 64 places have energy, so theirs is 1 / (1 + 1 / 128).
     torch.testing.assert_close(activation, expected, atol=0.01, rtol=0)
+
+
+def test_slots_that_draw_the_same_are_one() -> None:
+    """The second and the fourth slot, and the fifth by way of the fourth."""
+    torch.manual_seed(0)
+    pixels = [[4, 4, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [1, 1, 1, 0], [0, 1, 1, 0]]
+    masks = torch.tensor(pixels).double().reshape(1, 5, 2, 2)
+    colours = torch.rand(1, 5, 3, 2, 2).double()
+    merged, together = merged_slots(colours, masks)
+    expected = torch.zeros_like(masks)
+    expected[:, 0], expected[:, 2] = masks[:, 0], masks[:, 2]
+    expected[:, 1] = masks[:, 1] + masks[:, 3] + masks[:, 4]
+    torch.testing.assert_close(together, expected)
+    drawn = (merged * together[:, :, None]).sum(1)
+    torch.testing.assert_close(drawn, (colours * masks[:, :, None]).sum(1))
 
 
 def test_a_ground_needs_another_slot() -> None:
