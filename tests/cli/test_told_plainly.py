@@ -206,7 +206,7 @@ DIGITS = ["--data", "Digits", "--model", "capsnet_digits", "--run", "r"]
         ),
         (
             ["evaluate", "digits", "--data", "text", "--data.path", "x"],
-            "error: there is no option data.path",
+            "error: there is no option --data.path",
         ),
     ],
     ids=str,

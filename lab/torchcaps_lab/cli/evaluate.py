@@ -48,7 +48,7 @@ def command(
     from torchcaps_lab.cli.strange import examine_strange, fit_again
     from torchcaps_lab.tasks.classification import two_class_text, with_positive
 
-    data, split = other_data(folder, data, split)
+    data, split = other_data(run, folder, data, split)
     classifier, images = open_run(run, data, split)
     if false_alarms is None:
         figures = []

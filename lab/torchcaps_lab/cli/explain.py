@@ -36,7 +36,7 @@ def command(
     """
     from torchcaps_lab.cli.runs import is_of_run, open_run, other_data
 
-    data, split = other_data(folder, data, split)
+    data, split = other_data(run, folder, data, split)
     of_run = RunFolder(Path(run))
     on_test_images = split == "test" and is_of_run(data)
     if out:

@@ -196,11 +196,8 @@ class OptionParser(ArgumentParser):
         action = self._named[name]
         hint = self._hint(name)
         try:
-            if name == "data":
-                if lacks_name(value) and _class_in(hint) is not None:
-                    # Other arguments of the data of a run: --data.root MOVED.
-                    return value
-                value = data_at(value)
+            if name == "data" and _class_in(hint) is not None:
+                return value  # runs.other_data looks at what lies there
             if action.nargs in ("+", "*"):
                 return [fit(hint, element, name) for element in value]
             return fit(hint, value, name)
@@ -340,19 +337,15 @@ class WrongUsage(ValueError):
     """
 
 
-_TRAINED = {"data": {"skip_broken": True}}
-"""How a trained network looks at a folder: it knows its classes, so an empty class
-folder is in nobody's way.
-"""
-
-
-def data_at(value: Any) -> Any:
+def data_at(value: Any, columns: Mapping[str, Any] | None = None) -> Any:
     """The data set that a reader recognises at a path, where a path is named in place
     of a data set; anything else as it is.
 
     Args:
         value: the option ``data``, as typed: a name, or a name and arguments; or a
             `Path`, which is never the name of a data set.
+        columns: the columns that the network was trained on, where the arguments name
+            no other.
     """
     from torchcaps_lab.data.base import DATASETS
     from torchcaps_lab.options.guess import guess
@@ -367,13 +360,15 @@ def data_at(value: Any) -> Any:
         *(cls.__name__ for cls in DATASETS.classes()),
     }:
         return value
-    seen = guess(text, _TRAINED).options["data"]
+    # A trained network knows its classes, so an empty class folder is in nobody's way.
+    given = {"skip_broken": True, **(columns or {}), **arguments}
+    seen = guess(text, {"data": given}).options["data"]
     # A trained network says what shape it takes, where a data set leaves that open.
     parameters = inspect.signature(DATASETS.find(seen["name"])).parameters
     free = [key for key in OF_TRAINING if key in parameters]
     free = [key for key in free if parameters[key].default is None]
     place = {key: argument for key, argument in seen.items() if key not in free}
-    return merged(place, arguments)
+    return merged(merged(place, columns or {}), arguments)
 
 
 def lacks_name(data: Any) -> bool:

@@ -8,10 +8,12 @@ from typing import Any, cast
 from torchcaps.spec import Spec, fit
 from torchcaps.whole import seen_from
 from torchcaps_lab.classifier import Classifier
-from torchcaps_lab.cli.parser import WrongUsage, data_at
+from torchcaps_lab.cli.parser import WrongUsage, data_at, lacks_name
 from torchcaps_lab.cli.places import Split, packaged
 from torchcaps_lab.data import DataSet, Examples
 from torchcaps_lab.data.classes import UnknownClasses
+from torchcaps_lab.data.table_form import columns_again
+from torchcaps_lab.look import Place, values_of
 from torchcaps_lab.options.reading import merged, read_options
 from torchcaps_lab.run_folder import RunFolder
 from torchcaps_lab.training.record import follow_record, images_apart, with_new_classes
@@ -55,27 +57,52 @@ def _other_fit(data: DataSet, classifier: Classifier) -> tuple[str, ...]:
 
 
 def other_data(
-    folder: str | None, data: Spec | DataSet | None, split: Split | None
+    run: str,
+    folder: str | None,
+    data: Any,
+    split: Split | None,
 ) -> tuple[Any, Split]:
     """Return the data that were named in place of those of a run, and which of them.
 
     Args:
+        run: its folder, or that of a saved network, or its name.
         folder: a path that was named behind the run; None if none was.
-        data: the option ``--data``.
+        data: the option ``--data``, as typed.
         split: the option ``--split``; None if it was not given.
 
     Raises:
         WrongUsage: both name data.
+        ValueError: there is no such data set, or no reader recognises what lies there.
     """
     if folder is None:
-        return data, split or "test"
-    if data is not None:
+        if data is None or lacks_name(data):
+            # Other arguments of the data of a run: --data.root MOVED.
+            return data, split or "test"
+        return _named(run, data), split or "test"
+    if data is not None and not lacks_name(data):
         raise WrongUsage(f"{folder} and --data both name the data: give one of them")
     place = Path(folder)
-    named: Spec = fit(DataSet, data_at(place if place.exists() else folder), "data")
+    value = {**(data or {}), "name": place if place.exists() else folder}
+    named = _named(run, value)
     kind = cast(type[DataSet], named.cls)
     takes_all = kind.test_on_all is not DataSet.test_on_all
     return named, split or ("all" if takes_all else "test")
+
+
+def _named(run: str, value: Any) -> Spec:
+    """The data set that was named, which reads the columns that the run has read."""
+    spec: Spec = fit(DataSet, data_at(value, _columns(run, value)), "--data")
+    return spec
+
+
+def _columns(run: str, value: Any) -> dict[str, Any]:
+    """The columns of other data that a run has read from its own."""
+    name: Any = value.get("name") if isinstance(value, Mapping) else value
+    path = Path(getattr(name, "text", name))
+    config = RunFolder(Path(run)).config
+    if not path.exists() or not config.is_file():
+        return {}
+    return columns_again(Place(path), values_of(read_options(config).get("data")))
 
 
 def is_of_run(data: Any) -> bool:

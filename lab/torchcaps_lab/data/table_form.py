@@ -364,6 +364,37 @@ def names_in(option: Any) -> tuple[str, ...]:
     return (option,) if isinstance(option, str) else tuple(option)
 
 
+def columns_again(place: Place, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a data set that name columns which another table has, too.
+
+    Args:
+        place: the other table, or its folder.
+        options: the options of a data set that was read from a table; of another one
+            there are none.
+    """
+    own = [option for option in ITEMS if options.get(option)]
+    if not own:
+        return {}
+    present = {
+        name for path in tables_of(place).values() for name in Table(path).columns
+    }
+    named = {
+        option: options[option]
+        for option in (*own, "label", "time", "values")
+        if option != "wide" and options.get(option)
+    }
+    columns = {
+        option: value
+        for option, value in named.items()
+        if {*names_in(value)} <= present
+    }
+    if "wide" in own and present:
+        columns["wide"] = True
+    if "label" in columns:
+        columns["delimiter"] = options.get("delimiter")
+    return columns
+
+
 def reasons(options: Mapping[str, Any], columns: Columns) -> dict[str, str]:
     """Reasons for the options that name columns, for people, and the columns that are
     used for nothing.

@@ -12,6 +12,7 @@ import torch
 import torchcaps as tc
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli import main
+from torchcaps_lab.cli.runs import other_data
 from torchcaps_lab.data import Digits, MadeQuestions, Text, TextSet, Words, joined
 from torchcaps_lab.kinds.texts.coloured import word_shares
 from torchcaps_lab.report.pictures import ColouredTexts
@@ -150,6 +151,27 @@ def test_a_saved_network_alone_reads_texts(run: Path, tmp_path: Path) -> None:
         classifier(Path("new.txt"))
     with pytest.warns(UserWarning, match="no word of"):
         classifier("好")
+
+
+def test_other_tables_are_read_by_the_columns_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`evaluate RUN TABLE` chose its own columns, and refused options beside it."""
+    monkeypatch.chdir(tmp_path)
+    rows = [f"short {n},a longer review of film {n},{n % 2};{n % 2}" for n in range(9)]
+    Path("new.csv").write_text("\n".join(["title,review,stars", *rows]))
+    Path("run").mkdir()
+    own = {"text": "title", "label": "stars", "delimiter": None}
+    Path("run/config.yaml").write_text(json.dumps({"data": {"name": "text", **own}}))
+    review = {"text": "review"}
+    for run, folder, data, wanted in (
+        ("run", "new.csv", None, own),
+        ("run", None, "new.csv", own),
+        ("run", "new.csv", review, {**own, **review}),
+        ("elsewhere", "new.csv", {"delimiter": ";", **review}, review),
+    ):
+        named, _ = other_data(run, folder, data, None)
+        assert wanted.items() <= named.arguments.items()
 
 
 def test_evaluate_reads_other_texts_in_the_words_of_the_network(
