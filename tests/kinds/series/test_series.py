@@ -228,7 +228,12 @@ BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
     (
         "a_b_c.wav",
         lambda path: path.write_text(""),
-        "a_b_c.wav: it is no sound that can be read",
+        "a_b_c.wav: it is no sound that can be read: it is empty",
+    ),
+    (
+        "a_b_g.wav",
+        lambda path: tone(path, 300, 0.005),
+        "a_b_g.wav: it is too short: it has 40 samples, at least 80 are needed",
     ),
     (
         "a_b_d.wav",

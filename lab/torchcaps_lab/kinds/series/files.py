@@ -229,9 +229,8 @@ def read_sound(path: Path, sound: Sound) -> Tensor:
                 "it",
             )
     except soundfile.LibsndfileError as error:
-        raise ValueError(
-            f"{path} is no sound that can be read: {error.error_string}"
-        ) from error
+        why = error.error_string.rstrip(".") if path.stat().st_size else "it is empty"
+        raise ValueError(f"{path} is no sound that can be read: {why}") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 

@@ -113,7 +113,13 @@ class Sound:
             for block in blocks
         ]
         heard.check()
-        return torch.cat(frames, 1)
+        moments = torch.cat(frames, 1)
+        if moments.shape[1] < 2:
+            raise ValueError(
+                f"it is too short: it has {heard.count:,} samples, at least {hop:,} "
+                "are needed"
+            )
+        return moments
 
 
 class _Heard:
