@@ -113,11 +113,17 @@ def draw_masks(classifier: Classifier, folder: Path, resize: Any) -> Show:
 
 
 def _file_in(folder: Path, file: str, written: Counter[str]) -> Path:
-    """Where the picture for a file goes."""
-    name = Path(file).stem
-    written[name] += 1
+    """Where the picture for a file goes: no other one is there, nor what is laid over
+    another one.
+    """
+    stem = Path(file).stem
     folder.mkdir(parents=True, exist_ok=True)
-    return folder / f"{name}{f'-{written[name]}' if written[name] > 1 else ''}.png"
+    while True:
+        written[stem] += 1
+        name = stem if written[stem] == 1 else f"{stem}-{written[stem]}"
+        path = folder / f"{name}.png"
+        if not (path.exists() or path.with_suffix(".overlay.png").exists()):
+            return path
 
 
 def _probability(classifier: Classifier) -> str:

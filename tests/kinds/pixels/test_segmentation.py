@@ -3,6 +3,7 @@ its report and predictions.
 """
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -187,6 +188,21 @@ def test_a_run_learns_and_its_report_shows_the_worst(run: Path) -> None:
     assert "segments.png" in page
     assert "<td>bright</td>" in page
     assert (run / "run/report/segments.png").stat().st_size > 1000
+
+
+def test_masks_of_files_with_nearly_the_same_name_are_all_kept(
+    run: Path, tmp_path: Path
+) -> None:
+    names = ["5.overlay.png", "5.png", "a/5.png", "b/5-2.png", "c/5.overlay.png"]
+    for name in names:
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(run / "images/5.png", tmp_path / "in" / name)
+    out = tmp_path / "out"
+    assert (
+        main(["predict", str(run / "run"), str(tmp_path / "in"), "--masks", str(out)])
+        == 0
+    )
+    assert len([*out.iterdir()]) == 2 * len(names)
 
 
 def test_predict_writes_masks_and_overlays(
