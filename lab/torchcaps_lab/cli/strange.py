@@ -73,16 +73,14 @@ def _kept(name: str, doubt: Doubt, run: str) -> str:
     return f"saved in {folder / CONFIG_FILE}"
 
 
-def _unfitted(classifier: Classifier, images: Examples) -> str:
+def _unfitted(classifier: Classifier) -> str:
     """Why a classifier has no doubt, and what to do."""
     if not classifier.task.doubts:
         return _no_doubt(classifier)
     kind: type[Doubt] = DOUBTS.find(classifier.task.doubts[0])
-    reason = kind.unfit(classifier.network, classifier.prepared(images))
-    advice = reason or "--false_alarms 0.05 fits it"
     return (
         "nothing was fitted that an image of no class is recognised by: "
-        f"{kind.needs}; {advice}"
+        f"{kind.needs}; --false_alarms 0.05 fits it, or tells why it cannot"
     )
 
 
@@ -105,7 +103,7 @@ def examine_strange(
         ValueError: if there is no doubt, or there are no such images.
     """
     if not classifier.doubts:
-        raise ValueError(f"--strange: {_unfitted(classifier, images)}")
+        raise ValueError(f"--strange: {_unfitted(classifier)}")
     if Path(strange).exists() or any(sign in strange for sign in "*?["):
         strange_errors = _errors(
             classifier, list(classifier.reader.named([strange])), None, batch_size

@@ -291,6 +291,7 @@ class TestCommands:
             ),
             (["bare", "--false_alarms", "0.1"], "; this network has no decoder"),
             (["bare", "--strange", "noise"], "a decoder that learned to reconstruct"),
+            (["bare", "--strange", "noise"], "--false_alarms 0.05 fits it, or tells"),
         ],
     )
     def test_what_cannot_be(
