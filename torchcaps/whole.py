@@ -246,11 +246,12 @@ def read_json(path: Path, most: int, kind: type = dict) -> Any:
     """Return the content of a JSON file of at most ``most`` bytes, a ``kind``.
 
     Raises:
-        ValueError: it is not JSON, or holds something else, and what :func:`check_file`
+        ValueError: it is not JSON, or holds something else, and what :func:`read_text`
             raises.
     """
+    text = read_text(path, most)
     try:
-        return parsed_json(read_text(path, most), kind)
+        return parsed_json(text, kind)
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}") from error
 

@@ -93,8 +93,10 @@ def test_configurations(saved: Path, arguments: dict) -> None:
 )
 def test_what_is_no_configuration(saved: Path, text: str) -> None:
     (saved / "config.json").write_bytes(text.encode("latin1"))
-    with pytest.raises(ValueError, match=r"config\.json"):
+    with pytest.raises(ValueError, match=r"config\.json") as told:
         load_pretrained(saved)
+    assert str(told.value).count("config.json") == 1
+    assert "ValueError" not in str(told.value)
 
 
 @pytest.mark.parametrize(

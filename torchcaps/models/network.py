@@ -486,8 +486,11 @@ def _read(path: Path, shapes: Collection[torch.Size]) -> tuple[_Saved, Network]:
         RecursionError,
         MemoryError,
     ) as error:
+        if str(error).startswith(str(path)):
+            raise  # it could not be read
+        why = str(error) if isinstance(error, ValueError) else repr(error)
         raise ValueError(
-            f"{path} is damaged, or of another version or library: {error!r}"
+            f"{path} is damaged, or of another version or library: {why}"
         ) from error
     return saved, outline
 
