@@ -105,6 +105,8 @@ def test_what_cannot_be_trained_on_is_refused_before_anything_is_written(
         ValueError, match="the train data must have a length and items, got int"
     ):
         tc.train(data=3, run=tmp_path / "run")
+    with pytest.raises(ValueError, match=r"the name of a network, .* got a Linear: "):
+        tc.train(data=Shades(), run=tmp_path / "run", model=torch.nn.Linear(1, 1))
     with pytest.raises(FileNotFoundError, match="nowhere"):
         tc.train(data=Shades(), run=tmp_path / "nowhere", resume=True)
     assert not (tmp_path / "run").exists()

@@ -5,6 +5,8 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from torchcaps.numerics import check_choice
 from torchcaps.spec import Given, declared, kept, plain, refused
 from torchcaps_lab.classifier import Classifier
@@ -107,6 +109,12 @@ def train(
             f"{_name_of(data)} has its own"
         )
     named = _name_of(data, labels)
+    if isinstance(model := options.get("model"), nn.Module):
+        raise ValueError(
+            "model must be the name of a network, which a training makes, got a "
+            f"{type(model).__name__}: save_pretrained(folder) and start=folder keep the "
+            "weights of one"
+        )
     option_names = option_arguments().keys() - {"data"}
     values = {
         name: plain(_by_text(value), name)
