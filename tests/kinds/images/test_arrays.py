@@ -133,6 +133,8 @@ def test_four_channels_are_bands_if_that_is_said() -> None:
     """The fourth was taken for opacity without a word, and channels=4 was refused."""
     images = DRAW.integers(0, 256, (40, 4, 8, 9), dtype=np.uint8)
     assert any("opacity" in note for note in MapStyle((images, LABELS)).notes())
+    bands = MapStyle((images, LABELS), channels=4)
+    assert not any("opacity" in note for note in bands.notes())
     data = MapStyle((images, LABELS), channels=4)
     place = int(data.train.files[0].removeprefix("train/"))
     assert data.train.inputs[0].tolist() == images[place].tolist()

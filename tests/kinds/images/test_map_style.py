@@ -278,7 +278,7 @@ def test_what_is_wrong_with_a_pair_is_said_or_it_is_left_out(item, why):
         (
             {"data": [(PIXELS[0], 0), (PIXELS[1], "a")]},
             ValueError,
-            "all whole numbers or all names, got 0, a",
+            "all whole numbers or all names, got 'a' and 0",
         ),
         (
             {"data": [(pixels, 0) for pixels in PIXELS]},

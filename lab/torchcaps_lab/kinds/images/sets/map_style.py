@@ -184,15 +184,15 @@ class MapStyle(ListedImages):
             names = self._names_in(part)
             category = _BETWEEN.join(_category(label, names) for label in of_row)
             listed.parts[part].append(replace(pair, category=category))
-        kinds = {type(label) for row in labels.rows for label in row}
+        kinds = {type(label): label for row in labels.rows for label in row}
         if len(kinds) > 1 and not self.named:
             raise ValueError(
                 "labels must be all whole numbers or all names, got "
-                f"{some(sorted(map(str, trained)))}"
+                f"{' and '.join(sorted(map(repr, kinds.values())))}"
             )
         listed.classes = labels.classes(trained)
         listed.separator = _BETWEEN if labels.several else ""
-        listed.notes = (*_axes_lines(self.given), *labels.notes())
+        listed.notes = (*_axes_lines(self.given, self.channels), *labels.notes())
         return listed
 
     def _rows(self, listed: Listed) -> Iterator[tuple[str, tuple[Label, ...], _Pair]]:
@@ -276,13 +276,15 @@ def _divided(data: Any) -> tuple[Any, Any]:
     return data, None
 
 
-def _axes_lines(pairs_of_parts: Mapping[str, Any]) -> Iterator[str]:
+def _axes_lines(
+    pairs_of_parts: Mapping[str, Any], asked_channels: int | None
+) -> Iterator[str]:
     """Tell people the order of axes that was taken of arrays."""
     for part, pairs in pairs_of_parts.items():
         if isinstance(pairs, Arrays):
             channels = pairs[0][0].shape[0]
             meaning = "grey" if pairs.axes == "NHW" else counted(channels, "channels")
-            if channels == 4:
+            if channels == 4 and asked_channels != 4:
                 meaning += ", the last of which is opacity unless channels is 4"
             yield (
                 f"the axes of the {part} images, {tuple(pairs.images.shape)}, are "
