@@ -390,7 +390,8 @@ def spread_loss(
     activation, mask = _given(activation, target)
     if mask.shape == target.shape:
         raise ValueError(
-            "target must be labels (B,): spread loss has one true class for each image"
+            "target must be labels (B,): spread loss has one true class for each "
+            f"image, got shape {tuple(target.shape)}"
         )
     true = (activation * mask).sum(1, keepdim=True)
     mean = _mean(

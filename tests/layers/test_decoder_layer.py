@@ -149,6 +149,19 @@ class TestDecoder:
         torch.testing.assert_close(decoder(torch.ones(1, 2, 3)), expected)
 
 
+def test_poses_that_do_not_fit_are_named() -> None:
+    for shape in ((2, 5, 15), (80,)):
+        with pytest.raises(
+            ValueError, match=r"poses must be .* 80 numbers .* got shape"
+        ):
+            FullyConnectedDecoder(80, (1, 8, 8))(torch.rand(shape))
+    for shape in ((2, 1, 4), (2, 3, 5), (3, 4)):
+        with pytest.raises(
+            ValueError, match=r"poses must be \(B, 3, \*pose\), 4 numbers"
+        ):
+            PoseInput(3, 4, "pose_and_class")(torch.rand(shape))
+
+
 @pytest.mark.parametrize("shape", [(3, 12), (2, 4, 5, 6)], ids=["sequence", "volume"])
 def test_other_things_than_images(shape: tuple[int, ...]) -> None:
     decoder = FullyConnectedDecoder(3 * 4, shape, hidden=(8,))

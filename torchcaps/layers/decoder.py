@@ -67,6 +67,10 @@ class FullyConnectedDecoder(SuggestsNames, nn.Module):
     Shape:
         Masked poses (B, J, *pose) to images (B, *image_shape) in [0, 1].
 
+    Raises:
+        TypeError: if the poses are not a tensor.
+        ValueError: if they have another number of numbers.
+
     Source: Sabour, Frosst & Hinton 2017, figure 2.
 
     Example:
@@ -91,6 +95,12 @@ class FullyConnectedDecoder(SuggestsNames, nn.Module):
 
     def forward(self, poses: Tensor) -> Tensor:
         """Decode poses to images."""
+        real_dtype("poses", poses)
+        if poses.ndim < 2 or math.prod(poses.shape[1:]) != self.in_features:
+            raise ValueError(
+                f"poses must be (B, J, *pose), {self.in_features} numbers for each image, "
+                f"got shape {tuple(poses.shape)}"
+            )
         return self.layers(poses.flatten(1)).unflatten(1, self.image_shape)
 
 
@@ -170,6 +180,15 @@ class PoseInput(SuggestsNames, nn.Module):
                 even of a pose that is all 0; None for those whose poses are not.
         """
         dtype = real_dtype("poses", poses)
+        expected = (self.classes, self.size)
+        if (
+            poses.ndim < 3
+            or (*poses.shape[1:2], math.prod(poses.shape[2:])) != expected
+        ):
+            raise ValueError(
+                f"poses must be (B, {self.classes}, *pose), {self.size} numbers for each "
+                f"class, got shape {tuple(poses.shape)}"
+            )
         poses = poses.flatten(2)
         alive = (poses != 0).any(2, keepdim=True)
         chosen = alive if chosen is None else (chosen != 0)[..., None]
