@@ -342,6 +342,14 @@ def test_images_get_the_shape_that_the_network_takes(
     )
 
 
+def test_a_resize_that_data_do_not_take_is_not_advised(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = ("--data", "Digits", "--data.size", "28", "--split", "validation")
+    assert main(["evaluate", "mnist/capsnet_small", *given]) == 0
+    assert "--data.resize" not in capsys.readouterr().err
+
+
 def test_a_resumed_run_whose_images_have_moved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

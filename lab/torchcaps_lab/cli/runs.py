@@ -42,11 +42,11 @@ def _take_classes(data: Spec, classifier: Classifier) -> None:
         data.arguments["classes"] = list(classifier.classes)
 
 
-def _other_fit(data: DataSet, classifier: Classifier) -> tuple[str, ...]:
+def _other_fit(data: Spec, classifier: Classifier) -> tuple[str, ...]:
     """A note, if images get to their size in another way than those that the network
-    was trained on.
+    was trained on, and may get there in that way.
     """
-    fit = getattr(data, "resize", None)
+    fit = data.arguments.get("resize")
     usual = classifier.resize
     if usual is None or fit in (None, usual) or usual == "keep":
         return ()
@@ -170,7 +170,7 @@ def open_run(
                 folder, str(spec.arguments.get("root", "DATA")), error.names
             )
             raise ValueError(f"{error}\n  {advice}") from error
-        notes = (*filter(None, [fitted]), *_other_fit(data, classifier), *notes)
+        notes = (*filter(None, [fitted]), *_other_fit(spec, classifier), *notes)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     if not len(images):
