@@ -134,6 +134,7 @@ def test_moments_with_units_are_in_the_order_of_their_numbers(tmp_path: Path) ->
     table.write_text("\n".join(["label,u 1 (V),u 0 (V),i 0 (A),i 1 (A)", *rows]))
     data = Series(str(table), wide=True)
     assert data.train.row(0)[:2].tolist() == [[0, 1], [2, 3]]
+    assert data.manifest().parts["train"][0].name.startswith("wide.csv:row ")
 
 
 def test_training_series_have_mean_0_and_deviation_1(tmp_path: Path) -> None:

@@ -230,7 +230,8 @@ def _wide(
             length -= 1
         present = [name for one in channels for name in one[:length]]
         rows = numbers.of({name: row.values[name] for name in present}, row.place)
-        yield row, torch.tensor(rows).view(len(channels), length)
+        place = row.place.removeprefix(f"{table.path.name}, ")
+        yield row._replace(place=place), torch.tensor(rows).view(len(channels), length)
 
 
 def _channels_of(names: Sequence[str]) -> list[list[str]]:
