@@ -27,7 +27,9 @@ class CapsHead(CapsuleLayer):
     number of channels and draws the transforms of the classes (0 until then), unless
     they are loaded: pass one through before an optimizer is made. The transforms are
     scaled so that the mean length at the start does not depend on positions and
-    features, see :func:`~torchcaps.layers.start_length`.
+    features, see :func:`~torchcaps.layers.start_length`. Take real inputs: the
+    positions of a constant image agree more than others, and the classes then start
+    shorter.
 
     Args:
         classes: parents, J.
