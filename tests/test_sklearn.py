@@ -147,6 +147,9 @@ def test_rows_may_run_backwards_through_their_memory() -> None:
 def test_images_that_are_no_rows_name_the_argument() -> None:
     with pytest.raises(ValueError, match=r"image_shape=\(1, 8, 8\)"):
         CapsNetClassifier(**FEW).fit(np.zeros((4, 8, 8)), [0, 1, 0, 1])
+    channels_last = np.zeros((4, 8, 9, 3))
+    with pytest.raises(ValueError, match=r"transpose\(0, 3, 1, 2\).*=\(3, 8, 9\)"):
+        CapsNetClassifier().fit(channels_last, [0, 1, 0, 1])
 
 
 def features(largest: float) -> tuple[np.ndarray, np.ndarray]:

@@ -127,7 +127,8 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
         self.classes_ = np.unique(labels)
         if len(self.classes_) < 2:
             raise ValueError(
-                f"y must have two classes or more, got one class, {self.classes_[0]!r}"
+                "y must have two classes or more, got one class, "
+                f"{self.classes_.tolist()[0]!r}"
             )
         data = self._data(rows, labels, weights)
         with self._seeded():
@@ -366,13 +367,11 @@ def _check_rows(X: Any) -> None:
     """
     shape: tuple[int, ...] = tuple(X.shape) if hasattr(X, "shape") else ()
     if len(shape) > 2:
-        if len(shape) == 4:
-            image_shape = tuple(shape[1:])
-        else:
-            image_shape = (1, *shape[1:])
+        given, image_shape = "X", (1, *shape[1:])[-3:]
+        if len(shape) == 4 and shape[3] in (1, 3, 4) and shape[1] not in (1, 3, 4):
+            given, image_shape = "X.transpose(0, 3, 1, 2)", (shape[3], *shape[1:3])
         raise ValueError(
             f"X must be (n, F), a row for each image, got shape {tuple(shape)}: give "
-            f"X.reshape({shape[0]}, -1), and "
-            f"image_shape={image_shape} to CapsNetClassifier. Found array with dim "
-            f"{len(shape)}"
+            f"{given}.reshape({shape[0]}, -1), and image_shape={image_shape}, which is "
+            f"(C, H, W), to CapsNetClassifier. Found array with dim {len(shape)}"
         )
