@@ -496,7 +496,7 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
         ("predict mnist/efficent_capsnet p.png", "mean mnist/efficient_capsnet?"),
         ("explain runs/nope", "there is no folder runs/nope"),
         ("explain mnist/efficient_capsnet --out x", "a saved network needs --data"),
-        ("evaluate digits --data Digits --strange words.txt", "has no decoder"),
+        ("evaluate digits --data Digits --strange words.txt", "a decoder that learned"),
     ],
 )
 def test_a_first_try_is_told_what_to_type(
