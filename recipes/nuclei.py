@@ -49,6 +49,11 @@ MEASURES = {
     "ari": "ARI with the ground",
     "mbo": "mean best overlap",
 }
+ASSIGNED = {
+    f"{key}_assigned": f"{name}, assigned pixels" for key, name in MEASURES.items()
+}
+"""Of the slots that ``torchcaps train`` makes, which ``predict`` answers with."""
+
 COUNT = "error of the number of objects"
 
 _WINDOW, _SIDE = 128, 64
@@ -239,6 +244,10 @@ class NucleiRecipe(Recipe[TrainingOptions]):
             Line(row, measure, unit="points", higher_is_better=True)
             for row, measure in product(ROWS, MEASURES.values())
         ),
+        *(
+            Line("slots", measure, unit="points", higher_is_better=True)
+            for measure in ASSIGNED.values()
+        ),
         *(Line(row, COUNT, unit="") for row in ROWS),
     )
     settings: ClassVar = TrainingOptions
@@ -272,7 +281,8 @@ class NucleiRecipe(Recipe[TrainingOptions]):
             study.facts[row]["K-Means"] = network.how._asdict()
         study.curves[row] = {"slots": _slots_shown(network, test)}
         figures = _figures(network, test)
-        points = {name: 100 * figures[key] for key, name in MEASURES.items()}
+        names = {**MEASURES, **ASSIGNED} if row == "slots" else MEASURES
+        points = {name: 100 * figures[key] for key, name in names.items()}
         return {**points, COUNT: figures["count"]}
 
     def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
