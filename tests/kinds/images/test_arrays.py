@@ -188,7 +188,7 @@ def test_arrays_are_trained_on_in_one_line(tmp_path: Path) -> None:
         )
         == 2
     )
-    with pytest.raises(ValueError, match="labels are for images in an array"):
+    with pytest.raises(ValueError, match="labels are for examples in an array"):
         tc.train("photos", labels)
 
 
