@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import max_pool2d, normalize, one_hot
+from torch.nn.functional import max_pool2d, normalize
 
 from torchcaps.capsules import Capsules, Prediction, exportable
 from torchcaps.layers import CapsLinear, PositionCode, Slots
@@ -389,7 +389,8 @@ def merged_slots(colours: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
         >>> masks[0, :, 0, 0]
         tensor([0.3333, 0.6667, 0.0000])
     """
-    J = masks.shape[1]
+    # In a trace, a size is a tensor.
+    J = int(masks.shape[1])
     directions = normalize(masks.flatten(2), dim=2)
     slot = torch.arange(J, device=masks.device)
     objects = (slot > 0) & (slot[:, None] > 0) | (slot == slot[:, None])
@@ -397,7 +398,8 @@ def merged_slots(colours: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
     # Chains of 2, 4, 8, ... pairs.
     for _ in range((J - 1).bit_length()):
         joined = joined.to(masks) @ joined.to(masks) > 0
-    first = one_hot(joined.int().argmax(2), J).to(masks)
+    # Not `one_hot`, which `vmap` does not take, (B, J, J).
+    first = (joined.int().argmax(2)[..., None] == slot).to(masks)
     together = torch.einsum("bjk,bjhw->bkhw", first, masks)
     sums = torch.einsum("bjk,bjchw->bkchw", first, colours * masks[:, :, None])
     whole = together[:, :, None]
