@@ -58,7 +58,7 @@ LICENCES = {
     ),
     "shapes": "The images are made by the package.",
     "tetrominoes": "The images are made by the package.",
-    "multi-dsprites": "The images are made by the package.",
+    "multi_dsprites": "The images are made by the package.",
     "trec": (
         "The questions, which are not included except for their words: X. Li and D. "
         'Roth, "Learning Question '

@@ -43,6 +43,7 @@ def image_samples(name: str, classifier: Classifier, tell: Tell) -> Examples | N
         "fashion_mnist": {"download": False},
         "shapes": {},
         "tetrominoes": {},
+        "multi_dsprites": {},
     }
     if not _SMALLNORB % classifier.image_shape[1]:
         options["smallnorb"] = {"size": classifier.image_shape[1]}
