@@ -32,7 +32,7 @@ _GREY_LEVEL = 1 / 255
 
 _SAME_PIXELS = 0.7
 """The cosine of two masks from which slots draw the same. From 0.5 to 0.8, validation
-images of nuclei and of scenes have the same figures within 2 points.
+images of nuclei and of scenes have the same figures within 3 points.
 """
 
 _LARGEST_MAP = 40
@@ -378,8 +378,8 @@ def merged_slots(colours: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
         The colours, whose means are weighted by the masks, and the masks. Together they
         draw the same image.
 
-    Source: slots are merged by how alike they are in Aydemir, Xie & Guney 2023,
-    "Self-Supervised Object-Centric Learning for Videos", section 3.3, by their poses.
+    Source: Aydemir, Xie & Guney 2023, "Self-supervised Object-Centric Learning for
+    Videos", merge slots by their poses.
 
     Example:
         >>> from torchcaps.models.slot_autoencoder import merged_slots
