@@ -53,17 +53,21 @@ SLOTS, QUERIES = "slots", "convolutional network with queries"
 
 MEASURED, TRAINED = "measured", "trained for it"
 READERS = {"by a linear map": False, "by one hidden layer": True}
-"""Readers of poses, and whether they have a hidden layer."""
+"""Readers of poses, or of values and outlines of regions, and whether they have a hidden
+layer.
+"""
 
 WAYS = {
     SLOTS: (MEASURED, *READERS),
-    OTSU: (MEASURED,),
+    OTSU: (MEASURED, *READERS),
     QUERIES: (TRAINED,),
 }
 """How objects are read, by what a row has."""
 
 LABELLED = (50, 500, 3000)
-_BLOCK = 5
+_OUTLINE = 16
+"""Pixels along the side of an outline."""
+
 _AT_ONCE = 100
 
 
@@ -141,32 +145,25 @@ def objects_of(images: Tensor, masks: Tensor) -> Objects:
     return Objects(torch.cat(values, -1), unnamed, pixels > 0)
 
 
-def shapes_of(masks: Tensor) -> Tensor:
-    """Which of the 17 shapes masks of tetrominoes (N, K, H, W) have, by the blocks right
-    and below of the corner, int64 (N, K).
-    """
+def outlines_of(masks: Tensor) -> Tensor:
+    """Masks (N, K, H, W) in a square whose corner is that of their pixels, (N, K, S S)."""
     rows, columns = (masks.amax(axis).argmax(2) for axis in (3, 2))
-    reach = 2 * _BLOCK + 1
-    padded = nn.functional.pad(masks, (0, reach, 0, reach))
-    known = torch.stack(
-        [
-            nn.functional.pad(
-                shape.float(),
-                (0, reach + 4 - shape.shape[1], 0, reach + 4 - len(shape)),
-            )[:reach:_BLOCK, :reach:_BLOCK]
-            for shape in fixed_tetrominoes()
-        ]
-    )
-    offsets = torch.arange(0, reach, _BLOCK)
+    padded = nn.functional.pad(masks, (0, _OUTLINE, 0, _OUTLINE))
     image, number = (torch.arange(size) for size in masks.shape[:2])
-    blocks = padded[
+    return padded[
         image[:, None, None, None],
         number[:, None, None],
-        rows[..., None, None] + offsets[:, None],
-        columns[..., None, None] + offsets,
-    ]
-    same = (blocks[:, :, None] == known).flatten(3).all(3)
-    return same.byte().argmax(2)
+        rows[..., None, None] + torch.arange(_OUTLINE)[:, None],
+        columns[..., None, None] + torch.arange(_OUTLINE),
+    ].flatten(2)
+
+
+def shapes_of(masks: Tensor) -> Tensor:
+    """Which of the 17 shapes masks of tetrominoes (N, K, H, W) have, int64 (N, K)."""
+    known = torch.cat(
+        [outlines_of(shape[None, None].float()) for shape in fixed_tetrominoes()], 1
+    )
+    return (outlines_of(masks)[:, :, None] == known).all(3).byte().argmax(2)
 
 
 class Queries(nn.Module):
@@ -294,7 +291,8 @@ class Slots(NamedTuple):
     """What slots say of the objects of images, matched by the overlap of their pixels.
 
     Args:
-        pose: that of the slot of each object, (N, K, D); NaN if slots have none.
+        pose: that of the slot of each object, or the values and outline of a region that
+            has none, (N, K, D).
         measured: the values of the pixels of this slot.
         number: how many slots draw an object, (N,).
         true: the objects, (N, K).
@@ -346,7 +344,7 @@ def slots_of(source: str, network: Any, images: Examples) -> Slots:
             # The first of the classes is the ground.
             numbers += [len(answer.classes) - 1 for answer in answers]
             if prediction.capsules is None:
-                pose = torch.full((*matched.shape, 1), torch.nan)
+                pose = torch.cat([objects.values, outlines_of(masks.float().cpu())], 2)
             else:
                 pose = prediction.capsules.pose
                 index = matched[..., None].expand(-1, -1, pose.shape[2])
@@ -542,8 +540,6 @@ def _of_slots(settings: ReadOutSettings, source: str, network: Any) -> dict[str,
         figures[measure_of(NUMBER, MEASURED, None, test)] = off
         for name, figure in figures_of(values, None, true).items():
             figures[measure_of(name, MEASURED, None, test)] = figure
-    if isinstance(network, Otsu):
-        return _lined(source, figures)
     labelled, validation = (
         slots_of(source, network, images) for images in _labelled_of(settings, source)
     )

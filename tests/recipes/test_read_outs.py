@@ -25,9 +25,7 @@ def test_objects_of_each_shape_at_the_edge_of_the_picture() -> None:
         middle.append([down.float().mean() - rows, across.float().mean() - columns])
     green = torch.tensor([0, 255, 0], dtype=torch.uint8).expand(len(shapes), 1, 3)
     images = painted(labels, torch.zeros(len(shapes), 3).byte(), green)
-    true = read_outs.true_objects(
-        TETROMINOES, ObjectSet(images, labels, slot_names(2))
-    )
+    true = read_outs.true_objects(TETROMINOES, ObjectSet(images, labels, slot_names(2)))
     assert true.present.all()
     assert true.shape[:, 0].tolist() == list(range(len(shapes)))
     pixels = 35 + torch.tensor(middle)
