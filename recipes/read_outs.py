@@ -215,11 +215,11 @@ def reader_of(dim: int, hidden: int) -> nn.Module:
 
 
 def losses(read: Tensor, true: Objects) -> Tensor:
-    """The mean squared distance of the values, and the cross-entropy of the shape if it
+    """The squared distance of the values, and the cross-entropy of the shape if it
     has a name, of what was read (..., outputs).
     """
     values, logits = read.split(_OUTPUTS, -1)
-    distance = (values - true.values).square().mean(-1)
+    distance = (values - true.values).square().sum(-1)
     entropy = cross_entropy(
         logits.movedim(-1, 1), true.shape, reduction="none", ignore_index=-1
     )
@@ -384,7 +384,7 @@ class ReadOutSettings(TrainingOptions):
         hidden: numbers of the hidden layer of a reader that has one.
         network_updates: updates of a network that reads images.
         network_rates: its learning rates to choose from.
-        strides: of its convolutions, by recipe.
+        strides: those of its convolutions, by recipe.
     """
 
     sets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -394,7 +394,7 @@ class ReadOutSettings(TrainingOptions):
     hidden: int = 64
     network_updates: int = 10_000
     network_rates: tuple[float, ...] = (3e-4, 1e-3)
-    strides: tuple[int, ...] = (2, 2, 1, 1)
+    strides: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 def fit(
@@ -513,7 +513,7 @@ def _queries(settings: ReadOutSettings, source: str) -> Queries:
         _test_of(settings, source, changes) for changes in tests_of(source).values()
     ]
     most = max(len(images.classes) - 1 for images in tests)
-    return Queries(most, settings.strides)
+    return Queries(most, settings.strides[source])
 
 
 def _scale_of(true: Objects) -> tuple[Tensor, Tensor]:
