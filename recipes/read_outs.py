@@ -470,6 +470,11 @@ class ReadOuts(Recipe[ReadOutSettings]):
         row_of(source, SLOTS): (source, "slots") for source in PROPERTIES
     }
 
+    def options(self, settings: ReadOutSettings, row: str) -> dict[str, Any]:
+        """Options of a row, with the data that it reads."""
+        data = settings.sets[row.split(": ")[0]]
+        return super().options(settings, row) | {"data": data}
+
     def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
         """Opens the network whose slots are read; a threshold needs no training, and
         networks that read images have one for each number of labelled ones.
