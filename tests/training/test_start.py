@@ -174,6 +174,13 @@ def test_classes_of_pixels_come_back_to_the_size_of_the_picture(
     assert wrong < 0.1
 
 
+@pytest.mark.parametrize("size", [(61, 64), (57, 64), (64, 53), (2, 300)])
+def test_margins_are_not_taken_for_the_picture(size: tuple[int, int]) -> None:
+    white = Image.fromarray(np.full(size, 255, dtype=np.uint8))
+    fitted = load_image(white, (1, 64, 64), "pad")[0]
+    assert (at_size(fitted.long(), *size, "pad") == 255).all()
+
+
 def test_hidden_files_are_noted(tmp_path: Path) -> None:
     photos = folder(tmp_path / "photos", "rose", "tulip")
     (photos / "rose" / "0.png").rename(photos / "rose" / ".0.png")

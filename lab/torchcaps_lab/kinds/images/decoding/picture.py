@@ -423,13 +423,29 @@ def to_tensor(
         )
     if image.size != (width, height):
         if resize == "pad":
-            image = ImageOps.pad(image, (width, height), color=0)
+            top, left, high, wide = _inside(image.size[::-1], (height, width))
+            picture = Image.new(image.mode, (width, height))
+            picture.paste(image.resize((wide, high)), (left, top))
+            image = picture
         elif resize == "crop":
             image = ImageOps.fit(image, (width, height))
         else:
             image = image.resize((width, height))
     pixels = torch.from_numpy(np.array(image))  # (H, W) or (H, W, 3)
     return pixels.reshape(height, width, channels).permute(2, 0, 1).contiguous()
+
+
+def _inside(size: tuple[int, int], frame: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Where a picture with margins is in its frame: top, left, height and width. A side
+    has a pixel at least.
+
+    Args:
+        size: height and width of the picture.
+        frame: likewise.
+    """
+    scale = min(want / have for want, have in zip(frame, size, strict=True))
+    high, wide = (max(1, round(extent * scale)) for extent in size)
+    return round((frame[0] - high) / 2), round((frame[1] - wide) / 2), high, wide
 
 
 def at_size(values: Tensor, height: int, width: int, resize: Fit) -> Tensor:
@@ -446,10 +462,8 @@ def at_size(values: Tensor, height: int, width: int, resize: Fit) -> Tensor:
     """
     rows, columns = values.shape
     if resize == "pad":
-        scale = min(rows / height, columns / width)
-        inner = max(1, round(height * scale)), max(1, round(width * scale))
-        top, left = (rows - inner[0]) // 2, (columns - inner[1]) // 2
-        values = values[top : top + inner[0], left : left + inner[1]]
+        top, left, high, wide = _inside((height, width), (rows, columns))
+        values = values[top : top + high, left : left + wide]
     target = height, width
     if resize == "crop":
         scale = max(rows / height, columns / width)
