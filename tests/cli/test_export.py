@@ -23,6 +23,7 @@ from torchcaps_lab.cli import main
 from torchcaps_lab.cli.exporting import (
     CLOSE,
     NOTES,
+    Exported,
     _digamma,
     _without_own_noise,
     export,
@@ -91,6 +92,12 @@ def test_every_network(
     with torch.no_grad():
         expected = network(images).activation
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_pixels_of_slots_are_written() -> None:
+    network = create_model("slot_autoencoder", image_shape=(3, 8, 8), classes=3).eval()
+    names = Exported(Classifier(network)).names(torch.rand(2, 3, 8, 8))
+    assert {"masks", "assigned"} <= {*names}
 
 
 @pytest.mark.thorough

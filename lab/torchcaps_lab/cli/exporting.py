@@ -68,6 +68,8 @@ class Exported(nn.Module):
             "pose": None if prediction.capsules is None else prediction.capsules.pose,
             "boxes": prediction.boxes,
             "reconstruction": prediction.reconstruction,
+            "masks": prediction.masks,
+            "assigned": prediction.assigned,
         }
         results = {
             "activation": prediction.activation,
