@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from torchcaps_lab.data import Shapes
+from torchcaps_lab.data import Pictures, Shapes
+from torchcaps_lab.kinds.objects.guess import guess_pictures
 from torchcaps_lab.kinds.objects.sets import PictureFolder
 from torchcaps_lab.testing import check_dataset
 
@@ -82,6 +84,17 @@ def test_sub_folders_are_no_classes(tmp_path: Path) -> None:
     parts = [len(part) for part in (data.train, data.validation, data.test)]
     assert sum(parts) == 12
     assert min(parts) >= 1
+
+
+def test_pixels_of_12_bit_fill_the_range(tmp_path: Path) -> None:
+    """They came nearly black."""
+    deep = [np.full((20, 20), 4095 * (number % 2), np.uint16) for number in range(8)]
+    for number, pixels in enumerate(deep):
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    data = guess_pictures(tmp_path, {}).options["data"]
+    assert data.pop("name") == "PictureFolder"
+    for made in (PictureFolder(**data), Pictures(deep, range=(0, 4095))):
+        assert made.train.inputs.unique().tolist() == [0, 255]
 
 
 def test_a_test_share_of_0_leaves_all_to_the_training(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcaps.spec import Given
+from torchcaps_lab.kinds.images.guess import looked_at, range_line
 from torchcaps_lab.kinds.images.sets.files import image_files
 from torchcaps_lab.look import Guess, epochs_for, value_of
 
@@ -52,13 +53,19 @@ def guess_pictures(pictures: Any, given: Mapping[str, Any]) -> Any:
         ValueError: if it is no folder, or has no length.
     """
     data: dict[str, Any]
+    of_data: dict[str, str] = {}
     if isinstance(pictures, Path):
         if not pictures.is_dir():
             raise ValueError(
                 f"task 'objects' takes a folder of pictures, {pictures} is a file"
             )
-        count = len(image_files(pictures))
+        files = image_files(pictures)
+        count = len(files)
         data = {"name": "PictureFolder", "root": str(pictures)}
+        looks = looked_at(files)
+        if looks.levels is not None:
+            data["range"] = list(looks.levels)
+            of_data["data.range"] = range_line(looks)
         where = f" in {pictures}"
     elif hasattr(pictures, "__len__"):
         count = len(pictures)
@@ -75,6 +82,7 @@ def guess_pictures(pictures: Any, given: Mapping[str, Any]) -> Any:
     options = {**OBJECTS, "data": data, "batch_size": batch, "epochs": epochs}
     why = {
         "data": f"{data['name']}, {count:,} pictures without labels{where}",
+        **of_data,
         "model": "slot_autoencoder, 7 slots: one for the ground and six for objects, "
         "--data.slots changes it",
         "batch_size": f"{batch}",

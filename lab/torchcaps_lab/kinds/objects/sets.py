@@ -20,6 +20,7 @@ from torchcaps_lab.data.base import (
     stratified_split,
 )
 from torchcaps_lab.data.examples import Examples
+from torchcaps_lab.kinds.images.decoding.bands import Range
 from torchcaps_lab.kinds.images.decoding.picture import (
     as_source,
     check_resize,
@@ -219,6 +220,8 @@ class _OwnPictures(DataSet):
         size: height and width that pictures are brought to.
         channels: 3 for colour, 1 for grey.
         fit: how: ``crop`` the centre, ``pad`` with black, or ``stretch``.
+        range: the values of pixels that become black and white; default: the whole
+            range of the type.
         test: share of the pictures that are tested on.
     """
 
@@ -229,6 +232,7 @@ class _OwnPictures(DataSet):
     size: Annotated[int, Within(16, 1024)] = argument(default=64, kw_only=True)
     channels: Literal[1, 3] = argument(default=3, kw_only=True)
     fit: Resize = argument(default="crop", kw_only=True)
+    levels: Range | None = argument(default=None, alias="range", kw_only=True)
     test_share: HeldOut = argument(default=0.2, alias="test", kw_only=True)
 
     def _divide(self, count: int, what: str) -> None:
@@ -276,7 +280,7 @@ class _OwnPictures(DataSet):
     def _loaded(self, place: int, shape: tuple[int, int, int]) -> Tensor:
         picture, name = self._source(place)
         try:
-            return load_image(picture, shape, self.fit)
+            return load_image(picture, shape, self.fit, self.levels)
         except ValueError as error:
             raise ValueError(f"{name} cannot be read: {error}") from error
 
@@ -377,4 +381,4 @@ class Pictures(_OwnPictures):
                 f"task 'objects' learns without labels: {name} must be an image, got "
                 f"a tuple of {len(picture)}"
             )
-        return as_source(picture), name
+        return as_source(picture, self.levels), name

@@ -92,18 +92,21 @@ def broken_images(
 
 
 def load_image(
-    path: "str | Path | Image",
+    path: "str | Path | Image | Bands",
     image_shape: tuple[int, int, int],
     resize: Resize = "pad",
+    levels: Levels | None = None,
 ) -> Tensor:
     """Read one image the way `ImageFolder` does.
 
     Args:
-        path: a file in one of the `FORMATS`, a .npy file, or an image of Pillow.
+        path: a file in one of the `FORMATS`, a .npy file, an image of Pillow, or bands.
         image_shape: channels (1: grey, 3: colour, others: those of the file), height
             and width of the result.
         resize: `pad` with black, `crop` the centre, `stretch`, or cut out
             `handwriting`.
+        levels: the values of pixels that become 0 and 255; default: the range of their
+            kind.
 
     Returns:
         uint8 (C, H, W).
@@ -119,8 +122,8 @@ def load_image(
         )
     source = Path(path) if isinstance(path, str) else path
     if resize == "handwriting":
-        return load_handwriting(source, image_shape).values
-    image = open_image(source, image_shape[0])
+        return load_handwriting(source, image_shape, levels=levels).values
+    image = open_image(source, image_shape[0], levels=levels)
     return to_tensor(image, image_shape, resize)
 
 
