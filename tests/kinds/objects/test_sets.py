@@ -86,6 +86,15 @@ def test_sub_folders_are_no_classes(tmp_path: Path) -> None:
     assert min(parts) >= 1
 
 
+def test_the_folder_itself_is_no_sub_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for number in range(3):
+        Image.new("L", (20, 20)).save(tmp_path / f"{number}.png")
+    assert not PictureFolder("~").notes()
+
+
 def test_pixels_of_12_bit_fill_the_range(tmp_path: Path) -> None:
     """They came nearly black."""
     deep = [np.full((20, 20), 4095 * (number % 2), np.uint16) for number in range(8)]

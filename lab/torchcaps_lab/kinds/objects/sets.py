@@ -322,7 +322,7 @@ class PictureFolder(_OwnPictures):
 
     def notes(self) -> tuple[str, ...]:
         """Note that sub-folders are no classes."""
-        folders = {file.parent for file in self._files} - {Path(self.root)}
+        folders = {file.parent for file in self._files} - {Path(self.root).expanduser()}
         if not folders:
             return ()
         return (
