@@ -36,7 +36,7 @@ from torchcaps.whole import opened
 from torchcaps_lab.data import DataSet, Examples, find_data_dir, register_dataset
 from torchcaps_lab.evaluate import evaluating
 from torchcaps_lab.kinds.objects.pictures import slot_of_pixels
-from torchcaps_lab.kinds.objects.sets import AtLeastTwo, ObjectSet, slot_names
+from torchcaps_lab.kinds.objects.sets import ObjectSet, SlotCount, slot_names
 from torchcaps_lab.kinds.pixels.mask_set import Cuts, MaskSet
 from torchcaps_lab.tasks import create_task
 
@@ -92,7 +92,7 @@ class Nuclei(DataSet):
     task: ClassVar[str] = "objects"
     model = "slot_autoencoder"
 
-    slots: AtLeastTwo = 9
+    slots: SlotCount = 9
 
     def load_train(self) -> Examples:
         """Crops of most plates, mirrored and turned."""

@@ -1,8 +1,9 @@
 """Tetrominoes and sprites: the facts of their published descriptions."""
 
+import pytest
 import torch
 
-from torchcaps_lab.data import MultiDSprites, Tetrominoes
+from torchcaps_lab.data import MultiDSprites, Scenes3D, Tetrominoes
 from torchcaps_lab.kinds.objects.published import fixed_tetrominoes
 from torchcaps_lab.testing import check_dataset
 
@@ -10,6 +11,15 @@ from torchcaps_lab.testing import check_dataset
 def test_what_every_data_set_keeps() -> None:
     check_dataset(Tetrominoes(count=20, tests=6))
     check_dataset(MultiDSprites(count=20, tests=6))
+
+
+def test_slots_for_all_objects() -> None:
+    """Of others, no data came: their labels were out of range."""
+    with pytest.raises(ValueError, match="slots must be at least 4, got 3"):
+        Tetrominoes(slots=3)
+    for kind in (MultiDSprites, Scenes3D):
+        with pytest.raises(ValueError, match="slots must be more than most, 6"):
+            kind(most=6, slots=6)
 
 
 def test_the_seventeen_tetrominoes() -> None:

@@ -2,17 +2,19 @@
 published descriptions (Kabra et al. 2019, "Multi-Object Datasets").
 """
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from torchcaps.numerics import Size
-from torchcaps.spec import settings
+from torchcaps.spec import Within, settings
 from torchcaps_lab.data.base import register_dataset
 from torchcaps_lab.kinds.objects.sets import (
-    AtLeastTwo,
     DrawnObjects,
     ObjectSet,
-    check_order,
+    SlotCount,
+    check_objects,
     slot_names,
 )
 
@@ -59,7 +61,7 @@ class Tetrominoes(DrawnObjects):
         (torch.Size([18, 3, 35, 35]), tensor([0, 1, 2, 3], dtype=torch.uint8))
     """
 
-    slots: AtLeastTwo = 4
+    slots: Annotated[SlotCount, Within(_TETROMINOES + 1)] = 4
     count: Size = 60_000
     tests: Size = 320
 
@@ -137,7 +139,8 @@ class MultiDSprites(DrawnObjects):
         tests: the number of test images. Published figures are of 320.
 
     Raises:
-        ValueError: if ``least`` is more than ``most``.
+        ValueError: if ``least`` is more than ``most``, or that is more than there are
+            slots for.
 
     Source: Kabra et al. 2019, "Multi-Object Datasets"; Matthey et al. 2017, "dSprites".
 
@@ -149,13 +152,13 @@ class MultiDSprites(DrawnObjects):
     """
 
     least: Size = 2
-    most: Size = 5
-    slots: AtLeastTwo | None = None
+    most: Annotated[int, Within(1, 253)] = 5
+    slots: SlotCount | None = None
     count: Size = 20_000
     tests: Size = 320
 
     def __post_init__(self) -> None:
-        check_order(self.least, self.most)
+        check_objects(self.least, self.most, self.slots)
 
     def _drawn(self, count: int, seed: int) -> ObjectSet:
         generator = torch.Generator().manual_seed(seed)

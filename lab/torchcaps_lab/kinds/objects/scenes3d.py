@@ -19,10 +19,10 @@ from torchcaps.spec import Within, settings
 from torchcaps_lab.data.base import register_dataset
 from torchcaps_lab.kinds.images.decoding.store import ImageStore
 from torchcaps_lab.kinds.objects.sets import (
-    AtLeastTwo,
     DrawnObjects,
     ObjectSet,
-    check_order,
+    SlotCount,
+    check_objects,
     slot_names,
     waves,
 )
@@ -99,7 +99,8 @@ class Scenes3D(DrawnObjects):
 
     Raises:
         ModuleNotFoundError: if pybullet is not installed, once images are asked for.
-        ValueError: if ``least`` is more than ``most``.
+        ValueError: if ``least`` is more than ``most``, or that is more than there are
+            slots for.
 
     Example:
         >>> from torchcaps_lab.data import Scenes3D
@@ -111,7 +112,7 @@ class Scenes3D(DrawnObjects):
     size: Annotated[int, Within(32, 512)] = 64
     least: Size = 3
     most: Annotated[int, Within(1, 10)] = 6
-    slots: AtLeastTwo | None = None
+    slots: SlotCount | None = None
     meshes: Meshes = "usual"
     camera: Camera = "usual"
     floor: Floor = "plain"
@@ -119,7 +120,7 @@ class Scenes3D(DrawnObjects):
     tests: Size = 320
 
     def __post_init__(self) -> None:
-        check_order(self.least, self.most)
+        check_objects(self.least, self.most, self.slots)
 
     def _drawn(self, count: int, seed: int) -> ObjectSet:
         how = f"scenes of pybullet {_bullet_version()}, {_FORMAT}"

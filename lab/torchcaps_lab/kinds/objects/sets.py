@@ -33,7 +33,8 @@ from torchcaps_lab.kinds.pixels.mask_set import MaskSet
 from torchcaps_lab.look import Fit, Resize
 
 Ground = Literal["plain", "textured"]
-AtLeastTwo = Annotated[int, Within(2)]
+SlotCount = Annotated[int, Within(2, 254)]
+"""How many slots: the pixels of masks are bytes, and 255 is none."""
 
 TRAIN_SEED = 1
 _COLOURS = torch.tensor(
@@ -98,10 +99,17 @@ class DrawnObjects(DataSet):
         """Draw so many pictures; the same seed draws the same."""
 
 
-def check_order(least: int, most: int) -> None:
-    """Raise a `ValueError` if the least number of objects is more than the most."""
+def check_objects(least: int, most: int, slots: int | None) -> None:
+    """Raise a `ValueError` if the least number of objects is more than the most, or that
+    is more than there are slots for.
+    """
     if least > most:
         raise ValueError(f"least must be at most most, {most}, got {least}")
+    if slots is not None and slots <= most:
+        raise ValueError(
+            f"slots must be more than most, {most}: one for each object and one for the "
+            f"ground, got {slots}"
+        )
 
 
 @register_dataset("shapes")
@@ -138,18 +146,13 @@ class Shapes(DrawnObjects):
     size: Annotated[int, Within(16)] = 32
     least: Size = 3
     most: Annotated[int, Within(1, 8)] = 5
-    slots: AtLeastTwo | None = None
+    slots: SlotCount | None = None
     ground: Ground = "plain"
     count: Size = 10_000
     tests: Size = 500
 
     def __post_init__(self) -> None:
-        check_order(self.least, self.most)
-        if self.slots is not None and self.slots <= self.most:
-            raise ValueError(
-                f"slots must be more than most, {self.most}: one for each figure and "
-                f"one for the ground, got {self.slots}"
-            )
+        check_objects(self.least, self.most, self.slots)
 
     def _drawn(self, count: int, seed: int) -> ObjectSet:
         generator = torch.Generator().manual_seed(seed)
@@ -228,7 +231,7 @@ class _OwnPictures(DataSet):
     task: ClassVar[str] = "objects"
     model = "slot_autoencoder"
 
-    slots: AtLeastTwo = argument(default=7, kw_only=True)
+    slots: SlotCount = argument(default=7, kw_only=True)
     size: Annotated[int, Within(16, 1024)] = argument(default=64, kw_only=True)
     channels: Literal[1, 3] = argument(default=3, kw_only=True)
     fit: Resize = argument(default="crop", kw_only=True)
