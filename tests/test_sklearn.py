@@ -208,6 +208,18 @@ def test_partial_fit_learns_from_parts_that_lack_classes() -> None:
     assert len(model.loss_curve_) == 40
 
 
+def test_weights_count_from_one_part_to_the_next() -> None:
+    """A part of another class was an error, and each part had weights of mean 1."""
+    rows = np.random.default_rng(0).normal(size=(8, 3))
+    shares = []
+    for weight in (1.0, 20.0):
+        model = CapsNetClassifier(**SMALL, class_weight={0: weight})
+        for label in (1, 0, 1, 0, 1):
+            model.partial_fit(rows, np.full(8, label), classes=[0, 1])
+        shares.append(model.predict_proba(rows)[:, 0].mean())
+    assert shares[1] > shares[0]
+
+
 def test_partial_fit_goes_on_where_fit_ended() -> None:
     rows, labels = two_clouds()
     model = CapsNetClassifier(**SMALL).fit(rows, labels)

@@ -25,7 +25,7 @@ with needing("estimators", "torchcaps[mixture]"):
     from sklearn.base import BaseEstimator, ClassifierMixin
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.utils import check_random_state
-    from sklearn.utils.class_weight import compute_sample_weight
+    from sklearn.utils.class_weight import compute_class_weight
     from sklearn.utils.multiclass import (
         _check_partial_fit_first_call,
         check_classification_targets,
@@ -120,8 +120,9 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
         Args:
             X: the features, or the pixels of the images.
             y: the labels.
-            sample_weight: how much the loss of each row counts, (n,), 0 or more. A row
-                of weight 0 is left out as if it was not given. None for 1.
+            sample_weight: how much the loss of each row counts, (n,), 0 or more, beside
+                the mean over the rows. A row of weight 0 is left out as if it was not
+                given. None for 1.
         """
         rows, labels, weights = self._checked(X, y, sample_weight, reset=True)
         self.classes_ = np.unique(labels)
@@ -131,6 +132,8 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
                 f"{self.classes_.tolist()[0]!r}"
             )
         data = self._data(rows, labels, weights)
+        scale = data.tensors[2]
+        scale /= scale.mean()
         with self._seeded():
             optimizer = self._begin(rows)
             loader = self._loader(data)
@@ -159,7 +162,7 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
             X: the features, or the pixels of the images.
             y: the labels, some of the classes.
             classes: the labels of all calls. They are needed in the first one.
-            sample_weight: as of :meth:`fit`.
+            sample_weight: as of :meth:`fit`, beside 1.
         """
         if self.class_weight == "balanced":
             raise ValueError(
@@ -200,22 +203,24 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
     def _data(
         self, rows: Tensor, labels: NDArray[Any], weights: NDArray[Any]
     ) -> TensorDataset:
-        """Rows, the places of their labels, and their weights, of mean 1."""
+        """Rows, the places of their labels, and their weights."""
         unknown = np.setdiff1d(labels, self.classes_)
         if len(unknown):
             raise ValueError(
                 f"y must hold labels of classes {self.classes_}, got {unknown}"
             )
         target = np.searchsorted(self.classes_, labels)
-        counted = compute_sample_weight(self.class_weight, labels)
-        if not (np.isfinite(counted).all() and (counted >= 0).all() and counted.any()):
+        of_classes = compute_class_weight(
+            self.class_weight, classes=self.classes_, y=labels
+        )
+        usable = np.isfinite(of_classes).all() and (of_classes >= 0).all()
+        if not (usable and of_classes.any()):
             raise ValueError(
                 "class_weight must be 0 or more, finite, and not 0 for all classes, "
                 f"got {self.class_weight}"
             )
-        weights = weights * counted
-        weights = weights / weights.mean()
-        return TensorDataset(rows, torch.as_tensor(target), torch.tensor(weights))
+        counted = torch.tensor(weights * of_classes[target])
+        return TensorDataset(rows, torch.as_tensor(target), counted)
 
     @contextmanager
     def _seeded(self) -> Iterator[None]:
