@@ -4,16 +4,41 @@ onnxruntime, NumPy and Pillow.
     torchcaps export mnist/efficient_capsnet --to digits.onnx
     python examples/run_onnx.py digits.onnx digit.png
 
-The picture keeps its shape, is brought to the network's size and padded with black.
-``torchcaps predict`` does more for networks that read handwriting.
+The picture is read as the training read its pictures: turned upright by its Exif data,
+with a colour behind transparent parts, and cropped, stretched, or else padded with black
+to the network's size. ``torchcaps predict`` does more for networks that read handwriting,
+and for pixels of more than 8 bit.
 """
 
 import argparse
 import json
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import onnxruntime
 from PIL import Image, ImageOps
+
+
+def pixels_of(picture: str, notes: Mapping[str, Any]) -> np.ndarray:
+    """The pixels of a file, float32 (C, H, W) in [0, 1], by the notes of a network."""
+    channels, height, width = notes["image_shape"]
+    with Image.open(picture) as stored:
+        image = ImageOps.exif_transpose(stored)
+    if image.mode.startswith(("I", "F")):
+        raise SystemExit(f"{picture} has pixels of more than 8 bit")
+    behind = Image.new("RGBA", image.size, notes.get("background", "black"))
+    image = Image.alpha_composite(behind, image.convert("RGBA"))
+    image = image.convert("L" if channels == 1 else "RGB")
+    size = (width, height)
+    if notes["resize"] == "crop":
+        image = ImageOps.fit(image, size)
+    elif notes["resize"] == "stretch":
+        image = image.resize(size)
+    else:
+        image = ImageOps.pad(image, size, color=0)
+    pixels = np.asarray(image, dtype=np.float32) / 255
+    return pixels.reshape(height, width, channels).transpose(2, 0, 1)
 
 
 def main(model: str, picture: str) -> None:
@@ -22,16 +47,10 @@ def main(model: str, picture: str) -> None:
     notes = json.loads(session.get_modelmeta().custom_metadata_map["torchcaps"])
     if "image_shape" not in notes:
         raise SystemExit(f"{model} takes texts, this example shows pictures")
-    channels, height, width = notes["image_shape"]
-    mode = "L" if channels == 1 else "RGB"
     try:
-        image = Image.open(picture).convert(mode)
+        batch = pixels_of(picture, notes)[None]
     except OSError as error:
         raise SystemExit(f"{picture} cannot be read: {error}") from error
-    image = ImageOps.pad(image, (width, height), color=0)
-    pixels = np.asarray(image, dtype=np.float32) / 255
-    pixels = pixels.reshape(height, width, channels)
-    batch = pixels.transpose(2, 0, 1)[None]
     activations, *_ = session.run(None, {"images": batch})
     (activation,) = activations
     most_active = np.argsort(-activation)[:3]

@@ -5,6 +5,7 @@ package.
 import json
 import logging
 import re
+import runpy
 import subprocess
 import sys
 import warnings
@@ -29,6 +30,7 @@ from torchcaps_lab.cli.exporting import (
     export,
 )
 from torchcaps_lab.data import Preprocess, Scale, Words
+from torchcaps_lab.kinds.images.reader import ImageReader
 
 ROOT = Path(__file__).parents[2]
 SLOW = pytest.mark.slow
@@ -149,6 +151,21 @@ def test_onnx_with_the_preparation_of_images(
     )
     assert missing.returncode == 1
     assert missing.stderr.startswith("no.png cannot be read: ")
+
+
+@pytest.mark.parametrize("resize", ["pad", "crop", "stretch"])
+def test_the_example_reads_pictures_as_the_training_does(
+    resize: str, tmp_path: Path, onnxruntime: object
+) -> None:
+    pixels = torch.randint(256, (30, 20, 4), generator=torch.Generator().manual_seed(0))
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    file = tmp_path / "turned.png"
+    Image.fromarray(pixels.byte().numpy()).save(file, exif=turned)
+    reader = ImageReader((3, 12, 16), resize, background="white")
+    read = runpy.run_path(str(ROOT / "examples" / "run_onnx.py"))["pixels_of"]
+    actual = torch.from_numpy(read(str(file), reader.notes()))
+    assert torch.equal(actual, reader.read(file).values)
 
 
 @pytest.mark.thorough

@@ -417,15 +417,10 @@ class ImageReader(Reader):
         return image_files(folder)
 
     def notes(self) -> dict[str, Any]:
-        """Shape, range and fit of the images."""
-        settings_of_reader = {
-            "image_shape": list(self.image_shape),
-            "pixels": "float32 in [0, 1]",
-            "resize": self.resize,
-        }
-        if self.levels is None:
-            return settings_of_reader
-        return {**settings_of_reader, "range": list(self.levels)}
+        """Shape, fit and range of the images, and what is behind transparent parts."""
+        settings_of_reader = self.config()
+        del settings_of_reader["preprocess"]
+        return {**settings_of_reader, "pixels": "float32 in [0, 1]"}
 
     def __str__(self) -> str:
         return (
