@@ -3,13 +3,16 @@ and it is built strictly.
 """
 
 import doctest
+import importlib
 import inspect
 import os
+import pkgutil
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import nbformat
@@ -17,7 +20,9 @@ import pytest
 import torch
 from nbclient import NotebookClient
 
+import torchcaps
 import torchcaps as tc
+import torchcaps_lab
 from docs.site.linked import missing
 from tests.api_surface import offered, public_modules
 
@@ -43,6 +48,7 @@ def public_classes() -> dict[str, type]:
 
 
 CLASSES = public_classes()
+PUBLIC = [*CLASSES.values()]
 
 
 class TestReference:
@@ -129,6 +135,24 @@ class TestExamples:
         messages: list[str] = []
         outcome = doctest.DocTestRunner(verbose=False).run(test, out=messages.append)
         assert outcome.failed == 0, "".join(messages)
+
+    @pytest.mark.parametrize("package", [torchcaps, torchcaps_lab])
+    def test_those_of_other_names_run(
+        self, package: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        messages: list[str] = []
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if found.name.endswith("__main__"):
+                continue
+            module = importlib.import_module(found.name)
+            for test in doctest.DocTestFinder().find(module, globs={}):
+                if getattr(module, test.name.rpartition(".")[2], None) in PUBLIC:
+                    continue
+                torch.manual_seed(0)
+                test.globs = {"torch": torch, "tc": tc}
+                doctest.DocTestRunner(verbose=False).run(test, out=messages.append)
+        assert not messages, "".join(messages)
 
 
 def code_of(document: str) -> str:

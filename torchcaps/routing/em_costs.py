@@ -53,6 +53,7 @@ class Costs(NamedTuple):
         floor: the floor of standardised costs, see :func:`standardised`.
 
     Example:
+        >>> from torchcaps.routing.em_costs import Costs
         >>> zeros = torch.zeros(3)
         >>> costs = Costs.of(zeros, zeros, 16, tc.routing.EMRouting())
         >>> costs.logits(torch.ones(2, 3), torch.full((2, 3), 0.5), 1.0, None)[0]

@@ -57,6 +57,8 @@ def settings(cls: Decorated) -> Decorated:
     Several arguments that depend on each other are checked in ``__post_init__``.
 
     Example:
+        >>> from typing import Annotated
+        >>> from torchcaps.spec import Within, settings
         >>> @settings
         ... class Blur:
         ...     sigma: Annotated[float, Within(0, open=True)] = 1.0

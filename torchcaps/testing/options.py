@@ -28,8 +28,10 @@ def values_of(argument: Argument, least: bool = False) -> list[Any]:
             off, as one step does, and hides what other options do to each other.
 
     Example:
+        >>> from typing import Literal
+        >>> from torchcaps.spec import Argument
         >>> from torchcaps.testing.options import values_of
-        >>> values_of(tc.spec.Argument(Literal["all", "last"] | None, "all"))
+        >>> values_of(Argument(Literal["all", "last"] | None, "all"))
         ['all', 'last', None]
     """
     default = argument.default

@@ -249,6 +249,7 @@ def one_digest(shown: Mapping[str, str]) -> dict[str, str]:
         That digest by the digest of a file, of those files for which it is another one.
 
     Example:
+        >>> from torchcaps_lab.data.manifest import one_digest
         >>> one_digest({"b": "a cat", "a": "a cat", "c": "a dog"})
         {'b': 'a'}
     """

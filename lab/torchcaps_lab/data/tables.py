@@ -118,6 +118,7 @@ class Table:
 
     Example:
         >>> import tempfile
+        >>> from pathlib import Path
         >>> from torchcaps_lab.data.tables import Table
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = Path(folder) / "labels.csv"

@@ -42,6 +42,7 @@ def plain_words(text: str) -> str:
     Marks inside a word, and smileys, remain.
 
     Example:
+        >>> from torchcaps_lab.kinds.texts.words import plain_words
         >>> plain_words("It isn't 3.5,  is it? :)")
         "it isn't 3.5 is it )"
     """
