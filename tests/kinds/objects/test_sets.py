@@ -103,7 +103,19 @@ def test_pixels_of_12_bit_fill_the_range(tmp_path: Path) -> None:
     data = guess_pictures(tmp_path, {}).options["data"]
     assert data.pop("name") == "PictureFolder"
     for made in (PictureFolder(**data), Pictures(deep, range=(0, 4095))):
-        assert made.train.inputs.unique().tolist() == [0, 255]
+        pixels = torch.cat([made.train.inputs, made.test.inputs])
+        assert pixels.unique().tolist() == [0, 255]
+
+
+def test_a_picture_that_is_added_leaves_the_others_where_they_are(
+    tmp_path: Path,
+) -> None:
+    """Pictures that were trained on came to be tested on."""
+    tests = [
+        {*(PictureFolder(pictures(tmp_path, count), size=16).test.files or ())}
+        for count in (24, 25)
+    ]
+    assert len(tests[0] - tests[1]) <= 1
 
 
 def test_a_test_share_of_0_leaves_all_to_the_training(tmp_path: Path) -> None:

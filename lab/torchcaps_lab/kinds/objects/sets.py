@@ -3,6 +3,7 @@ own pictures.
 """
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -17,9 +18,10 @@ from torchcaps_lab.data.base import (
     DataSet,
     HeldOut,
     register_dataset,
-    stratified_split,
+    stable_split,
 )
 from torchcaps_lab.data.examples import Examples
+from torchcaps_lab.data.streams import digest_of
 from torchcaps_lab.kinds.images.decoding.bands import Range
 from torchcaps_lab.kinds.images.decoding.picture import (
     as_source,
@@ -225,7 +227,8 @@ class _OwnPictures(DataSet):
         fit: how: ``crop`` the centre, ``pad`` with black, or ``stretch``.
         range: the values of pixels that become black and white; default: the whole
             range of the type.
-        test: share of the pictures that are tested on.
+        test: share of the pictures that are tested on. Which ones depends on their
+            contents, so a picture that is added moves one other at most.
     """
 
     task: ClassVar[str] = "objects"
@@ -238,19 +241,20 @@ class _OwnPictures(DataSet):
     levels: Range | None = argument(default=None, alias="range", kw_only=True)
     test_share: HeldOut = argument(default=0.2, alias="test", kw_only=True)
 
-    def _divide(self, count: int, what: str) -> None:
-        """Put some of so many pictures aside to test on.
+    def _divide(self, digests: Sequence[str], what: str) -> None:
+        """Put some of the pictures, which have these digests, aside to test on.
 
         Raises:
             ValueError: there are fewer than three.
         """
         check_resize(self.fit)
+        count = len(digests)
         if count < 3:
             raise ValueError(
                 f"{what} must hold at least three pictures, it holds {count}"
             )
         none = torch.zeros(count, dtype=torch.int64)
-        self._parts = stratified_split(none, self.test_share, TEST_SEED)
+        self._parts = stable_split(none, digests, self.test_share, TEST_SEED)
 
     @abstractmethod
     def _source(self, place: int) -> tuple[Any, str]:
@@ -321,7 +325,7 @@ class PictureFolder(_OwnPictures):
         if not root.is_dir():
             raise FileNotFoundError(f"there is no folder {root}{seen_from(root)}")
         self._files = image_files(root)
-        self._divide(len(self._files), f"root {root}")
+        self._divide([*map(digest_of, self._files)], f"root {root}")
 
     def notes(self) -> tuple[str, ...]:
         """Note that sub-folders are no classes."""
@@ -370,7 +374,7 @@ class Pictures(_OwnPictures):
         if hasattr(self.pictures, "ndim"):
             count = len(self.pictures)
             self._images = Arrays(self.pictures, [0] * count, name="pictures")
-        self._divide(len(self._images), "pictures")
+        self._divide([*map(str, range(len(self._images)))], "pictures")
 
     def _source(self, place: int) -> tuple[Any, str]:
         picture = self._images[place]
