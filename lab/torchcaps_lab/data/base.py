@@ -23,7 +23,7 @@ from torchcaps_lab.data.manifest import (
     repeated_lines,
     several_lines,
 )
-from torchcaps_lab.data.transforms.preprocess import Preprocess
+from torchcaps_lab.data.transforms.preprocess import MOVES, Preprocess
 from torchcaps_lab.kinds import SharedRegistry
 from torchcaps_lab.look import Fit
 
@@ -170,8 +170,15 @@ class DataSet(ABC):
 
     def arguments(self, preprocess: Preprocess) -> dict[str, Any]:
         """Arguments of a network for it, besides the number of classes; a `ValueError`
-        if it cannot be prepared so.
+        if it cannot be prepared so, or if that would move pixels away from their labels.
         """
+        moved = [name for name in (*MOVES, "rescale") if getattr(preprocess, name)]
+        labels = self.train[0].labels if moved and len(self.train) else None
+        if labels is not None and labels.ndim > 2 and len(self.train.labelled(labels)):
+            raise ValueError(
+                f"preprocess.{moved[0]} would move pixels away from their labels: cut, "
+                "of Masks, moves both"
+            )
         return {"image_shape": preprocess.image_shape(self.image_shape)}
 
     def begin(self, network: nn.Module) -> None:  # noqa: B027  # most know nothing

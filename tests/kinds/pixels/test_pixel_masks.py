@@ -18,8 +18,10 @@ from torchcaps_lab.data import (
     Digits,
     Masks,
     MaskSet,
+    Pictures,
     Preprocess,
     ScenePixels,
+    Shapes,
 )
 
 VALUES = torch.tensor([0, 9, 200], dtype=torch.uint8)
@@ -290,6 +292,17 @@ def test_nothing_may_move_pixels_away_from_their_labels(folder: Path) -> None:
         ValueError, match=r"preprocess\.flip would move pixels away from their labels"
     ):
         data.arguments(Preprocess(flip=True))
+
+
+@pytest.mark.parametrize("change", [{"shift": 2}, {"crop": 12}, {"rescale": 40}])
+def test_nor_does_any_data_set(change: dict[str, int]) -> None:
+    """Scenes were trained on labels of other pixels, and crops of shapes failed."""
+    scenes = ScenePixels(Digits(), canvas=(48, 48), most=2)
+    for data in (scenes, Shapes(count=20, tests=2)):
+        with pytest.raises(ValueError, match="would move pixels away from their"):
+            data.arguments(Preprocess(**change))
+    pictures = Pictures(torch.rand(6, 3, 20, 20), size=16)
+    pictures.arguments(Preprocess(shift=1))  # of no known objects
 
 
 def test_pixels_of_scenes_are_the_ink_of_their_digits() -> None:

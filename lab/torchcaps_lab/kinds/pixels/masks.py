@@ -36,7 +36,6 @@ from torchcaps_lab.data.manifest import (
 )
 from torchcaps_lab.data.schema import each_once
 from torchcaps_lab.data.streams import digest_of
-from torchcaps_lab.data.transforms.preprocess import MOVES, Preprocess
 from torchcaps_lab.kinds.images.decoding.bands import Bands, Range
 from torchcaps_lab.kinds.images.decoding.handwriting import orientation, upright
 from torchcaps_lab.kinds.images.decoding.picture import (
@@ -237,18 +236,6 @@ class Masks(DataSet):
     def read_shape(self) -> tuple[int, int, int]:
         """The shape of whole pictures."""
         return self._whole.image_shape
-
-    def arguments(self, preprocess: Preprocess) -> dict[str, Any]:
-        """The shape of the images; a `ValueError` if ``preprocess`` would move pixels
-        away from their labels.
-        """
-        moved = [name for name in (*MOVES, "rescale") if getattr(preprocess, name)]
-        if moved:
-            raise ValueError(
-                f"preprocess.{moved[0]} would move pixels away from their labels: cut "
-                "does both"
-            )
-        return super().arguments(preprocess)
 
     @cached_property
     def _parts(self) -> dict[str, list[int]]:
