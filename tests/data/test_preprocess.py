@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from torchcaps_lab.data import (
+    Preprocess,
     RandomBrightness,
     RandomContrast,
     RandomCrop,
@@ -407,3 +408,20 @@ def test_a_flip_checks_its_arguments() -> None:
         ValueError, match=r"indices must be \(2,\), one per image, got \(3,\)"
     ):
         RandomFlip()(IMAGES, torch.arange(3), 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "side"),
+    [({"crop": 5}, 5), ({"rescale": 16}, 8), ({"rescale": 14, "crop": 11}, 6)],
+)
+def test_numbers_of_pixels_come_back_to_the_image(
+    options: dict[str, int], side: int
+) -> None:
+    """What was cropped away is 0."""
+    preprocess = Preprocess(**options)
+    image = (torch.arange(8.0) > 3).float().expand(1, 1, 8, 8)
+    prepared = preprocess.evaluate(image).images[0, 0] > 0.5
+    actual = preprocess.undone(1 + prepared.long(), 8, 8)
+    kept = actual > 0
+    assert torch.equal(actual[kept], 1 + image[0, 0].long()[kept])
+    assert kept.sum() == side**2

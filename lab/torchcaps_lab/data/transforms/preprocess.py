@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any, Literal, NamedTuple
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.numerics import NotNegative, Share, Size
@@ -268,6 +269,21 @@ class Preprocess:
             return self.evaluate(images).images.unsqueeze(1)
         parts = thirteen_crops(self._rescaled(images), self.crop)
         return self._view(parts.flatten(0, 1)).images.unflatten(0, parts.shape[:2])
+
+    def undone(self, values: Tensor, height: int, width: int) -> Tensor:
+        """Bring numbers of the pixels of a prepared image, whole ones (H, W), back to
+        those of the image, (height, width); they are 0 where a crop left pixels out.
+        """
+        rows, columns = values.shape
+        size = (height, width) if self.rescale is None else (self.rescale, self.rescale)
+        whole = values.new_zeros(size)
+        top, left = (size[0] - rows) // 2, (size[1] - columns) // 2
+        whole[top : top + rows, left : left + columns] = values
+        if self.rescale is None:
+            return whole
+        large = whole[None, None].double()
+        nearest = F.interpolate(large, (height, width), mode="nearest-exact")
+        return nearest[0, 0].to(values)
 
     def config(self) -> dict[str, Any]:
         """Return the options, ready for JSON."""

@@ -309,7 +309,8 @@ class ImageReader(Reader):
         """The classes of pixels and the picture, as large as the picture."""
         fit = resize or self.resize
         read = self.read(given, fit).values
-        if fit in ("keep", "handwriting") or mask.shape != read.shape[1:]:
+        mask = self.preprocess.undone(mask, *read.shape[1:])
+        if fit in ("keep", "handwriting"):
             return mask, read
         picture = self.read(given, "keep").values
         height, width = picture.shape[1:]
