@@ -79,6 +79,19 @@ def test_pictures_and_boxes_in_pixels_of_the_file(
             assert picture.size == size
 
 
+def test_boxes_are_drawn_on_what_the_network_saw(folder: Path) -> None:
+    """Those of a crop were drawn on the whole picture."""
+    network = Classifier.open(folder / "net").network
+    reader = {**AS_THEY_ARE, "preprocess": {"crop": 16}}
+    network.save_pretrained(
+        folder / "cropping", classes=["a", "$b", "c"], task=SURE, reader=reader
+    )
+    files = [str(folder / "wide" / "scene.png"), "--boxes", str(folder / "boxes")]
+    assert main(["predict", str(folder / "cropping"), *files]) in (None, 0)
+    with Image.open(folder / "boxes" / "scene.png") as picture:
+        assert picture.width == picture.height
+
+
 def test_two_things_of_a_class_and_one_of_another(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

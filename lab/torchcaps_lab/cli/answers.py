@@ -86,7 +86,10 @@ def draw_boxes(classifier: Classifier, folder: Path, resize: Any) -> Show:
         boxes = []
         for name, things in answer.things.items():
             boxes += [(name, thing.box.tolist()) for thing in things]
-        boxed = Boxed(classifier.pixels(file, resize), boxes)
+        pixels = classifier.pixels(file, resize)
+        # As the network saw it: a crop moves boxes.
+        picture = classifier.preprocess.evaluate(pixels[None]).pictures[0]
+        boxed = Boxed(picture, boxes)
         figure = boxed_image(boxed, classifier.classes)
         with written_whole(_file_in(folder, file, written)) as part:
             figure.savefig(part, format="png")
