@@ -21,7 +21,7 @@ from benchmarks.measure import (
     peak_memory,
 )
 from benchmarks.report import Show
-from torchcaps.ops import Votes, choose_backend
+from torchcaps.ops import Votes
 
 FLOAT = 4
 """Bytes of a float32 number."""
@@ -72,7 +72,7 @@ def backends(device: str) -> list[str]:
     """The backends that run on a device."""
     children = torch.zeros(1, 2**12, 8, device=device)
     many = Votes(children, torch.zeros(2**12, 64, 8, 8, device=device))
-    return list(dict.fromkeys(["naive", "chunked", choose_backend(many).backend]))
+    return list(dict.fromkeys(["naive", "chunked", many.choose_backend().backend]))
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         list_models,
         load_pretrained,
     )
-    from torchcaps.ops import Votes, choose_backend, use_backend
+    from torchcaps.ops import Votes, use_backend
     from torchcaps.routing import create_routing, list_routings
     from torchcaps.squashing import LearnedSquash, Squash, length, squash
     from torchcaps_lab.classifier import Classifier
@@ -78,7 +78,6 @@ __all__ = [
     "SpreadLoss",
     "Squash",
     "Votes",
-    "choose_backend",
     "create_model",
     "create_routing",
     "length",

@@ -18,7 +18,6 @@ from torchcaps.ops import (
     InnerProduct,
     Similarity,
     Votes,
-    choose_backend,
     use_backend,
 )
 from torchcaps.testing.backends import Cauchy
@@ -272,11 +271,11 @@ def test_dual_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchcaps.ops.plan.FEW", {"cpu": 0})
     with forward_ad.dual_level():
         votes = Votes(forward_ad.make_dual(x, x.cos()), leaves()["transforms"])
-        assert choose_backend(votes).backend == "naive"
-        assert "forward-mode" in choose_backend(votes).reason
+        assert votes.choose_backend().backend == "naive"
+        assert "forward-mode" in votes.choose_backend().reason
         value = of_children(None)(forward_ad.make_dual(x, x.cos()))
         torch.testing.assert_close(forward_ad.unpack_dual(value).tangent, expected)
-    assert choose_backend(Votes(x, leaves()["transforms"])).backend == "native"
+    assert Votes(x, leaves()["transforms"]).choose_backend().backend == "native"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from torchcaps.ops import (
     Gaussian,
     InnerProduct,
     Votes,
-    choose_backend,
     use_backend,
 )
 from torchcaps.ops.chunked import ChunkedVotes
@@ -39,7 +38,7 @@ def votes(children: int = 3, backend: str | None = None) -> Votes:
 
 def chosen(children: int = 3) -> str:
     new_votes = votes(children)
-    name = choose_backend(new_votes).backend
+    name = new_votes.choose_backend().backend
     assert type(new_votes.source) is BACKENDS[name]
     return name
 
@@ -58,14 +57,14 @@ def test_the_choice_says_why() -> None:
     most = FEW["cpu"] // (2 * 8)
     assert (
         f"at most {FEW['cpu']} numbers are stored on cpu"
-        in choose_backend(votes(most)).reason
+        in votes(most).choose_backend().reason
     )
     assert (
         f"more than {FEW['cpu']} numbers are not stored on cpu"
-        in choose_backend(votes(most + 1)).reason
+        in votes(most + 1).choose_backend().reason
     )
     with use_backend("chunked"):
-        assert choose_backend(votes()) == (
+        assert votes().choose_backend() == (
             "chunked",
             "asked for by use_backend, backend= or TORCHCAPS_BACKEND",
         )
@@ -117,7 +116,7 @@ class TestPlan:
         new_votes.moments()
         assert new_votes.restricted(leaky=True).plan is new_votes.plan
         with use_backend("chunked"):
-            assert choose_backend(new_votes).backend == "native"  # planned already
+            assert new_votes.choose_backend().backend == "native"  # planned already
 
     def test_it_is_kept_for_other_votes_of_the_same_facts(self) -> None:
         """A layer plans once for each size of batch, not in each call."""
@@ -145,15 +144,15 @@ class TestFewRows:
 
     def test_are_stored(self) -> None:
         few = self.votes()
-        choice = choose_backend(few, self.gaussian(few))
+        choice = few.choose_backend(self.gaussian(few))
         assert choice.backend == "naive"
         assert (
             f"{FEW_ROWS} rows of vectors fill few lanes of the native kernels"
             in choice.reason
         )
         assert (
-            choose_backend(few).backend
-            == choose_backend(few, InnerProduct(self.gaussian(few).mean)).backend
+            few.choose_backend().backend
+            == few.choose_backend(InnerProduct(self.gaussian(few).mean)).backend
             == "native"
         )
 
@@ -163,12 +162,12 @@ class TestFewRows:
     )
     def test_others_are_not(self, sizes: tuple) -> None:
         many_rows = self.votes(*sizes)
-        assert choose_backend(many_rows, self.gaussian(many_rows)).backend == "native"
+        assert many_rows.choose_backend(self.gaussian(many_rows)).backend == "native"
 
     def test_a_backend_asked_for_stays(self) -> None:
         few = self.votes()
         with use_backend("native"):
-            assert choose_backend(few, self.gaussian(few)).backend == "native"
+            assert few.choose_backend(self.gaussian(few)).backend == "native"
 
     def test_give_the_same(self) -> None:
         few = self.votes()
@@ -189,11 +188,11 @@ def test_without_a_compiler_votes_go_tile_by_tile_with_a_warning(
     large = votes(FEW_TILES)
     try:
         with pytest.warns(RuntimeWarning, match="slower routing.*no/such/compiler"):
-            choice = choose_backend(large)
+            choice = large.choose_backend()
         assert choice.backend == "chunked"
         assert "/no/such/compiler" in choice.reason
         assert isinstance(large.source, ChunkedVotes)
-        assert choose_backend(votes(FEW["cpu"])).backend == "naive"  # few for tiles
+        assert votes(FEW["cpu"]).choose_backend().backend == "naive"  # few for tiles
         with (
             pytest.raises(RuntimeError, match="/no/such/compiler"),
             use_backend("native"),
@@ -215,7 +214,7 @@ def test_a_cache_that_cannot_be_written_is_no_end(
         with pytest.warns(
             RuntimeWarning, match="slower routing.*could not be compiled with"
         ):
-            assert choose_backend(votes(FEW_TILES)).backend == "chunked"
+            assert votes(FEW_TILES).choose_backend().backend == "chunked"
     finally:
         why_not.cache_clear()
         library.library.cache_clear()

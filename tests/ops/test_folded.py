@@ -354,7 +354,7 @@ def test_compiled_in_one_graph_with_gradients(name: str) -> None:
     layer: Any = tc.Slots(5, dim=10, features=12).eval()
     if name == "euclidean":
         layer = tc.CapsLinear(None, 5, 8, 8, transforms="shared", routing=name)
-    assert tc.choose_backend(layer.votes(features)).backend == "native"
+    assert layer.votes(features).choose_backend().backend == "native"
     compiled = torch.compile(layer, fullgraph=True, backend="eager")
     poses = [module(features).pose for module in (layer, compiled)]
     torch.testing.assert_close(poses[1], poses[0], atol=1e-5, rtol=1e-4)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchcaps.ops import Votes, choose_backend
+from torchcaps.ops import Votes
 from torchcaps.ops.fused import library, why_not
 from torchcaps.ops.fused.compiling import GCC_ONLY, LEVELS, find_compiler
 from torchcaps.ops.plan import FEW_TILES
@@ -70,7 +70,7 @@ def chosen() -> str:
     """The backend of many votes, at work."""
     votes = Votes(torch.ones(1, FEW_TILES, 4), torch.ones(1, 2, 4, 8))
     assert votes.moments(scatter=True).mass.sum() == pytest.approx(FEW_TILES, rel=1e-4)
-    return choose_backend(votes).backend
+    return votes.choose_backend().backend
 
 
 DAMAGE = {

@@ -18,7 +18,6 @@ from torchcaps.ops import (
     Similarity,
     Votes,
     axes,
-    choose_backend,
 )
 from torchcaps.ops.plan import BACKENDS, FEW_TILES
 from torchcaps.routing import MaxMin
@@ -283,15 +282,15 @@ class TestWhoDoesIt:
 
     def test_falls_back_for_that_call_alone(self) -> None:
         known = InnerProduct(torch.zeros(self.rows, J, D))
-        assert choose_backend(self.large).backend == "native"
-        assert choose_backend(self.large, known).backend == "native"
-        choice = choose_backend(self.large, self.own())
+        assert self.large.choose_backend().backend == "native"
+        assert self.large.choose_backend(known).backend == "native"
+        choice = self.large.choose_backend(self.own())
         assert choice.backend == "chunked"
         assert choice.reason == (
             "native cannot do this call: the kernels have inner products and "
             "Gaussians, not City"
         )
-        assert choose_backend(self.large, known).backend == "native"
+        assert self.large.choose_backend(known).backend == "native"
 
     def test_the_call_goes_where_the_choice_says(
         self, monkeypatch: pytest.MonkeyPatch
@@ -321,7 +320,7 @@ class TestWhoDoesIt:
     def test_a_competition_that_the_kernels_have_not(
         self, competition: Competition, words: str
     ) -> None:
-        choice = choose_backend(self.large.under(competition))
+        choice = self.large.under(competition).choose_backend()
         assert choice.backend == "chunked"
         assert "native cannot do this call: the kernels" in choice.reason
         assert words in choice.reason
@@ -336,7 +335,7 @@ class TestWhoDoesIt:
         for call in (
             forced.moments,
             forced.assignment,
-            lambda own: choose_backend(forced, own),
+            lambda own: forced.choose_backend(own),
         ):
             with pytest.raises(ValueError, match=message):
                 call(individual)

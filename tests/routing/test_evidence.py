@@ -32,7 +32,6 @@ from torchcaps.ops import (
     Votes,
     Windows,
     axes,
-    choose_backend,
 )
 from torchcaps.routing import AgreementRouting, LayerShape, Routed, Routing
 from torchcaps.routing.base import ROUTINGS
@@ -149,7 +148,7 @@ def test_it_is_a_prior_inside_the_softmax(
     routed = routing(Votes(*inputs, backend=backend), activation)
 
     assert isinstance(routed.votes, EvidentVotes)
-    assert choose_backend(routed.votes, routed.similarity).backend == backend
+    assert routed.votes.choose_backend(routed.similarity).backend == backend
     torch.testing.assert_close(routed.votes.evidence(), prior)
     assert_same(routed, expected, leaves)
 

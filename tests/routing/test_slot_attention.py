@@ -10,7 +10,6 @@ from by_the_book import inner_product_kmeans_routing
 from slot_attention import SlotAttention
 from torch import Tensor
 
-import torchcaps as tc
 from torchcaps.ops import Votes
 from torchcaps.routing import (
     LayerShape,
@@ -211,7 +210,7 @@ def test_a_fused_backend_is_taken() -> None:
     votes = votes_of(torch.randn(B, 40960, H))
     routing: Any = SlotAttentionRouting().bind(LayerShape(None, J, (H,), (H,)))
     routed = routing(votes)
-    assert tc.choose_backend(routed.votes, routed.similarity).backend == "native"
+    assert routed.votes.choose_backend(routed.similarity).backend == "native"
 
 
 def test_a_sum_is_the_mean_times_the_share_of_the_children() -> None:

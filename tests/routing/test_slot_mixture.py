@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
-import torchcaps as tc
 from torchcaps.ops import Votes
 from torchcaps.routing import LayerShape, SlotMixtureRouting
 
@@ -88,7 +87,7 @@ def test_the_variance_is_about_the_updated_mean() -> None:
 def test_a_fused_backend_is_taken() -> None:
     routing: Any = SlotMixtureRouting().bind(LayerShape(None, J, (H,), (H,)))
     routed = routing(votes_of(torch.randn(B, 40960, H)))
-    assert tc.choose_backend(routed.votes, routed.similarity).backend == "native"
+    assert routed.votes.choose_backend(routed.similarity).backend == "native"
 
 
 @pytest.mark.parametrize("options", [{}, {"gru": False, "hidden": 0, "readout": False}])

@@ -14,7 +14,7 @@ from torchcaps.ops.similarity import (
     InnerProduct,
     Similarity,
 )
-from torchcaps.ops.votes import Votes, choose_backend
+from torchcaps.ops.votes import Votes
 from torchcaps.ops.windows import Windows
 
 __all__ = [
@@ -24,6 +24,5 @@ __all__ = [
     "Similarity",
     "Votes",
     "axes",
-    "choose_backend",
     "use_backend",
 ]

@@ -181,10 +181,10 @@ class EvidentVotes(Votes):
         votes, similarity = self._with_evidence(similarity)
         return votes.logits(similarity)
 
-    def choose(self, similarity: Similarity | None = None) -> Choice:
+    def choose_backend(self, similarity: Similarity | None = None) -> Choice:
         """The backend that ``moments(similarity)`` runs on, and why."""
         votes, similarity = self._with_evidence(similarity)
-        return votes.choose(similarity)
+        return votes.choose_backend(similarity)
 
     def with_bias(self, bias: Tensor) -> "EvidentVotes":
         """The votes with a bias for each pair, as in :class:`Votes`, and with the same

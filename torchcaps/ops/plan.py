@@ -194,7 +194,7 @@ class Plan(NamedTuple):
 
 
 def plan(facts: Facts) -> Plan:
-    """Chooses the backend for votes; :func:`~torchcaps.ops.choose_backend` has the
+    """Chooses the backend for votes; :meth:`Votes.choose_backend` has the
     order.
 
     Raises:

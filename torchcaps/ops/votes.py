@@ -68,7 +68,7 @@ class Votes:
             (places, K), added to the first K numbers of each vote at a place.
         competition: who competes for a child; by default all parents of these votes.
         backend: one of :data:`BACKENDS`, ``"auto"``, or None to let
-            :func:`choose_backend` decide.
+            :meth:`choose_backend` decide.
         sites: int32 (W, I): the children of each of W windows, as indices into the G
             children; the rows of the batch are then B = N * W. None: one window with
             all children, B = N and I = G.
@@ -358,9 +358,29 @@ class Votes:
             return None
         return cast(weights, self.dtype).unflatten(1, (-1, len(self.transforms)))
 
-    def choose(self, similarity: Similarity | None = None) -> Choice:
-        """Return the backend of ``moments(similarity)`` and the reason:
-        :func:`~torchcaps.ops.choose_backend`.
+    def choose_backend(self, similarity: Similarity | None = None) -> Choice:
+        """Return the backend of ``moments(similarity)`` and the reason.
+
+        The first of these that applies:
+
+        1. the backend that was asked for by name: the argument ``backend`` of the votes
+           or the layer, else :func:`use_backend`, else the environment variable
+           ``TORCHCAPS_BACKEND``;
+        2. ``naive``, stored votes, for forward-mode derivatives, ``torch.func`` and
+           export to ONNX;
+        3. ``naive`` for small votes: at most 256 numbers on a CPU, 2^20 on a GPU; on a
+           CPU also those of vector capsules for Gaussians in at most 3 rows, if they
+           are 2^15 to 2^20 numbers;
+        4. the fused kernels of the device, ``native`` or ``triton``, if they can run
+           there and know the similarity and the competition;
+        5. plain PyTorch: ``chunked``, tile by tile; or ``naive`` for at most 8192
+           numbers, and where an exported program leaves a size open, since it cannot
+           hold a loop over tiles.
+
+        ``torch.compile`` fixes the choice when it traces the call.
+
+        Raises:
+            ValueError: if a backend that was asked for by name cannot do the call.
         """
         return choice_for(
             self.plan, similarity, self.competition, scatter=False, reads=False
@@ -883,30 +903,3 @@ def _range(sites: Tensor) -> tuple[int, int]:
         least, largest = sites.aminmax()
         remembered = _RANGES[sites] = (version, int(least), int(largest))
     return remembered[1], remembered[2]
-
-
-def choose_backend(votes: Votes, similarity: Similarity | None = None) -> Choice:
-    """The backend for one call on these votes, ``votes.moments(similarity)``, and why.
-
-    The first of these that applies:
-
-    1. the backend that was asked for by name: the argument ``backend`` of the votes or
-       the layer, else :func:`use_backend`, else the environment variable
-       ``TORCHCAPS_BACKEND``;
-    2. ``naive``, stored votes, for forward-mode derivatives, ``torch.func`` and export
-       to ONNX;
-    3. ``naive`` for small votes: at most 256 numbers on a CPU, 2^20 on a GPU; on a CPU
-       also those of vector capsules for Gaussians in at most 3 rows, if they are 2^15
-       to 2^20 numbers;
-    4. the fused kernels of the device, ``native`` or ``triton``, if they can run there
-       and know the similarity and the competition;
-    5. plain PyTorch: ``chunked``, tile by tile; or ``naive`` for at most 8192 numbers,
-       and where an exported program leaves a size open, since it cannot hold a loop
-       over tiles.
-
-    ``torch.compile`` fixes the choice when it traces the call.
-
-    Raises:
-        ValueError: if a backend that was asked for by name cannot do the call.
-    """
-    return votes.choose(similarity)

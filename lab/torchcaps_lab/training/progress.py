@@ -81,7 +81,8 @@ class Progress(Callback):
         routed: Routed,
     ) -> None:
         with torch.no_grad():
-            self._backends.add(routed.votes.choose(routed.similarity).backend)
+            choice = routed.votes.choose_backend(routed.similarity)
+            self._backends.add(choice.backend)
 
     def on_train_batch_end(self, trainer: L.Trainer, *more: Any) -> None:
         """Tells how long it takes; the first step, which may build kernels, does not
