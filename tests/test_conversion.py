@@ -494,7 +494,7 @@ def test_without_h5py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = UNTOUCHED(tmp_path)
     monkeypatch.setitem(__import__("sys").modules, "h5py", None)
     with pytest.raises(
-        ModuleNotFoundError, match=r"pip install 'torchcaps\[convert\]'"
+        ModuleNotFoundError, match=r"pip install 'torchcaps-lab\[convert\]'"
     ):
         convert(file, tmp_path / "network")
 

@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import sys
-from importlib.metadata import metadata
+import tomllib
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,13 @@ from torchcaps_lab.training.command_line import training_options
 ROOT = Path(__file__).parent.parent
 
 
+PROJECTS = [
+    tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))
+    for folder in (".", "lab")
+]
 EXTRAS = {
-    package: set(metadata(package).get_all("Provides-Extra") or ())
-    for package in ("torchcaps", "torchcaps-lab")
+    project["project"]["name"]: project["project"]["optional-dependencies"].keys()
+    for project in PROJECTS
 }
 """The extras of both packages."""
 PLACES = {".": "torchcaps", "./lab": "torchcaps-lab"}

@@ -170,7 +170,7 @@ def _decoder_layers(state: Iterable[str]) -> list[str]:
 
 @contextmanager
 def _opened(file: Path) -> "Iterator[h5py.File]":
-    with needing("Keras weights", "torchcaps[convert]"):
+    with needing("Keras weights", "torchcaps-lab[convert]"):
         import h5py
     try:
         with h5py.File(check_file(file), "r") as opened:
