@@ -32,7 +32,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "trainer": {"extra": {"accumulate_grad_batches": 2}},
     },
     "an early end": {
-        "stop": "early",
         "patience": 1,
         "trainer": {"extra": {"min_epochs": 4}},
     },

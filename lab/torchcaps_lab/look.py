@@ -384,10 +384,10 @@ def watched(guess: Guess, given: Mapping[str, Any], validation: int) -> Guess:
     if validation < LEAST_WATCHED or share is not None:
         return guess
     patience = max(10, guess.options.get("epochs", _EPOCHS) // 3)
-    options = {"keep": "best", "stop": "early", "patience": patience}
+    options = {"keep": "best", "patience": patience}
     why = {
         "keep": "best, the epoch that is best on the validation part",
-        "stop": f"early, after {patience} epochs that are not better",
+        "patience": f"{patience}: it ends after so many epochs that are not better",
     }
     return guess._replace(
         options={**guess.options, **options}, why={**guess.why, **why}

@@ -144,7 +144,7 @@ class TestEachFactHasItsAdvice:
         ]
         (hint,) = advice(EVEN, EVEN, metrics=metrics).hints
         assert "epoch 2 had 95.0%" in hint.fact
-        assert hint.option == "--keep best --stop early"
+        assert hint.option == "--keep best --patience 10"
 
     def test_rare_classes(self):
         """Of the training: those of the test were counted."""

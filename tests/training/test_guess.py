@@ -193,7 +193,7 @@ def test_texts_are_data_too_and_few_make_many_steps(photos):
         rows = ["good,yes\n", "bad,no\n"] * (texts // 2)
         Path("reviews.csv").write_text("text,label\n" + "".join(rows))
         data = {"name": "Text", "root": "reviews.csv"}
-        best = {"keep": "best", "stop": "early", "patience": 10}
+        best = {"keep": "best", "patience": 10}
         assert guess("reviews.csv").options == {
             "data": data,
             "batch_size": batch,
@@ -260,13 +260,13 @@ def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_epoch_that_is_best_on_validation_images_is_kept(many: Path) -> None:
     """Validation was 73 % right at epoch 16 and 53 % at the last, which was kept."""
     options, said = over(guess(many), {})
-    assert (options["keep"], options["stop"]) == ("best", "early")
+    assert options["keep"] == "best"
     assert options["patience"] >= options["epochs"] // 3
     assert any(line.startswith("guessed: keep best") for line in said)
-    assert any(line.startswith("guessed: stop early, after") for line in said)
-    options, said = over(guess(many), {"keep": "last", "stop": None})
-    assert (options["keep"], options["stop"]) == ("last", None)
-    assert not any("keep" in line or "stop" in line for line in said)
+    assert any(line.startswith("guessed: patience ") for line in said)
+    options, said = over(guess(many), {"keep": "last", "patience": None})
+    assert (options["keep"], options["patience"]) == ("last", None)
+    assert not any("keep" in line or "patience" in line for line in said)
 
 
 def test_a_choice_that_few_validation_images_would_make_is_not_made(
@@ -275,4 +275,6 @@ def test_a_choice_that_few_validation_images_would_make_is_not_made(
     assert "keep" not in guess(photos).options
     without = guess(many, {"data": {"validation": 0}})
     assert "keep" not in without.options
-    assert "stop" not in guess("Digits").options  # data sets with a name keep theirs
+    assert (
+        "patience" not in guess("Digits").options
+    )  # data sets with a name keep theirs

@@ -151,7 +151,7 @@ REFUSED = [
     ),
     # the validation
     (["--stop_at", "0.9", "--data.validation", "0"], "stop_at needs validation images"),
-    (["--stop", "early", "--data.validation", "0"], "stop needs validation images"),
+    (["--patience", "3", "--data.validation", "0"], "patience needs validation images"),
     (["--keep", "best", "--data.validation", "0"], "keep needs validation images"),
     *(
         (["--stop_at", value], r"stop_at must be an accuracy in \(0, 1\], got")

@@ -556,21 +556,21 @@ class TestEnd:
 
     @pytest.mark.thorough
     def test_early_and_resumed_is_the_same(self, tmp_path: Path) -> None:
-        rows = self.run(tmp_path / "whole", 12, stop="early", patience=2)
+        rows = self.run(tmp_path / "whole", 12, patience=2)
         values = [row["val_accuracy"] for row in rows]
         assert len(rows) < 12
         assert max(values[:-2]) >= max(values[-2:])
         for epochs in (1, len(rows)):
-            self.run(tmp_path / f"{epochs}", epochs, stop="early", patience=2)
-            resumed = self.run(tmp_path / f"{epochs}", 12, stop="early", patience=2)
+            self.run(tmp_path / f"{epochs}", epochs, patience=2)
+            resumed = self.run(tmp_path / f"{epochs}", 12, patience=2)
             assert [row["val_accuracy"] for row in resumed] == values
 
     def test_more_patience_after_the_end_goes_on(self, tmp_path: Path) -> None:
         """The defect: the patience in the checkpoint stayed, whatever --patience the
         run was resumed with.
         """
-        few = self.run(tmp_path / "run", 12, stop="early", patience=2)
-        more = self.run(tmp_path / "run", len(few) + 1, stop="early", patience=9)
+        few = self.run(tmp_path / "run", 12, patience=2)
+        more = self.run(tmp_path / "run", len(few) + 1, patience=9)
         assert len(more) == len(few) + 1
         assert more == [*few, more[-1]]
 
@@ -579,7 +579,7 @@ class TestEnd:
         [
             ({"stop_at": 0.001}, "val_accuracy has reached stop_at 0.001"),
             (
-                {"stop": "early", "patience": 1},
+                {"patience": 1},
                 "val_accuracy has not improved for 1 epoch",
             ),
         ],

@@ -277,7 +277,7 @@ LATER = {"min_epochs": 4}
     ("run", "epochs"),
     [
         pytest.param(
-            Run(schedule={"stop": "early", "patience": 1, "keep": "best"}, extra=LATER),
+            Run(schedule={"patience": 1, "keep": "best"}, extra=LATER),
             4,
             id="early",
         ),

@@ -244,7 +244,7 @@ class Progress(NamedTuple):
                 f"epoch {1 + at} had {best:.1%} {self.name} on the validation "
                 f"{self.examples}, the last one {self.last:.1%}",
                 "keep the best epoch, and stop when it no longer improves",
-                "--keep best --stop early",
+                "--keep best --patience 10",
             )
 
 

@@ -160,10 +160,8 @@ class Schedule:
         stop_at: end after the first epoch in which the task's measure on the validation
             images reaches this value, for a classification the accuracy from 0 to 1;
             None trains all epochs.
-        stop: "early" ends the training when the task's measure on the validation images
-            has not improved for ``patience`` epochs; None trains all epochs.
-        patience: number of epochs without improvement before ``stop`` ends the
-            training.
+        patience: end when the task's measure on the validation images has not improved
+            for so many epochs; None trains all epochs.
         keep: the epoch that is tested and saved: the "last", or the "best" by the
             task's measure on the validation images, the first of equal ones.
 
@@ -183,8 +181,7 @@ class Schedule:
     seed: Annotated[int, _SEED] = 0
     sampler: SamplerName = "shuffled"
     stop_at: float | None = None
-    stop: Literal["early"] | None = None
-    patience: Size = 10
+    patience: Size | None = None
     keep: Literal["last", "best"] = "last"
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from torchcaps.whole import opened, owned, resolved, sweep, written_whole
 from torchcaps_lab.data import Examples
 from torchcaps_lab.data.base import mixed_digest
 
-_ENDS = ("epochs", "stop_at", "stop", "patience")
+_ENDS = ("epochs", "stop_at", "patience")
 _PLACES = ("run", "import", "report", "speed.resident", "data.root", "data.data_dir")
 _WHERE = (
     "trainer.accelerator",

@@ -97,7 +97,7 @@ class Fitting:
         main = learner.task.main
         asked = {
             "stop_at": schedule.stop_at,
-            "stop": schedule.stop,
+            "patience": schedule.patience,
             "keep": schedule.keep == "best" or None,
         }
         if not len(validation) and (
@@ -120,7 +120,7 @@ class Fitting:
         self.ends: list[StopAt | StopEarly] = []
         if schedule.stop_at is not None:
             self.ends.append(StopAt(schedule.stop_at, self.history, main))
-        if schedule.stop is not None:
+        if schedule.patience is not None:
             self.ends.append(StopEarly(schedule.patience, main))
         self.best = None
         if schedule.keep == "best":
