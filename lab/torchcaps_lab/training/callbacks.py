@@ -3,6 +3,7 @@ the best epoch.
 """
 
 import csv
+import math
 import time
 from collections.abc import Callable
 from itertools import chain
@@ -11,7 +12,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 from torchcaps.whole import written_whole
 from torchcaps_lab.data import Examples
@@ -153,36 +154,45 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {seconds_over} s" if minutes else f"{seconds_over} s"
 
 
-class StopAt(Callback):
-    """Ends the training after the first epoch in which the task's measure of the
-    validation images reaches a value.
+class StopEarly(Callback):
+    """Ends the training once the task's measure of the validation images has reached a
+    value, or has not improved for some epochs.
 
-    For networks that are compared at equal accuracy. Must come after :class:`History`
-    in the list of callbacks.
+    Must come after :class:`History` in the list of callbacks.
 
     Args:
-        aim: the value, in the measure's range.
-        history: the history of the metrics; a training that had reached the value
-            before it was resumed ends at once.
+        stop_at: the value, in the measure's range, for networks that are compared at
+            equal accuracy; None for none.
+        patience: the number of epochs without improvement; None for any.
+        history: the history of the metrics, with those before a resume: a training that
+            had come to its end then ends at once.
         measure: the measure of the task.
 
     Raises:
-        ValueError: if the aim is out of range.
+        ValueError: if the value is out of range.
 
     Example:
         >>> from pathlib import Path
         >>> from torchcaps_lab.tasks import Classification
-        >>> from torchcaps_lab.training.callbacks import History, StopAt
+        >>> from torchcaps_lab.training.callbacks import History, StopEarly
         >>> history = History(Path("metrics.csv"), print, "accuracy")
-        >>> StopAt(0.99, history, Classification().main).why()
+        >>> StopEarly(0.99, 10, history, Classification().main).why()
         ''
     """
 
-    def __init__(self, aim: float, history: History, measure: Measure) -> None:
-        self.measure = measure
-        self.measure.check_aim(aim)
-        self.aim = aim
+    def __init__(
+        self,
+        stop_at: float | None,
+        patience: int | None,
+        history: History,
+        measure: Measure,
+    ) -> None:
+        if stop_at is not None:
+            measure.check_aim(stop_at)
+        self.stop_at = stop_at
+        self.patience = patience
         self.history = history
+        self.measure = measure
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Checks whether the epoch before an interruption was the last."""
@@ -191,8 +201,8 @@ class StopAt(Callback):
     def on_train_epoch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule
     ) -> None:
-        """Ends the training if an epoch has reached the value, though ``min_epochs``
-        may want more of them.
+        """Ends the training if an epoch was its last, though ``min_epochs`` may want
+        more of them.
         """
         if self.why():
             trainer.should_stop = True
@@ -200,48 +210,16 @@ class StopAt(Callback):
     def why(self) -> str:
         """Return why the training ends here; empty if it does not."""
         name = f"val_{self.measure.name}"
-        values = [row[name] for row in self.history.rows if name in row]
-        if any(self.measure.reached(value, self.aim) for value in values):
-            return f"{name} has reached stop_at {self.aim:g}"
+        sign = 1 if self.measure.higher_is_better else -1
+        best, waited = -math.inf, 0
+        for value in (row[name] for row in self.history.rows if name in row):
+            if self.stop_at is not None and self.measure.reached(value, self.stop_at):
+                return f"{name} has reached stop_at {self.stop_at:g}"
+            waited = 0 if sign * value > best else waited + 1
+            best = max(best, sign * value)
+            if waited == self.patience:
+                return f"{name} has not improved for {counted(waited, 'epochs')}"
         return ""
-
-
-class StopEarly(EarlyStopping):
-    """Lightning's early stopping, by the task's measure on the validation images.
-
-    Args:
-        patience: epochs without improvement.
-        measure: the measure of the task.
-    """
-
-    def __init__(self, patience: int, measure: Measure) -> None:
-        mode = "max" if measure.higher_is_better else "min"
-        super().__init__(
-            f"val_{measure.name}", patience=patience, mode=mode, verbose=False
-        )
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Checks whether an epoch before an interruption has ended the training."""
-        if self.why():
-            trainer.should_stop = True
-
-    def why(self) -> str:
-        """Return why the training ends here; empty if it does not."""
-        if self.stopped_epoch or self.wait_count >= self.patience:
-            epochs = counted(self.wait_count, "epochs")
-            return f"{self.monitor} has not improved for {epochs}"
-        return ""
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues from there; another patience, which a resumed training may have,
-        counts from now on.
-        """
-        stopped = 0
-        if state_dict["patience"] == self.patience:
-            stopped = state_dict["stopped_epoch"]
-        super().load_state_dict(
-            {**state_dict, "patience": self.patience, "stopped_epoch": stopped}
-        )
 
 
 class Limits(Callback):

@@ -31,7 +31,6 @@ from torchcaps_lab.training.callbacks import (
     KeepBest,
     Limits,
     RoutingHealth,
-    StopAt,
     StopEarly,
     duration,
 )
@@ -117,11 +116,7 @@ class Fitting:
         self.progress = Progress(
             self.caller.show if self.caller.header else None, self.caller.progress_bar
         )
-        self.ends: list[StopAt | StopEarly] = []
-        if schedule.stop_at is not None:
-            self.ends.append(StopAt(schedule.stop_at, self.history, main))
-        if schedule.patience is not None:
-            self.ends.append(StopEarly(schedule.patience, main))
+        self.stop = StopEarly(schedule.stop_at, schedule.patience, self.history, main)
         self.best = None
         if schedule.keep == "best":
             self.best = KeepBest(self.checkpoints / "best", main)
@@ -138,7 +133,7 @@ class Fitting:
             health,
             self.history,
             self.fingerprint,
-            *self.ends,
+            self.stop,
             *checkpoints,
         ]
         self.trainer = self._trainer(
@@ -278,8 +273,7 @@ class Fitting:
         if is_first_process():
             # Lightning does not delete the one it resumed from.
             checkpoint_to_resume(self.checkpoints)
-            reasons = filter(None, (end.why() for end in self.ends))
-            if self.caller.show is not None and (reason := ", ".join(reasons)):
+            if self.caller.show is not None and (reason := self.stop.why()):
                 self.caller.show(f"training ended: {reason}")
         return self.trainer, self.history.rows
 
