@@ -337,6 +337,15 @@ def test_training_and_validation_images_are_prepared_and_pixels_are_reconstructe
 
 
 class TestTrainLoader:
+    def test_every_seed_and_epoch_has_an_order_of_its_own(self):
+        orders = set()
+        for seed in range(3):
+            sampler = train_loader(FEW, 16, seed).sampler
+            for epoch in range(3):
+                sampler.set_epoch(epoch)
+                orders.add(tuple(sampler))
+        assert len(orders) == 9
+
     @pytest.mark.parametrize("processes", [1, 2, 3])
     def test_processes_share_out_the_same_batches(self, processes):
         def batches(rank, processes):

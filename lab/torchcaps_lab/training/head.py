@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from torchcaps.models.backbone import Backbone
 from torchcaps_lab.tasks import Criteria
 from torchcaps_lab.training.learner import Learner, with_gradients
-from torchcaps_lab.training.loaders import BalancedSampler, Loaders, train_loader
+from torchcaps_lab.training.loaders import Loaders, Shard, train_loader
 
 VIEWS = 4
 """Views of each image, changed at random as in any training, that the epochs of a head
@@ -113,7 +113,7 @@ def train_head(
     with _kept_features(network) as features:
         for epoch in range(how.frozen_epochs):
             view = epoch % VIEWS
-            cast(BalancedSampler, loader.sampler).set_epoch(epoch)
+            cast(Shard, loader.sampler).set_epoch(epoch)
             for batch in loader:
                 batch = learner.transfer_batch_to_device(batch, device, 0)
                 if loaders.composition is not None:

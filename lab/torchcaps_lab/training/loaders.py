@@ -1,7 +1,8 @@
 """Loaders of batches, such that any number of processes trains in the same way."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler
 
-from torchcaps_lab.data import Batch, Examples
+from torchcaps_lab.data import Batch, Examples, mixed_seed
 from torchcaps_lab.options.declarations import SamplerName, Schedule
 from torchcaps_lab.training.options import one_class_each
 from torchcaps_lab.training.speed import Speed
@@ -42,27 +43,34 @@ def balanced_order(labels: Tensor, generator: torch.Generator) -> Tensor:
     return order[torch.randperm(len(order), generator=generator)]
 
 
-class BalancedSampler(DistributedSampler[int]):
-    """One process's shard of :func:`balanced_order`, which depends only on the seed and
-    the epoch.
+class Shard(DistributedSampler[int]):
+    """One process's shard of a random order, which depends only on the seed and the
+    epoch.
 
-    Raises:
-        ValueError: if there are masks of several classes instead of labels.
+    Args:
+        images: the images.
+        draw: draws the order of their indices with a ``generator``.
+        processes: how many there are.
+        rank: the rank of this process.
+        seed: the seed of the order, together with the epoch.
     """
 
     def __init__(
         self,
         images: Examples,
+        draw: Callable[..., Tensor],
         processes: int,
         rank: int,
         seed: int,
     ) -> None:
         super().__init__(images, processes, rank, seed=seed, drop_last=True)
-        self.labels = one_class_each(images, "sampler").cpu()
+        self.draw = draw
 
     def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        order = balanced_order(self.labels, generator)[: self.total_size]
+        # In their sum, epoch 1 of seed 0 would have the order of epoch 0 of seed 1.
+        seed = mixed_seed(self.seed, self.epoch)
+        order = self.draw(generator=torch.Generator().manual_seed(seed))
+        order = order[: self.total_size]
         return iter(order[self.rank :: self.num_replicas].tolist())
 
 
@@ -108,9 +116,11 @@ def train_loader(
         )
     share = min(batch_size, len(images) // processes * processes) // processes
     if sampler == "balanced":
-        order: DistributedSampler[int] = BalancedSampler(images, processes, rank, seed)
+        labels = one_class_each(images, "sampler").cpu()
+        draw: Callable[..., Tensor] = partial(balanced_order, labels)
     else:
-        order = DistributedSampler(images, processes, rank, seed=seed, drop_last=True)
+        draw = partial(torch.randperm, len(images))
+    order = Shard(images, draw, processes, rank, seed)
     batches = len(order) // share
     order.num_samples = (batches // group * group or batches) * share
     order.total_size = order.num_samples * processes
