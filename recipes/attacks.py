@@ -88,7 +88,6 @@ def draw_sample(
     test: Examples,
     preprocess: Preprocess,
     count: int,
-    seed: int = 0,
 ) -> Sample:
     """Chooses test images, and a target for each, every wrong class equally likely.
 
@@ -96,13 +95,12 @@ def draw_sample(
         test: the test images to choose from.
         preprocess: the preprocessing that crops the images.
         count: the number of images, at least 1; all if there are fewer.
-        seed: the seed of the choice.
 
     Raises:
         ValueError: if ``count`` is no whole number, or less than 1.
     """
     check(Size, count, "count")
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     chosen = torch.randperm(len(test), generator=generator)[:count].sort().values
     batch = test.prepared(preprocess).__getitems__(chosen.tolist())
     classes = len(test.classes)
@@ -299,7 +297,6 @@ def random_signs(
     attacker: Attacker,
     sample: Sample,
     epsilons: Sequence[float],
-    seed: int = 0,
 ) -> Curve:
     """What a network predicts for images whose every pixel went up or down by epsilon
     at random: no attack, but noise.
@@ -308,21 +305,20 @@ def random_signs(
         attacker: the attacker of the network.
         sample: the images.
         epsilons: the sizes of the noise; 0, no noise, is put before them.
-        seed: the seed of the signs.
 
     Raises:
         ValueError: if an epsilon is negative or not finite.
     """
     curve = Curve([], [], [])
     for epsilon in _from_zero(epsilons):
-        noisy = with_signs(sample.pixels, epsilon, seed)
+        noisy = with_signs(sample.pixels, epsilon)
         curve.add(epsilon, attacker.answers(noisy), sample)
     return curve
 
 
-def with_signs(pixels: Tensor, epsilon: float, seed: int = 0) -> Tensor:
+def with_signs(pixels: Tensor, epsilon: float) -> Tensor:
     """Pixels in [0, 1] that went up or down by epsilon at random."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     up = torch.randint(0, 2, pixels.shape, generator=generator)
     signs = 2.0 * up - 1
     return (pixels + epsilon * signs).clamp(0, 1)

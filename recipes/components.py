@@ -15,6 +15,15 @@ from torchcaps.models import ImageClassifier, Prediction
 
 OTSU = "Otsu's threshold and connected components"
 
+
+def of_masks(images: Tensor, masks: Tensor) -> Prediction:
+    """An answer of masks (B, J, H, W), each drawn in its mean colour."""
+    pixels = masks.flatten(2)
+    colours = pixels @ images.flatten(2).mT / pixels.sum(2, keepdim=True).clamp(1)
+    drawn = torch.einsum("bjc,bjhw->bchw", colours, masks)
+    return Prediction(pixels.amax(2), None, drawn, masks=masks)
+
+
 _LEAST_COMPONENT = 15
 """Pixels. Smaller regions are taken for the ground."""
 
@@ -39,11 +48,7 @@ class Components(ImageClassifier):
             for inside in self.inside(images).cpu().numpy()
         ]
         masks = one_hot(torch.stack(regions).to(images.device), self.classes)
-        masks = masks.movedim(-1, 1).to(images)
-        pixels = masks.flatten(2)  # [B, J, H W]
-        colours = pixels @ images.flatten(2).mT / pixels.sum(2, keepdim=True).clamp(1)
-        drawn = torch.einsum("bjc,bjhw->bchw", colours, masks)
-        return Prediction(pixels.amax(2), None, drawn, masks=masks)
+        return of_masks(images, masks.movedim(-1, 1).to(images))
 
 
 def _largest(regions: Any, most: int) -> Tensor:

@@ -18,18 +18,13 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from recipes import placed_slots  # noqa: F401  # registers its network
-from recipes.components import OTSU, Components, Otsu
+from recipes.components import Components
 from recipes.kit.base import Line, Picture, Recipe, Study, facts_of, register_recipe
 from recipes.kit.charts import Cell, image_grid
-from recipes.kit.lab import Trained, data_of, first_of, untrained
+from recipes.kit.lab import Trained, data_of, first_of
 from recipes.kit.options import TrainingOptions
-from recipes.object_discovery import (
-    GRID,
-    OF_PIXELS,
-    PIXELS,
-    FixedGrid,
-    PixelClusters,
-)
+from recipes.object_discovery import PixelClusters
+from recipes.published_objects import UNTRAINED, without_training
 from torchcaps.models import ImageClassifier
 from torchcaps.spec import settings
 from torchcaps.whole import opened
@@ -42,7 +37,6 @@ from torchcaps_lab.tasks import create_task
 
 FACTS = facts_of("nuclei")
 UNET = "U-Net with masks, connected components"
-UNTRAINED = (OTSU, PIXELS, GRID)
 ROWS: dict[str, Any] = {**FACTS["rows"], **dict.fromkeys(UNTRAINED)}
 MEASURES = {
     "fg_ari": "FG-ARI",
@@ -259,15 +253,7 @@ class NucleiRecipe(Recipe[TrainingOptions]):
         """
         if row not in UNTRAINED:
             return super().train(study, row, stop_at)
-        data = data_of(study.settings.data)
-        shape, slots = data.image_shape, len(data.classes)
-        if row != PIXELS:
-            network = Otsu if row == OTSU else FixedGrid
-            return untrained(network(shape, slots), row)
-        candidates = [PixelClusters(shape, slots, how) for how in OF_PIXELS]
-        validation = first_of(data.validation, _FITTED)
-        best = max(candidates, key=lambda network: _figures(network, validation)["mbo"])
-        return untrained(best, row)
+        return without_training(row, data_of(study.settings.data), _FITTED, _best)
 
     def measure(self, study: Study, row: str, shared: Any) -> Mapping[str, float]:
         """How well the slots of test images match their nuclei, and how many too few or
@@ -299,6 +285,10 @@ class NucleiRecipe(Recipe[TrainingOptions]):
                 slots = torch.tensor(of_row[0]["slots"])
                 rows[row] = [Cell(_painted(mask)) for mask in slots]
         return {"slots": Picture(image_grid(rows, height=1.1), self.caption)}
+
+
+def _best(candidates: Sequence[PixelClusters], images: Examples) -> PixelClusters:
+    return max(candidates, key=lambda network: _figures(network, images)["mbo"])
 
 
 def _figures(network: ImageClassifier, images: Examples) -> dict[str, float]:

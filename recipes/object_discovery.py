@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate, layer_norm, one_hot
 
 import torchcaps as tc
+from recipes.components import of_masks
 from recipes.kit.base import Line, Picture, Recipe, Study, facts_of, register_recipe
 from recipes.kit.charts import Cell, image_grid
 from recipes.kit.lab import Trained, data_of, first_of, untrained
@@ -149,11 +150,8 @@ class PixelClusters(ImageClassifier):
         """The clusters of images, as masks."""
         shares = soft_kmeans(self.points(images), self.classes, self.how.sharpness)
         cluster = enlarged(shares, images.shape[2], images.shape[3])
-        masks = one_hot(cluster, self.classes).movedim(-1, 1).to(images)
-        pixels = masks.flatten(2)
-        colours = pixels @ images.flatten(2).mT / pixels.sum(2, keepdim=True).clamp(1)
-        drawn = torch.einsum("bjc,bjhw->bchw", colours, masks)
-        return Prediction(pixels.amax(2), None, drawn, masks=masks)
+        masks = one_hot(cluster, self.classes).movedim(-1, 1)
+        return of_masks(images, masks.to(images))
 
 
 class FeatureClusters(PixelClusters):
@@ -220,11 +218,7 @@ class FixedGrid(ImageClassifier):
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
         """The rectangles as masks, each drawn in its mean colour."""
-        pixels = self.masks.flatten(1)
-        colours = images.flatten(2) @ pixels.mT / pixels.sum(1)
-        drawn = torch.einsum("bcj,jhw->bchw", colours, self.masks)
-        masks = self.masks.expand(len(images), -1, -1, -1)
-        return Prediction(masks.flatten(2).amax(2), None, drawn, masks=masks)
+        return of_masks(images, self.masks.expand(len(images), -1, -1, -1))
 
 
 class Tests(NamedTuple):

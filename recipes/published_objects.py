@@ -2,7 +2,8 @@
 from their published descriptions (Locatello et al. 2020).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import product
 from typing import Any, ClassVar
 
@@ -26,6 +27,7 @@ from torchcaps.models import SlotAutoencoder, register_model
 from torchcaps.numerics import Size
 from torchcaps.routing import Routing
 from torchcaps.spec import settings
+from torchcaps_lab.data import DataSet, Examples
 from torchcaps_lab.report import new_figure
 from torchcaps_lab.tasks import create_task
 
@@ -149,15 +151,9 @@ class PublishedObjects(Recipe[TrainingOptions]):
         """
         if row not in UNTRAINED:
             return super().train(study, row, stop_at)
+        best = partial(best_clusters, create_task("objects"))
         data = data_of(self.options(study.settings, row)["data"])
-        shape, slots = data.image_shape, len(data.classes)
-        if row != PIXELS:
-            network = Otsu if row == OTSU else FixedGrid
-            return untrained(network(shape, slots), row)
-        candidates = [PixelClusters(shape, slots, how) for how in OF_PIXELS]
-        validation = first_of(data.validation, _FITTED)
-        best = best_clusters(create_task("objects"), candidates, validation)
-        return untrained(best, row)
+        return without_training(row, data, _FITTED, best)
 
     def measure(
         self,
@@ -204,6 +200,23 @@ class PublishedObjects(Recipe[TrainingOptions]):
         axes.set(xlabel="updates", ylabel="FG-ARI of validation images, by masks")
         axes.set_ylim(0, 100)
         return {"growth": Picture(figure, self.caption)}
+
+
+def without_training(
+    row: str,
+    data: DataSet,
+    fitted: int,
+    best: Callable[[Sequence[PixelClusters], Examples], PixelClusters],
+) -> Trained:
+    """The network of a row of :data:`UNTRAINED`. ``best`` chooses the settings of
+    K-Means on so many validation images.
+    """
+    shape, slots = data.image_shape, len(data.classes)
+    if row != PIXELS:
+        network = Otsu if row == OTSU else FixedGrid
+        return untrained(network(shape, slots), row)
+    candidates = [PixelClusters(shape, slots, how) for how in OF_PIXELS]
+    return untrained(best(candidates, first_of(data.validation, fitted)), row)
 
 
 def with_slots(network: Any, slots: int) -> Any:

@@ -174,13 +174,11 @@ class Queries(nn.Module):
     Args:
         queries: their number Q, the most objects that it reads.
         strides: those of the convolutions of 5 x 5.
-        channels: those of the convolutions.
     """
 
-    def __init__(
-        self, queries: int, strides: Sequence[int], channels: int = 32
-    ) -> None:
+    def __init__(self, queries: int, strides: Sequence[int]) -> None:
         super().__init__()
+        channels = 32
         layers: list[nn.Module] = []
         before = 3
         for stride in strides:

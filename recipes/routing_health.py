@@ -50,19 +50,15 @@ class Health:
     dead: float
 
 
-def layer_health(
-    network: nn.Module, images: Tensor, threshold: float = 0.01
-) -> dict[str, Health]:
+def layer_health(network: nn.Module, images: Tensor) -> dict[str, Health]:
     """The :class:`Health` of every layer of capsules, in the order in which they run,
     averaged over images.
 
     Args:
         network: any network of torchcaps layers.
         images: the images, (B, C, H, W), prepared for the network.
-        threshold: a type of capsule whose activation is nowhere above it, in none of
-            the images, counts as dead.
     """
-    figures = routing_health(network, images, threshold)
+    figures = routing_health(network, images)
     health = {}
     for figure, value in figures.items():
         name = figure.removeprefix(DEAD_OF)

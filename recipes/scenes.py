@@ -197,12 +197,11 @@ def look_at_all(
     network: ImageClassifier,
     scenes: Examples,
     outline: Outline | None = None,
-    batch_size: int = 100,
 ) -> dict[str, Tensor]:
     """The results of :func:`look` for all scenes."""
     parts = defaultdict[str, list[Tensor]](list)
     with evaluating(network) as device:
-        for batch in scenes.to(device).batches(batch_size):
+        for batch in scenes.to(device).batches(100):
             for name, values in look(network, batch, outline).items():
                 parts[name].append(values.cpu())
     return {name: torch.cat(values) for name, values in parts.items()}

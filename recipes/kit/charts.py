@@ -143,23 +143,18 @@ def bars_upwards(
     axes.margins(y=0.12)
 
 
-def tiles(grid: Tensor, gap: int = 1) -> Tensor:
+def tiles(grid: Tensor) -> Tensor:
     """Images (D, V, C, H, W) in rows and columns with grey lines between, as one
     picture (h, w, 3).
 
     Args:
         grid: the images, with values in [0, 1] and one channel, or three.
-        gap: the width of the lines, in pixels.
     """
     D, V, channels = grid.shape[:3]
     rgb = grid.clamp(0, 1)
     if channels == 1:
         rgb = rgb.expand(D, V, 3, *grid.shape[3:])
-    framed = F.pad(
-        rgb,
-        (0, gap, 0, gap),
-        value=0.5,
-    )
+    framed = F.pad(rgb, (0, 1, 0, 1), value=0.5)
     return framed.permute(0, 3, 1, 4, 2).flatten(2, 3).flatten(0, 1)
 
 

@@ -24,7 +24,7 @@ from recipes.routing_health import steps_figure
 
 def test_tiles_stand_in_rows_and_columns() -> None:
     grid = torch.arange(6.0).div(10).reshape(2, 3, 1, 1, 1).expand(2, 3, 1, 2, 4)
-    picture = tiles(grid, gap=1)
+    picture = tiles(grid)
     assert picture.shape == (2 * 3, 3 * 5, 3)
     assert picture[0::3, 0::5, 0].tolist() == [
         pytest.approx([0, 0.1, 0.2]),
