@@ -240,7 +240,7 @@ def check_same(folder: RunFolder, wanted: Mapping[str, Any]) -> None:
     if names:
         raise FileExistsError(
             f"{folder.path} holds a run with another {', '.join(names)}: choose "
-            "another folder with --runs, or move it"
+            "another folder for runs (--runs), or move it"
         )
 
 

@@ -301,8 +301,7 @@ class Fingerprint(Callback):
         if changes and not allow_changes:
             raise ValueError(
                 f"the run was trained with something else: {changes}. Restore it, or "
-                "add --allow_changes to go on with "
-                "the new ones"
+                "go on with the new ones by allow_changes (--allow_changes)"
             )
         if changes:
             warnings.warn(f"the run continues with changes: {changes}", stacklevel=2)

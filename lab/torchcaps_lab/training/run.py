@@ -123,7 +123,8 @@ def _train(
         raise ValueError(
             f"{folder.checkpoints} holds no whole checkpoint to continue from, and a "
             f"new start would overwrite the trained network in {folder.model}: train "
-            f"in another folder, with --from {folder.path} to begin with its weights"
+            f"in another folder, with start={folder.path} (--from {folder.path}) to "
+            "begin with its weights"
         )
     check_device(need, fitting.trainer, subject, schedule)
     rehearse(learner, data.train, fitting.steps, schedule.epochs)

@@ -76,7 +76,8 @@ def train(
             ``preprocess={"flip": True}``; a class by its name, or with arguments as
             ``{"name": "Adam", "lr": 0.01}``; a routing, a task or a loss also as an
             object. All others are arguments of the data set: ``size``, ``channels``,
-            ``resize``, ...
+            ``resize``, ... Messages name options as a command has them:
+            ``--data.size 64`` is ``size=64`` here, and ``--from`` is ``start``.
 
     Returns:
         The trained network with its ``run`` and ``summary``. The report is
