@@ -303,12 +303,15 @@ class Listing(Listed):
 FilesListed = TypeVar("FilesListed", bound=Listing)
 
 
-def found_root(root: str | Path) -> Path:
-    """A folder or file, or else what has its name in the folder of the data sets.
+def found_root(root: str | Path) -> str | Path:
+    """A folder or file, or else what has its name in the folder of the data sets. An
+    empty name stays: a data set of your own may hold its examples itself.
 
     Raises:
         FileNotFoundError: if there is neither.
     """
+    if root == "":
+        return root
     root = Path(root).expanduser()
     at_home = find_data_dir(None) / root
     if not root.exists() and not at_home.exists():

@@ -116,9 +116,7 @@ class Series(ListedData):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # A data set of your own may hold its examples itself.
-        if self.root != "":
-            self.root = found_root(self.root)
+        self.root = found_root(self.root)
         _ = self.listed  # problems of the files are reported at once
 
     @property
