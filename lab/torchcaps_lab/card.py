@@ -78,7 +78,7 @@ class Card:
         """
         kind: type[Reader] = READERS.find(data.reads)
         reader = kind.of_data(data, preprocess)
-        return cls(tuple(data.classes), task, reader, extra=data.kept())
+        return cls(tuple(data.classes), task, reader)
 
     def with_extra(self, name: str, value: Any) -> "Card":
         """Return this card with something beside it; None takes it away."""

@@ -191,12 +191,6 @@ class DataSet(ABC):
         """The shape that new images are read in, before they are prepared."""
         return self.image_shape
 
-    def kept(self) -> dict[str, Any]:
-        """What is saved with a network that was trained on it beside its reader, its
-        classes and its task. For JSON.
-        """
-        return {}
-
     def fingerprint(self) -> str:
         """Return a digest of the training and validation images, their labels and the
         names of classes, in their order.
