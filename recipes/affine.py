@@ -192,9 +192,7 @@ class AffineRobustness(Recipe[AffineSettings]):
         """The digits, and the curves of each factor, for all rows so far."""
         first = studies[0]
         rows = [row for row in ROWS if row in first.facts]
-        figure = factor_curves(
-            factors(first.settings.pad), first.curves, rows, "affine test"
-        )
+        figure = factor_curves(factors(first.settings.pad), first.curves, rows)
         caption = self.captions["curves"].format(
             images=first.curves["images"],
             ends=_ends({row: first.facts[row] for row in rows}),

@@ -140,7 +140,6 @@ def test_capsules_that_a_bias_kills_are_counted() -> None:
     conv.bias[8 : 2 * 8] = 0
     health = routing_health(model, images)
     assert health["dead_capsules_primary_caps"] == 0.25
-    assert routing_health(model, images, threshold=1.0)["dead_capsules_class_caps"] == 1
 
 
 def test_one_dead_image_is_not_a_dead_capsule() -> None:

@@ -215,7 +215,7 @@ class Classifier:
         )
 
     def _repr_html_(self) -> str:
-        return facts_card("Classifier", self._facts())
+        return facts_card(self._facts())
 
     def push_to_hub(
         self,

@@ -361,7 +361,6 @@ def factor_curves(
     factors: Mapping[str, Factor],
     curves: Mapping[str, Mapping[str, Sequence[float]]],
     rows: Sequence[str],
-    test: str,
 ) -> "Figure":
     """Accuracy in percent against up to four factors, one panel each.
 
@@ -369,14 +368,13 @@ def factor_curves(
         factors: the factors, by name.
         curves: the accuracies of each row, for each factor.
         rows: the networks.
-        test: the name of the grey range in the legend; green is what training showed.
     """
     figure = new_figure(9.0, 6.4)
     figure.suptitle("Accuracy when one factor is changed")
     for place, (name, factor) in enumerate(factors.items(), 1):
         axes = figure.add_subplot(2, 2, place)
         low, high = factor.trained
-        axes.axvspan(*factor.tested, color="0.9", zorder=0, label=test)
+        axes.axvspan(*factor.tested, color="0.9", zorder=0, label="affine test")
         axes.axvspan(
             low,
             high,

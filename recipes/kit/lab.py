@@ -109,9 +109,9 @@ class Trained:
         """On the same images, in percent."""
         return 100 * (1 - self.summary["test_accuracy"])
 
-    def error_on(self, images: Examples, crops: int | None = None) -> float:
-        """The error on other, unprepared images, in percent; activations are averaged
-        over 1 or 13 crops of each.
+    def error_on(self, images: Examples, crops: int) -> float:
+        """The error on unprepared images, in percent; activations are averaged over 1
+        or 13 crops of each.
         """
         prepared = self.classifier.prepared(images, crops)
         return 100 * examine(self.network, prepared).error

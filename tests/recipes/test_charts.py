@@ -83,10 +83,10 @@ def test_curves_over_what_training_showed() -> None:
         (-0.5, 0.5),
     )
     (axes,) = factor_curves(
-        {"angle": factor}, {"angle": {"net": [1.0, 3.0, 2.0]}}, ["net"], "the test"
+        {"angle": factor}, {"angle": {"net": [1.0, 3.0, 2.0]}}, ["net"]
     ).axes
     assert axes.lines[0].get_xydata().tolist() == [[-1, 1], [0, 3], [1, 2]]
-    assert axes.get_legend_handles_labels()[1] == ["the test", "in training", "net"]
+    assert axes.get_legend_handles_labels()[1] == ["affine test", "in training", "net"]
 
 
 def test_two_colours_are_red_and_green() -> None:

@@ -16,9 +16,7 @@ from torchcaps_lab.evaluate.layers import (
 )
 
 
-def routing_health(
-    model: nn.Module, images: Tensor, threshold: float = 0.01
-) -> dict[str, float]:
+def routing_health(model: nn.Module, images: Tensor) -> dict[str, float]:
     """Entropy of the assignment and share of dead capsules of each layer.
 
     Runs in evaluation mode and without gradients; the network and all random number
@@ -27,8 +25,6 @@ def routing_health(
     Args:
         model: any network of torchcaps layers.
         images: (B, C, H, W), at least one, on the device of the network.
-        threshold: a type of capsule whose activation is nowhere above it, in none of
-            the images, counts as dead.
 
     Returns:
         ``assignment_entropy_<layer>``, see :func:`~torchcaps_lab.evaluate.layer_entropy`,
@@ -44,7 +40,7 @@ def routing_health(
         for name, parts in entropies.items()
     }
     dead = {
-        f"dead_capsules_{name}": dead_capsules(torch.cat(parts), threshold)
+        f"dead_capsules_{name}": dead_capsules(torch.cat(parts))
         for name, parts in peaks.items()
     }
     return {**health, **dead}

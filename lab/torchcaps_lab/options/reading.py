@@ -258,11 +258,6 @@ def read_options(path: Path) -> dict[str, Any]:
         ValueError: if this is no file of options, or it wants modules imported, which
             would execute them, or another file of options.
     """
-    if path.stat().st_size > LARGEST_FILE:
-        raise ValueError(
-            f"{path} has {path.stat().st_size:,} bytes: options take less than "
-            f"{LARGEST_FILE:,}"
-        )
     options = parsed(read_text(path, LARGEST_FILE), str(path))
     if not isinstance(options, dict):
         raise ValueError(

@@ -54,10 +54,10 @@ def answer_card(
     )
 
 
-def facts_card(title: str, facts: Mapping[str, str]) -> str:
-    """A thing in a few facts."""
+def facts_card(facts: Mapping[str, str]) -> str:
+    """A classifier in a few facts."""
     rows = "".join(
         f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>"
         for name, value in facts.items()
     )
-    return f"<b>{escape(title)}</b><table>{rows}</table>"
+    return f"<b>Classifier</b><table>{rows}</table>"
