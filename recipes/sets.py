@@ -264,7 +264,7 @@ class SetsOfChildren(Recipe[SetsSettings]):
     """Capsules and pooling, on the same features of elements."""
 
     name: ClassVar = "sets"
-    rows: ClassVar = ROWS
+    rows: ClassVar = {row: HEADS[data][head] for row, (data, head) in ROWS.items()}
     lines: ClassVar = (
         *lines_of(
             ((row, ACCURACY) for row in GRAPHS),
@@ -293,11 +293,11 @@ class SetsOfChildren(Recipe[SetsSettings]):
         """Trains and measures; of the graphs a network for each fold."""
         study = Study(lab, settings)
         for row in self.present(settings):
-            data, head = ROWS[row]
+            data, _ = ROWS[row]
             start = time.perf_counter()
             measure = self._graphs if row in GRAPHS else self._shapes
             options = dict(settings.sets[data])
-            network, figures = measure(study, row, options, HEADS[data][head])
+            network, figures = measure(study, row, options, self.rows[row])
             study.note(row, figures)
             facts = facts_of_network(network, time.perf_counter() - start)
             study.facts[row] = {

@@ -339,7 +339,7 @@ class Slots(Recipe[SlotsSettings]):
     """
 
     name: ClassVar = "slots"
-    rows: ClassVar = ROWS
+    rows: ClassVar = {row: HEADS[head] for row, (_, head) in ROWS.items()}
     lines: ClassVar = tuple(
         Line(
             row,
@@ -360,11 +360,11 @@ class Slots(Recipe[SlotsSettings]):
         """
         study = Study(lab, settings)
         for row in self.present(settings):
-            data, head = ROWS[row]
+            data, _ = ROWS[row]
             options = {
                 **vars(settings),
                 **settings.sets[data],
-                **HEADS[head],
+                **self.rows[row],
             }
             start = time.perf_counter()
             cpu_start = time.process_time()

@@ -1,21 +1,25 @@
 """Runs recipes and writes their results."""
 
 import json
+import math
 import os
 import re
 import subprocess
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 import torchcaps
 from recipes.kit.base import Picture, Recipe, Study, get_recipe
 from recipes.kit.lab import Lab, PresetName
+from recipes.kit.options import different
 from recipes.kit.results import read_results, result_path, write_table
-from torchcaps.spec import jsonable
+from torchcaps.spec import jsonable, plain
 from torchcaps.whole import LARGEST_NOTE, read_json, write_whole, written_whole
 
 ROOT = Path(__file__).parents[2]
@@ -112,7 +116,8 @@ def run_recipe(
         facts = {} if saved is None else saved.facts
         study = recipe.run(replace(lab, facts=facts), part)
         for row in part.rows if growing else ():
-            study.facts[row]["made by"] = made_by()
+            options = _options_of(recipe, preset, row)
+            study.facts[row] |= {"options": options, "made by": made_by()}
         # another process may have added to the file meanwhile
         _join(studies, _saved_studies(recipe, lab, results))
         _join(studies, {lab.seed: study})
@@ -129,12 +134,21 @@ def _saved_studies(
         return {}
     settings = recipe.presets[lab.preset]
     settings_now = json.loads(json.dumps(asdict(settings)))
-    rows = set(chain.from_iterable(result["facts"]))
-    if _settings_of(result["settings"], rows) != _settings_of(settings_now, rows):
+    # What these two say of a row is among its options.
+    others = different(result["settings"], settings_now) - {"rows", "networks"}
+    rows = set()
+    for row, facts in chain.from_iterable(map(dict.items, result["facts"])):
+        rows.add(row)
+        options = _options_of(recipe, lab.preset, row)
+        trained_with = facts.get("options", "{}")
+        if trained_with != options:
+            others.add(f"{trained_with} in the row {row!r}, not {options}")
+    if others:
         path = result_path(results or Path(), recipe.name, lab.preset)
         raise ValueError(
-            f"{path} was measured with other settings of the preset {lab.preset}: "
-            "move it"
+            f"{path} was measured with other options than the preset has: "
+            f"{'; '.join(sorted(others))}. Give a row that changed another name, or "
+            "move the file"
         )
     shared = {line["row"] for line in result["rows"]} - rows  # figures of no network
     studies = {}
@@ -171,17 +185,17 @@ def _figures_of(result: Mapping[str, Any], row: str, place: int) -> dict[str, fl
     }
 
 
-def _settings_of(settings: Mapping[str, Any], rows: Collection[str]) -> dict[str, Any]:
-    """The settings that rows were measured with: a preset may get other rows, with
-    changes of their own, and options that it does not set.
-    """
-    networks = {
-        row: changes
-        for row, changes in settings.get("networks", {}).items()
-        if row in rows
-    }
-    given = {name: value for name, value in settings.items() if value is not None}
-    return {**given, "rows": [], "networks": networks}
+def _options_of(recipe: Recipe[Any], preset: PresetName, row: str) -> str:
+    """The options of a row that are not those of the preset, as YAML in one line."""
+    owner, of_owner = recipe, row
+    while of_owner in owner.borrowed:
+        name, of_owner = owner.borrowed[of_owner]
+        owner = get_recipe(name)
+    _, options = owner.job(owner.presets[preset], of_owner)
+    common = recipe.presets[preset].options()
+    own = {name: plain(options.get(name)) for name in different(common, options)}
+    text = yaml.safe_dump(own, default_flow_style=True, width=math.inf)
+    return text.strip()
 
 
 def _join(studies: dict[int, Study], new: Mapping[int, Study]) -> None:

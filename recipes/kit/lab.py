@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from recipes.kit.options import different
 from torchcaps.models import ImageClassifier, load_pretrained
 from torchcaps.spec import fit, make
 from torchcaps.whole import LARGEST_NOTE, read_text
@@ -233,10 +234,7 @@ def check_same(folder: RunFolder, wanted: Mapping[str, Any]) -> None:
         folder.unused()
         return
     saved = training_options(read_options(folder.config)).plain()
-    different = [
-        name for name in {*saved, *wanted} if saved.get(name) != wanted.get(name)
-    ]
-    names = sorted({*different} - {"run"})
+    names = sorted(different(saved, wanted) - {"run"})
     if names:
         raise FileExistsError(
             f"{folder.path} holds a run with another {', '.join(names)}: choose "

@@ -102,3 +102,8 @@ def changed(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
         )
         merged[name] = {**merged[name], **value} if adds_arguments else value
     return merged
+
+
+def different(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
+    """The names of options that are not the same; one that is left out is None."""
+    return {name for name in {*one, *other} if one.get(name) != other.get(name)}

@@ -411,20 +411,31 @@ class TestCommandLine:
         assert "no-such" in capsys.readouterr().err
 
 
-def test_a_result_stands_when_its_preset_gets_rows() -> None:
-    """What a new row changes in its network is no setting of the rows that were
-    measured before.
-    """
-    after = asdict(RECIPES["two-digits"].presets["paper"])
-    before = {**after, "rows": after["rows"][1:], "networks": {}}
-    rest = set(after["rows"]) - set(after["networks"])
-    assert command._settings_of(before, rest) == command._settings_of(after, rest)
-    assert command._settings_of(before, after["networks"]) != command._settings_of(
-        after, after["networks"]
-    )
-    assert command._settings_of({**before, "epochs": 1}, rest) != command._settings_of(
-        after, rest
-    )
+def test_a_result_grows_only_while_its_rows_keep_their_options(tmp_path, monkeypatch):
+    """Also if another recipe trains the row. A new row changes nothing of the others."""
+    recipe, reader = RECIPES["tetrominoes"], RECIPES["read-outs"]
+    lab = Lab("quick", 0, tmp_path)
+    read = "Slot MLP, by a linear map"
+    for grown, row in ((recipe, "slots"), (reader, read)):
+        facts = {"figures": {}, "options": command._options_of(grown, "quick", row)}
+        content = {
+            "settings": asdict(grown.presets["quick"]),
+            "seeds": [0],
+            "facts": [{row: facts}],
+            "curves": [{}],
+            "rows": [],
+        }
+        path = results.result_path(tmp_path, grown.name, "quick")
+        path.write_text(json.dumps(content))
+    rows = {**recipe.rows, "new": {"epochs": 1}}
+    monkeypatch.setattr(type(recipe), "rows", rows)
+    for grown in (recipe, reader):
+        assert list(command._saved_studies(grown, lab, tmp_path)) == [0]
+    rows |= {"slots": {"epochs": 1}, "Slot MLP": {"epochs": 1}}
+    with pytest.raises(ValueError, match=r"in the row 'slots', not \{epochs: 1\}"):
+        command._saved_studies(recipe, lab, tmp_path)
+    with pytest.raises(ValueError, match=f"in the row '{read}', not .*epochs: 1"):
+        command._saved_studies(reader, lab, tmp_path)
 
 
 def test_committed_results_take_more_rows() -> None:

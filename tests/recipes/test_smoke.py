@@ -338,7 +338,7 @@ def test_a_result_grows_without_the_networks(smoke, tmp_path):
     assert grown["curves"][0][row] == whole.result["curves"][0][row]
     path = results / f"{name}-smoke.json"
     path.write_text(path.read_text().replace('"batch_size": 64', '"batch_size": 32'))
-    with pytest.raises(ValueError, match="other settings of the preset smoke"):
+    with pytest.raises(ValueError, match="than the preset has: batch_size"):
         run_recipe(name, "smoke", runs=tmp_path / "c", results=results)
 
 
@@ -370,7 +370,7 @@ def test_seeds_are_added_to_a_result(tmp_path, monkeypatch):
     assert grown["rows"][0]["ours"][0] == first["rows"][0]["ours"][0]
     result["settings"] = {"epochs": 1}
     (results / "mnist-em-smoke.json").write_text(json.dumps(result))
-    with pytest.raises(ValueError, match="other settings of the preset smoke"):
+    with pytest.raises(ValueError, match="than the preset has: batch_size; "):
         run([0], "c")
 
 
