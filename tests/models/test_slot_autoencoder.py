@@ -171,3 +171,49 @@ def test_training_assigns_no_pixels() -> None:
     assert network.train()(images).assigned is None
     prediction = network.eval()(images)
     torch.testing.assert_close(prediction.assigned.sum(1), torch.ones(2, 8, 9))
+
+
+def test_of_several_starts_the_one_counts_that_draws_an_image_best() -> None:
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"image_shape": (3, 24, 20), "ground": True}
+    once = tc.create_model("slot_autoencoder", **options).eval()
+    often: Any = tc.create_model("slot_autoencoder", **options, starts=5).eval()
+    often.load_state_dict(once.state_dict())
+    images = torch.rand(6, 3, 24, 20)
+    with torch.no_grad():
+        expected = []
+        for noise in often.noise:
+            once.routing.first.noise = noise
+            expected.append(once(images))
+        errors = torch.stack(
+            [
+                (trial.reconstruction - images).square().mean((1, 2, 3))
+                for trial in expected
+            ]
+        )
+        best = errors.argmin(0)
+        assert len(best.unique()) > 1
+        drawn = often(images)
+        for image, start in enumerate(best.tolist()):
+            for actual, wanted in zip(
+                (drawn.reconstruction, drawn.masks, drawn.capsules.pose),
+                (
+                    expected[start].reconstruction,
+                    expected[start].masks,
+                    expected[start].capsules.pose,
+                ),
+                strict=True,
+            ):
+                torch.testing.assert_close(actual[image], wanted[image])
+        pose = drawn.capsules.pose
+        torch.testing.assert_close(often.route(images).pose, pose[:, 1:])
+        begun = often.begun_at(images[2:3])
+        assert begun.starts == 1
+        torch.testing.assert_close(begun(images[2:3]).capsules.pose, pose[2:3])
+        assert often.with_slots(9)(images).masks.shape == (6, 9, 24, 20)
+
+
+def test_several_starts_need_a_learned_gaussian() -> None:
+    for routing in ("slot_mixture", "em"):
+        with pytest.raises(ValueError, match=r"starts may be more than 1 only with"):
+            tc.create_model("slot_autoencoder", starts=2, routing=routing)

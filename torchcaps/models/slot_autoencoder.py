@@ -2,9 +2,10 @@
 (Locatello et al. 2020).
 """
 
+import copy
 import math
 from dataclasses import InitVar
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from torchcaps.models.base import ImageClassifier
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import Size, compute_dtype, quotient
 from torchcaps.routing import Routed, Routing, SlotAttentionRouting
+from torchcaps.routing.slot_parts import kept_noise
 from torchcaps.spec import SuggestsNames, settings
 
 _SCALE = 4
@@ -178,6 +180,10 @@ class SlotNetwork(ImageClassifier):
         routed: Routed = self.slots.route(self.features_of(images))
         return routed
 
+    def begun_at(self, images: Tensor) -> Self:
+        """A copy that starts all images as this network starts the first of some."""
+        return copy.deepcopy(self)
+
     def with_slots(self, slots: int) -> Self:
         """A copy of this network with another number of slots, and the same weights.
 
@@ -252,6 +258,11 @@ class SlotAutoencoder(SlotNetwork):
             grounds, and slots share the ground among themselves. Slots that are not needed
             then draw an object together with others, so in evaluation slots that draw the
             same are one, :func:`merged_slots`.
+        starts: in evaluation slots start from so many draws of their Gaussian, one after
+            the other, and those count that draw the image with the least squared error.
+            K-Means is started anew for the same reason: two slots that start alike share
+            an object, and another object has none. Needs slot attention with
+            ``start="normal"``.
         routing: the routing of the features to the slots; one without transforms of its
             own gets one for each slot, as in :class:`~torchcaps.CapsLinear`. Default:
             slot attention in 5 steps, with gradients through the last.
@@ -272,6 +283,7 @@ class SlotAutoencoder(SlotNetwork):
     channels: Size = 32
     dim: Size = 48
     ground: bool = False
+    starts: Size = 1
     routing: InitVar[Routing | None] = None
 
     def __post_init__(self, routing: Routing | None) -> None:
@@ -284,6 +296,18 @@ class SlotAutoencoder(SlotNetwork):
         self.decoder = SpatialBroadcastDecoder(
             self.dim, self.channels, self.image_shape[0]
         )
+        self.noise: Tensor
+        if self.starts > 1:
+            normal = getattr(self.routing, "start", None) == "normal"
+            if not normal or not self.routing.resumable:
+                raise ValueError(
+                    "starts may be more than 1 only with slot attention from "
+                    f"start='normal', got {self.starts} with {type(self.routing).__name__}"
+                )
+            noise = kept_noise(self.starts * (self.classes - self.ground), self.dim)
+            # Always the same, so no file needs it. The first is that of one start.
+            noise = noise.unflatten(0, (self.starts, -1))
+            self.register_buffer("noise", noise, persistent=False)
 
     def features_of(self, images: Tensor) -> Tensor | Capsules:
         """The features of places, with the code of their place, (B, I, dim); with a
@@ -308,7 +332,8 @@ class SlotAutoencoder(SlotNetwork):
         """
         self._check(images)
         colour = self.drawn_from(images)
-        slots: Capsules = self.slots(self._features_of(images - colour))
+        features = self._features_of(images - colour)
+        slots: Capsules = self.slots(features, **self._start(images, features))
         prediction = self.drawn(slots.pose.to(images.dtype), colour)
         if self.training:
             return prediction
@@ -317,6 +342,50 @@ class SlotAutoencoder(SlotNetwork):
         return prediction._replace(
             assigned=assigned_pixels(images, prediction.colours, prediction.masks)
         )
+
+    def route(self, images: Tensor) -> Routed:
+        """Where the features of images go, with the slots."""
+        self._check(images)
+        features = self.features_of(images)
+        routed: Routed = self.slots.route(features, **self._start(images, features))
+        return routed
+
+    def begun_at(self, images: Tensor) -> Self:
+        """A copy that starts all images as this network starts the first of some."""
+        settled = super().begun_at(images)
+        if self.starts > 1:
+            best = self._best_start(images, self.features_of(images))[0]
+            settled.starts = 1
+            routing: Any = settled.routing
+            routing.first.noise = self.noise[best]
+        return settled
+
+    def _start(self, images: Tensor, features: Tensor | Capsules) -> dict[str, Any]:
+        """What the layer of the slots is told of where they start."""
+        if self.training or self.starts == 1:
+            return {}
+        noise = self.noise[self._best_start(images, features)]
+        return {"initial": self._begun(noise, features)}
+
+    def _best_start(self, images: Tensor, features: Tensor | Capsules) -> Tensor:
+        """The start from which slots draw each image best, int64 (B,)."""
+        colour = self.drawn_from(images)
+        errors = []
+        for noise in self.noise:
+            initial = self._begun(noise.expand(len(images), -1, -1), features)
+            pose = self.slots.route(features, initial=initial).pose
+            drawn = self.drawn(pose.to(images.dtype), colour).reconstruction
+            assert drawn is not None
+            errors.append((drawn - images).square().flatten(1).sum(1))
+        return torch.stack(errors).argmin(0)
+
+    def _begun(self, noise: Tensor, features: Tensor | Capsules) -> Routed:
+        """Slots of some noise, (B, J, dim), that have collected nothing yet."""
+        routing: Any = self.routing
+        dtype = torch.promote_types(noise.dtype, torch.float32)
+        pose = routing.first.at(noise, dtype)
+        share = torch.zeros_like(pose[..., 0])
+        return Routed(pose, share, self.slots.votes(features), None)
 
     def drawn_from(self, images: Tensor) -> Tensor:
         """The colour from which differences are drawn, (B, C, 1, 1): that of the ground,

@@ -62,7 +62,7 @@ class SlotStart(SuggestsNames, nn.Module):
         nn.init.xavier_uniform_(self.mean)
         nn.init.xavier_uniform_(self.log_deviation)
         self.noise: Tensor
-        self.register_buffer("noise", _noise(slots, size).to(self.mean))
+        self.register_buffer("noise", kept_noise(slots, size).to(self.mean))
 
     def forward(
         self,
@@ -82,15 +82,18 @@ class SlotStart(SuggestsNames, nn.Module):
                     f"queries, got {slots}: start='normal' takes any number"
                 )
             return self.queries.to(dtype).expand(examples, -1, -1)
+        return self.at(self._drawn(examples, slots), dtype)
+
+    def at(self, noise: Tensor, dtype: torch.dtype) -> Tensor:
+        """The slots of this noise, (..., J, H), of a learned Gaussian."""
         mean = self.mean.to(dtype)
-        deviation = self.log_deviation.to(dtype).exp()
-        return mean + deviation * self._drawn(examples, slots).to(mean)
+        return mean + self.log_deviation.to(dtype).exp() * noise.to(mean)
 
     def _drawn(self, examples: int, slots: int) -> Tensor:
         size = self.mean.shape[1]
         if self.training:
             return torch.randn(examples, slots, size, device=self.mean.device)
-        noise = self.noise if slots <= len(self.noise) else _noise(slots, size)
+        noise = self.noise if slots <= len(self.noise) else kept_noise(slots, size)
         return noise[:slots].expand(examples, -1, -1)
 
     def extra_repr(self) -> str:
@@ -98,7 +101,7 @@ class SlotStart(SuggestsNames, nn.Module):
         return self.kind
 
 
-def _noise(slots: int, size: int) -> Tensor:
+def kept_noise(slots: int, size: int) -> Tensor:
     """Normal numbers (J, H), always the same; those of fewer slots are the first."""
     generator = torch.Generator("cpu").manual_seed(_SEED)
     options: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
