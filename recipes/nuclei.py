@@ -225,6 +225,10 @@ class ByNetwork(Components):
         return inside
 
 
+_GROUND = ("slots", "slots from one start")
+"""Rows whose pixels are assigned to slots."""
+
+
 @register_recipe
 class NucleiRecipe(Recipe[TrainingOptions]):
     """Slots on real pictures whose objects are known, beside a threshold, K-Means, a
@@ -239,8 +243,8 @@ class NucleiRecipe(Recipe[TrainingOptions]):
             for row, measure in product(ROWS, MEASURES.values())
         ),
         *(
-            Line("slots", measure, unit="points", higher_is_better=True)
-            for measure in ASSIGNED.values()
+            Line(row, measure, unit="points", higher_is_better=True)
+            for row, measure in product(_GROUND, ASSIGNED.values())
         ),
         *(Line(row, COUNT, unit="") for row in ROWS),
     )
@@ -267,7 +271,7 @@ class NucleiRecipe(Recipe[TrainingOptions]):
             study.facts[row]["K-Means"] = network.how._asdict()
         study.curves[row] = {"slots": _slots_shown(network, test)}
         figures = _figures(network, test)
-        names = {**MEASURES, **ASSIGNED} if row == "slots" else MEASURES
+        names = {**MEASURES, **ASSIGNED} if row in _GROUND else MEASURES
         points = {name: 100 * figures[key] for key, name in names.items()}
         return {**points, COUNT: figures["count"]}
 
