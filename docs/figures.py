@@ -134,8 +134,8 @@ def to(value: float, decimals: int, sign: str = "") -> str:
 
 
 def spread(values: Sequence[float], decimals: int) -> str:
-    """The mean and the range of numbers, or the only number."""
-    if len(values) == 1:
+    """The mean and the range of numbers, or the number that all are."""
+    if min(values) == max(values):
         return to(values[0], decimals)
     low, high = to(min(values), decimals), to(max(values), decimals)
     return f"{to(mean(values), decimals)} ({low} to {high})"
