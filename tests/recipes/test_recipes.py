@@ -415,7 +415,7 @@ def test_a_result_grows_only_while_its_rows_keep_their_options(tmp_path, monkeyp
     """Also if another recipe trains the row. A new row changes nothing of the others."""
     recipe, reader = RECIPES["tetrominoes"], RECIPES["read-outs"]
     lab = Lab("quick", 0, tmp_path)
-    read = "Slot MLP, by a linear map"
+    read = "tetrominoes: slots"
     for grown, row in ((recipe, "slots"), (reader, read)):
         facts = {"figures": {}, "options": command._options_of(grown, "quick", row)}
         content = {
@@ -431,7 +431,7 @@ def test_a_result_grows_only_while_its_rows_keep_their_options(tmp_path, monkeyp
     monkeypatch.setattr(type(recipe), "rows", rows)
     for grown in (recipe, reader):
         assert list(command._saved_studies(grown, lab, tmp_path)) == [0]
-    rows |= {"slots": {"epochs": 1}, "Slot MLP": {"epochs": 1}}
+    rows |= {"slots": {"epochs": 1}}
     with pytest.raises(ValueError, match=r"in the row 'slots', not \{epochs: 1\}"):
         command._saved_studies(recipe, lab, tmp_path)
     with pytest.raises(ValueError, match=f"in the row '{read}', not .*epochs: 1"):
