@@ -177,12 +177,19 @@ class SlotNetwork(ImageClassifier):
     def route(self, images: Tensor) -> Routed:
         """Where the features of images go, with the slots."""
         self._check(images)
-        routed: Routed = self.slots.route(self.features_of(images))
+        features = self.features_of(images)
+        routed: Routed = self.slots.route(features, **self._start(images, features))
         return routed
 
+    def _start(self, images: Tensor, features: Tensor | Capsules) -> dict[str, Any]:
+        """What the layer of the slots is told of where they start."""
+        return {}
+
     def begun_at(self, images: Tensor) -> Self:
-        """A copy that starts all images as this network starts the first of some."""
-        return copy.deepcopy(self)
+        """A network with the same weights that starts all images as this one starts the
+        first of some.
+        """
+        return self
 
     def with_slots(self, slots: int) -> Self:
         """A copy of this network with another number of slots, and the same weights.
@@ -343,22 +350,17 @@ class SlotAutoencoder(SlotNetwork):
             assigned=assigned_pixels(images, prediction.colours, prediction.masks)
         )
 
-    def route(self, images: Tensor) -> Routed:
-        """Where the features of images go, with the slots."""
-        self._check(images)
-        features = self.features_of(images)
-        routed: Routed = self.slots.route(features, **self._start(images, features))
-        return routed
-
     def begun_at(self, images: Tensor) -> Self:
-        """A copy that starts all images as this network starts the first of some."""
-        settled = super().begun_at(images)
-        if self.starts > 1:
-            best = self._best_start(images, self.features_of(images))[0]
-            settled.starts = 1
-            routing: Any = settled.routing
-            routing.first.noise = self.noise[best]
-        return settled
+        """A network with the same weights that starts all images as this one starts the
+        first of some.
+        """
+        if self.starts == 1:
+            return self
+        begun = copy.deepcopy(self)
+        best = self._best_start(images, self.features_of(images))[0]
+        routing: Any = begun.routing
+        begun.starts, routing.first.noise = 1, self.noise[best]
+        return begun
 
     def _start(self, images: Tensor, features: Tensor | Capsules) -> dict[str, Any]:
         """What the layer of the slots is told of where they start."""
