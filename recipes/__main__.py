@@ -116,8 +116,8 @@ def run(arguments: list[str]) -> None:
         "--preset",
         choices=PRESETS,
         default="quick",
-        help="paper: as published, for a GPU; quick: two cores of a CPU, "
-        "an hour at most; smoke: seconds",
+        help="paper: as published, for a GPU, if anything was; quick: a core of a CPU, "
+        "an hour a row at most; smoke: seconds",
     )
     add("--seeds", type=int, nargs="+", default=[0], help="one run for each seed")
     add(
@@ -171,7 +171,7 @@ def queue(arguments: list[str]) -> None:
     parser.take_imports()
     options = parser.parse_args(arguments)
     for name in options.names:
-        get_recipe(name)
+        get_recipe(name).preset(options.preset)
     quiet_lightning()
     outcomes = run_queue(
         options.preset,

@@ -386,12 +386,12 @@ class ReadOutSettings(TrainingOptions):
     """
 
     sets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    updates: int = 1500
+    updates: int = 600
     rates: tuple[float, ...] = (1e-3, 3e-3)
     validation: int = 500
     hidden: int = 64
-    network_updates: int = 10_000
-    network_rates: tuple[float, ...] = (3e-4, 1e-3)
+    network_updates: int = 4_000
+    network_rates: tuple[float, ...] = (1e-3,)
     strides: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 

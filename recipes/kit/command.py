@@ -82,17 +82,13 @@ def run_recipe(
         FileExistsError: if ``runs`` holds a run of the same name with other options.
     """
     recipe = get_recipe(name)
-    if preset not in recipe.presets:
-        raise ValueError(
-            f"preset must be one of {', '.join(recipe.presets)}, got {preset!r}"
-        )
+    settings = recipe.preset(preset)
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(
             f"seeds must be different numbers, at least one, got {list(seeds)}"
         )
     if results is not None:
         read_results(results)  # they are needed for the table at the end
-    settings = recipe.presets[preset]
     if rows and not recipe.grows:
         raise ValueError(
             f"rows must be left out: {recipe.name} measures all its rows together"

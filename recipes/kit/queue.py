@@ -153,7 +153,8 @@ def missing(
     """
     saved = read_results(results)
     for name, recipe in RECIPES.items():
-        if (names and name not in names) or recipe.apart:
+        left_out = recipe.apart or preset not in recipe.presets
+        if left_out or (names and name not in names):
             continue
         result = saved.get((name, preset), {"seeds": [], "facts": []})
         facts = dict(zip(result["seeds"], result["facts"], strict=True))

@@ -89,11 +89,13 @@ def ours_in_words(
     estimates: Mapping[Key, Estimate],
 ) -> str:
     """Our figure of a line; or that it was not run, unless it is one of another
-    implementation.
+    implementation, or that there is no such preset.
     """
     values = values_of(result, line)
     if values or line.elsewhere:
         return in_words(values, line)
+    if preset not in recipe.presets:
+        return "none"
     return not_run(
         [
             estimate
@@ -140,7 +142,9 @@ def describe(
         without_missing: leave out our lines that are in none of the results.
         estimates: the cost of rows, for those that were not run.
     """
-    presets = [preset for preset in PRESETS if preset != "smoke" or preset in results]
+    presets = [
+        preset for preset in recipe.presets if preset != "smoke" or preset in results
+    ]
     published = [line for line in recipe.lines if line.published is not None]
     lines = published if published_only and published else recipe.lines
     if without_missing:
@@ -196,7 +200,8 @@ Every figure is from the last epoch (or, where noted, from the first epoch that 
 was chosen on test images. A figure with ± is the mean and the standard deviation over the seeds. The gap is our figure
 (quick preset, unless the paper preset was run) minus the published one. It is called "better" or "worse" only
 if the 95 % interval of our mean (Student's t, several seeds) excludes the published figure. The papers trained for
-days, and the quick presets train for minutes on a CPU. Compare the rows with each other."""
+days, and the quick presets train for minutes on a CPU. Compare the rows with each other. Where no settings were
+published, there is no paper preset."""
 
 
 def _overview(
@@ -263,7 +268,7 @@ def _section(recipe: Recipe[Any], results: _Results) -> str:
         "",
         *(f"- {note}" for note in recipe.notes),
     ]
-    for preset in _SHOWN:
+    for preset in (preset for preset in _SHOWN if preset in recipe.presets):
         how = _how(results[preset]) if preset in results else "not run"
         lines.append(f"- {preset} preset: {how}")
     for result in results.values():

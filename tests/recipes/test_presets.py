@@ -26,9 +26,14 @@ def parsed(name: str, preset: str, row: str) -> Any:
     return made(yaml.safe_load(yaml.safe_dump({**config, "run": "unused"})))
 
 
-@pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize(
-    "name", [name for name, recipe in RECIPES.items() if not recipe.apart]
+    ("name", "preset"),
+    [
+        (name, preset)
+        for name, recipe in RECIPES.items()
+        if not recipe.apart
+        for preset in recipe.presets
+    ],
 )
 def test_jobs_are_options_of_train_with_names_of_their_own(name, preset):
     recipe = RECIPES[name]

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from recipes import Lab, Study
-from recipes.kit.lab import PRESETS
 from recipes.routings import (
     IN_PLACE_OF,
     ROWS,
@@ -58,7 +57,7 @@ def test_jobs_are_options_of_train(row):
         assert model(images).activation.detach().std(1).min() > 1e-5
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", RoutingsSideBySide.presets)
 def test_all_rows_differ_in_the_routing_alone(preset):
     settings = RoutingsSideBySide.presets[preset]
     others = [{**job(settings, row)[1], "routing": None} for row in ROWS]

