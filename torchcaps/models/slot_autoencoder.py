@@ -17,7 +17,7 @@ from torchcaps.models.base import ImageClassifier
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import Size, compute_dtype, quotient
 from torchcaps.routing import Routed, Routing, SlotAttentionRouting
-from torchcaps.routing.slot_parts import kept_noise
+from torchcaps.routing.slot_parts import HiddenSize, kept_noise
 from torchcaps.spec import SuggestsNames, settings
 
 _SCALE = 4
@@ -66,6 +66,8 @@ class SpatialBroadcastDecoder(SuggestsNames, nn.Module):
         dim: numbers of a pose.
         channels: the channels of the hidden convolutions.
         colours: channels of the image.
+        grid_channels: the channels of two convolutions of 5 x 5 places of the coarse
+            grid, which are cheap there and let slots draw outlines; 0 for none.
 
     Shape:
         Poses (B, J, dim) and the height and width of the image to colours (B, J, C, H,
@@ -87,17 +89,20 @@ class SpatialBroadcastDecoder(SuggestsNames, nn.Module):
         dim: int,
         channels: int,
         colours: int,
+        grid_channels: int = 0,
     ) -> None:
         super().__init__()
         self.place = PositionCode(dim)
-        self.draw = nn.Sequential(
-            nn.ConvTranspose2d(dim, channels, 4, stride=2, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(channels, channels, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(channels, 4 * (colours + 1), 3, padding=1),
-            nn.PixelShuffle(2),
-        )
+        layers: list[nn.Module] = []
+        if grid_channels:
+            for before in (dim, grid_channels):
+                layers += [nn.Conv2d(before, grid_channels, 5, padding=2), nn.ReLU()]
+        before = grid_channels or dim
+        layers += [nn.ConvTranspose2d(before, channels, 4, 2, 1), nn.ReLU()]
+        if not grid_channels:
+            layers += [nn.Conv2d(channels, channels, 3, padding=1), nn.ReLU()]
+        layers += [nn.Conv2d(channels, 4 * (colours + 1), 3, padding=1)]
+        self.draw = nn.Sequential(*layers, nn.PixelShuffle(2))
 
     def forward(
         self,
@@ -252,6 +257,8 @@ class SlotAutoencoder(SlotNetwork):
         classes: the number of slots, one more than there are objects, or more.
         channels: the channels of the convolutions.
         dim: numbers of the pose of a slot.
+        grid_channels: those of the decoder, as there; 0 for a smaller decoder, whose
+            slots draw discs for thousands of updates.
         ground: whether the first slot is the ground, which has the median colour
             :math:`c_1` of each image, learns nothing, and has a pose of zeros. The other
             slots see and draw differences from this colour, and share out places by how
@@ -289,6 +296,7 @@ class SlotAutoencoder(SlotNetwork):
     classes: Size = 6
     channels: Size = 32
     dim: Size = 48
+    grid_channels: HiddenSize = 0
     ground: bool = False
     starts: Size = 1
     routing: InitVar[Routing | None] = None
@@ -301,7 +309,7 @@ class SlotAutoencoder(SlotNetwork):
         self.features = _encoder(self.image_shape, self.channels, self.dim)
         self._make_slots(self.dim, routing, self.classes - self.ground)
         self.decoder = SpatialBroadcastDecoder(
-            self.dim, self.channels, self.image_shape[0]
+            self.dim, self.channels, self.image_shape[0], self.grid_channels
         )
         self.noise: Tensor
         if self.starts > 1:

@@ -13,11 +13,17 @@ from PIL import Image
 import torchcaps as tc
 from tests.kinds.objects.test_sets import pictures
 from torchcaps.capsules import DrawnFeatures, Prediction
+from torchcaps.models.slot_autoencoder import assigned_pixels
 from torchcaps.numerics import Advance
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import Digits, Shapes
-from torchcaps_lab.kinds.objects.task import Objects, error_of_slots, slot_hints
+from torchcaps_lab.kinds.objects.task import (
+    Objects,
+    error_of_outlines,
+    error_of_slots,
+    slot_hints,
+)
 from torchcaps_lab.tasks import Criteria
 
 NETWORK: dict[str, Any] = {"channels": 4, "dim": 8}
@@ -110,6 +116,30 @@ def test_objects_pay_for_their_pixels_by_what_is_drawn() -> None:
     assert list(task.loss(network, network, batch, criteria)[1]) == ["loss_of_drawing"]
     with pytest.raises(ValueError, match="area"):
         Objects(area=1.5)
+
+
+def test_masks_learn_the_pixels_that_colours_assign() -> None:
+    pictures = Shapes(count=20, tests=4).test
+    batch = pictures.__getitems__([0, 1, 2, 3])
+    criteria = Criteria(tc.MarginLoss(), tc.ReconstructionLoss())
+    colours = torch.rand(4, 3, 3, 32, 32).requires_grad_()
+    claims = torch.randn(4, 3, 32, 32).requires_grad_()
+    masks = claims.softmax(1)
+    assigned = assigned_pixels(batch.pictures, colours, masks).detach()
+    error_of_outlines(batch.pictures, colours, masks).sum().backward()
+    assert colours.grad is None
+    # Of a softmax, and of an E-step held as it is.
+    torch.testing.assert_close(claims.grad, (masks - assigned).detach() / 32**2)
+    network = tc.models.SlotAutoencoder(classes=6, **NETWORK)
+    task = Objects(single_slots=0.0, outlines=0.5)
+    task.advance(Advance(0, 3))
+    assert list(task.loss(network, network, batch, criteria)[1]) == ["loss_of_drawing"]
+    task.advance(Advance(2, 3))
+    drawn, parts = task.loss(network, network, batch, criteria)
+    expected = error_of_outlines(batch.pictures, drawn.colours, drawn.masks).mean() / 2
+    torch.testing.assert_close(parts["loss_of_outlines"], expected)
+    with pytest.raises(ValueError, match="outlines"):
+        Objects(outlines=1.5)
 
 
 def slots_as(masks: torch.Tensor, drawn: torch.Tensor) -> Prediction:

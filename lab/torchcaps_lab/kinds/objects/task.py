@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.models import ClassifierNetwork, Prediction, SlotAutoencoder
+from torchcaps.models.slot_autoencoder import assigned_pixels
 from torchcaps.numerics import Advance, Ramp, resolution
 from torchcaps.spec import Within
 from torchcaps_lab.data import Batch, Examples
@@ -122,6 +123,33 @@ def error_of_slots(pictures: Tensor, colours: Tensor, masks: Tensor) -> Tensor:
     return -scale / pictures.shape[1] * log_likelihood.flatten(1).mean(1)
 
 
+def error_of_outlines(pictures: Tensor, colours: Tensor, masks: Tensor) -> Tensor:
+    r"""The cross-entropy of the masks with the assigned pixels, the mean over the pixels
+    of each picture, (B,).
+
+    .. math:: -\frac{1}{HW} \sum_p \sum_j R_{jp} \log m_{jp}
+
+    Args:
+        pictures: x, (B, C, H, W) in [0, 1].
+        colours: c, what each slot draws, (B, J, C, H, W).
+        masks: m, how much of each pixel it draws, (B, J, H, W). Only they are
+            differentiated.
+
+    Source: the M-step of the shares of a mixture (Dempster, Laird & Rubin 1977); the
+    E-step is :func:`~torchcaps.models.slot_autoencoder.assigned_pixels`.
+
+    Example:
+        >>> from torchcaps_lab.kinds.objects.task import error_of_outlines
+        >>> pictures, masks = torch.rand(2, 3, 8, 8), torch.rand(2, 4, 8, 8).softmax(1)
+        >>> error_of_outlines(pictures, torch.rand(2, 4, 3, 8, 8), masks).shape
+        torch.Size([2])
+    """
+    with torch.no_grad():
+        assigned = assigned_pixels(pictures.float(), colours.float(), masks.float())
+    log_mask = masks.float().clamp_min(torch.finfo(torch.float32).tiny).log()
+    return -(assigned * log_mask).sum(1).flatten(1).mean(1)
+
+
 @register_task("objects")
 class Objects(Task):
     r"""Learns to take pictures apart into objects, without labels: by drawing them.
@@ -142,7 +170,17 @@ class Objects(Task):
         \kappa \, \max(0, V - E) \Big( 1 - \max_j \frac{1}{HW} \sum_p m_{jp} \Big)
 
     with the variance V of the pixels, the error E of the reconstruction as a constant,
-    and masks m. In validation there is only the first part.
+    and masks m.
+
+    A fourth part lets masks learn the outlines that the colours of the pixels show: it is
+    the cross-entropy of the masks m with the assigned pixels R as constants
+    (:func:`~torchcaps.models.slot_autoencoder.assigned_pixels`), the M-step of the shares
+    of a mixture whose E-step these are:
+
+    .. math:: -\frac{\rho}{HW} \sum_p \sum_j R_{jp} \log m_{jp}
+
+    Its weight :math:`\rho` rises evenly from 0 in the first epoch, because it would keep
+    whatever slots begin with. In validation there is only the first part.
 
     Its main measure is the share of the variance of the pixels that is drawn, :math:`1 - \sum (x - \hat x)^2 /
     \sum (x - \bar x)^2` with the mean colour :math:`\bar x` of a picture: a network
@@ -158,6 +196,8 @@ class Objects(Task):
             say what each slot draws (:attr:`~torchcaps.models.Prediction.colours`) have
             0.
         area: :math:`\kappa`, from 0 to 1.
+        outlines: :math:`\rho` in the last epoch, from 0 to 1. Networks that do not say
+            what each slot draws have 0.
 
     Raises:
         ValueError: if one of them is out of its range.
@@ -183,16 +223,22 @@ class Objects(Task):
 
     explores = True
 
-    def __init__(self, single_slots: float = 0.2, area: float = 0.0) -> None:
+    def __init__(
+        self, single_slots: float = 0.2, area: float = 0.0, outlines: float = 0.0
+    ) -> None:
         Within(0, 1).check("single_slots", single_slots)
         Within(0, 1).check("area", area)
+        Within(0, 1).check("outlines", outlines)
         self.single_slots = single_slots
         self.area = area
+        self.outlines = outlines
         self._weight = single_slots
+        self._weight_of_outlines = 0.0
 
     def advance(self, progress: Advance) -> None:
-        """Set the weight of single slots for an epoch."""
+        """Set the weights of single slots and of outlines for an epoch."""
         self._weight = Ramp(self.single_slots, 0.0).at(progress)
+        self._weight_of_outlines = Ramp(0.0, self.outlines).at(progress)
 
     @classmethod
     def guess(cls, data: Any, given: Mapping[str, Any]) -> Any:
@@ -215,8 +261,8 @@ class Objects(Task):
         batch: Batch,
         criteria: Criteria,
     ) -> Losses:
-        """The mean squared errors of the reconstruction and of single slots, and the area
-        of objects, with their weights.
+        """The mean squared errors of the reconstruction and of single slots, the area of
+        objects and the cross-entropy of outlines, with their weights.
         """
         prediction = forward(batch.inputs, batch.labels)
         error = _errors(prediction, batch).mean()
@@ -233,6 +279,10 @@ class Objects(Task):
             largest = masks.float().mean((2, 3)).amax(1)  # (B,)
             drawn = (_variance(prediction, batch) - error.detach()).clamp_min(0)
             parts["loss_of_area"] = self.area * drawn * (1 - largest.mean())
+        if self._weight_of_outlines and colours is not None:
+            pictures = batch.pictures.to(error.device)
+            entropy = error_of_outlines(pictures, colours, masks).mean()
+            parts["loss_of_outlines"] = self._weight_of_outlines * entropy
         return prediction, parts
 
     def measure(self, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
