@@ -174,6 +174,20 @@ def test_the_folder_of_a_competition_of_texts() -> None:
     assert "without labels: test.csv" in seen.why["data"]
 
 
+def test_pictures_called_as_classes_or_series_make_no_table_of_images() -> None:
+    """A few plots beside a table were trained on, with the labels of some of its rows."""
+    for name in ("sad", "happy", "s0", "s1"):
+        picture(Path(f"plots/{name}.png"), "gold", 0)
+    rows = [f"{' '.join(WORDS)} {row},{('sad', 'happy')[row % 2]}" for row in range(24)]
+    Path("texts.csv").write_text("\n".join(["text,label", *rows]))
+    assert guess("texts.csv").options["data"]["name"] == "Text"
+    rows = [
+        f"s{row // 24},{row % 24},{row / 7:.2f},{row // 24 % 2}" for row in range(240)
+    ]
+    Path("series.csv").write_text("\n".join(["id,t,x,label", *rows]))
+    assert guess("series.csv").options["data"]["name"] == "Series"
+
+
 def test_a_table_with_other_classes_than_the_folders_is_asked_about() -> None:
     """The folders that an archive was unpacked to were trained on as classes."""
     photos("skin/part1")

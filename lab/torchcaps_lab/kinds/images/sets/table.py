@@ -272,12 +272,7 @@ def _file_column(
     Raises:
         ValueError: several columns name different images.
     """
-    suffixes = image_suffixes()
-    named = [
-        name
-        for name in files
-        if Path(_slashes(cells.column(name)[0])).suffix.lower() in suffixes
-    ]
+    named = [name for name in files if _has_suffix(cells.column(name)[0])]
     # Flags and numbers may also be the names of some images.
     likely = named or [max(files, key=lambda name: len({*cells.column(name)}))]
     named_images = [images.of_rows(cells.column(name)) for name in likely]
@@ -302,16 +297,22 @@ def _check_no_boxes(columns: Columns, table: Path) -> None:
 
 
 def _names_images(cells: Cells, column: str, images: ImagesByName) -> bool:
-    """Whether at least half of the cells that are tried name an image; numbers, which
-    may be flags, classes or numbers of rows, only if all do, and are different ones.
+    """Whether at least half of the cells that are tried name an image. Names without a
+    suffix, which may be classes or series, must be different ones in most rows, and if
+    they are numbers, all must name an image.
     """
     tried = [cell for cell in cells.column(column) if cell][:_TRIED]
     present = [cell for cell in tried if images.get(cell) is not None]
     if all(map(is_number, tried)) and present != tried:
         return False
-    if all(map(is_number, tried)) and 2 * len({*tried}) < len(tried):
+    if not any(map(_has_suffix, tried)) and 2 * len({*tried}) < len(tried):
         return False
     return bool(tried) and 2 * len(present) >= len(tried)
+
+
+def _has_suffix(name: str) -> bool:
+    """Whether a name ends as that of an image."""
+    return Path(_slashes(name)).suffix.lower() in image_suffixes()
 
 
 def _names_folders(cells: Sequence[str], images: ImagesByName) -> bool:
@@ -323,8 +324,7 @@ def _names_folders(cells: Sequence[str], images: ImagesByName) -> bool:
 def _is_example(form: TableForm, rows: Iterable[LabelledRow]) -> bool:
     """Whether the names of two columns are an image and its label."""
     label = form.labels[0]
-    has_suffix = Path(str(form.item)).suffix.lower() in image_suffixes()
-    return has_suffix or label in {row.values[label] for row in rows}
+    return _has_suffix(str(form.item)) or label in {row.values[label] for row in rows}
 
 
 @register_dataset("image_table")
