@@ -45,14 +45,16 @@ def main(model: str, picture: str) -> None:
     """Prints the classes of a picture, the most active first."""
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     notes = json.loads(session.get_modelmeta().custom_metadata_map["torchcaps"])
+    (taken,) = session.get_inputs()
     if "image_shape" not in notes:
-        raise SystemExit(f"{model} takes texts, this example shows pictures")
+        raise SystemExit(f"{model} takes {taken.name}, this example shows pictures")
     try:
         batch = pixels_of(picture, notes)[None]
     except OSError as error:
         raise SystemExit(f"{picture} cannot be read: {error}") from error
-    activations, *_ = session.run(None, {"images": batch})
-    (activation,) = activations
+    activations, *_ = session.run(None, {taken.name: batch})
+    # a class for each pixel is as active as at its best pixel
+    activation = activations.reshape(len(notes["classes"]), -1).max(axis=1)
     most_active = np.argsort(-activation)[:3]
     for label in most_active:
         name = notes["classes"][label]

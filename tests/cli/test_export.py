@@ -10,6 +10,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -166,6 +167,29 @@ def test_the_example_reads_pictures_as_the_training_does(
     read = runpy.run_path(str(ROOT / "examples" / "run_onnx.py"))["pixels_of"]
     actual = torch.from_numpy(read(str(file), reader.notes()))
     assert torch.equal(actual, reader.read(file).values)
+
+
+def test_the_example_shows_classes_of_pixels(
+    tmp_path: Path,
+    onnxruntime: object,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It took each input for ``images``, and each answer for one number a class."""
+    notes = {"classes": ["sea", "sky"], "image_shape": [1, 4, 5], "resize": "keep"}
+    metadata = SimpleNamespace(custom_metadata_map={"torchcaps": json.dumps(notes)})
+    activation = np.zeros((1, 2, 4, 5), np.float32)
+    activation[0, 1, 2, 3] = 0.75
+    session = SimpleNamespace(
+        get_modelmeta=lambda: metadata,
+        get_inputs=lambda: [SimpleNamespace(name="pixels")],
+        run=lambda names, inputs: [activation[: len(inputs["pixels"])]],
+    )
+    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *_, **__: session)
+    Image.new("L", (5, 4)).save(tmp_path / "image.png")
+    example = runpy.run_path(str(ROOT / "examples" / "run_onnx.py"))
+    example["main"]("cells.onnx", str(tmp_path / "image.png"))
+    assert capsys.readouterr().out.splitlines() == ["sky: 0.750", "sea: 0.000"]
 
 
 @pytest.mark.thorough
