@@ -106,6 +106,25 @@ def learned(classes: int, steps: int) -> float:
         return float((head(maps.mT).activation.argmax(1) == target).float().mean())
 
 
+@pytest.mark.parametrize("positions", [16, 256])
+def test_one_learning_rate_fits_few_and_many_positions(positions: int) -> None:
+    """One step of Adam made all classes of 256 positions as long as can be."""
+    torch.manual_seed(0)
+    head = tc.CapsHead(3, types=4)
+    labels = torch.arange(24) % 3
+    features = torch.rand(24, positions, 16)
+    features[torch.arange(24), torch.randint(positions, (24,))] += labels[:, None]
+    head(features)
+    optimizer = torch.optim.Adam(head.parameters(), 0.01)
+    losses = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        losses.append(tc.margin_loss(head(features).activation, labels))
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1] < losses[0]
+
+
 @pytest.mark.thorough
 def test_168_classes_learn_by_the_margin_loss() -> None:
     assert learned(168, 100) >= 0.9

@@ -191,6 +191,11 @@ class ClassCaps(CapsuleLayer):
         start_vote_bias(self.bias, init_std)
         without_own_transforms(self, self.routing)
 
+    @property
+    def transforms(self) -> Tensor:
+        """Return what poses are multiplied by, (in_types, classes, P, D)."""
+        return self.weight
+
     def route(
         self,
         children: Capsules,
@@ -212,7 +217,7 @@ class ClassCaps(CapsuleLayer):
         places = product(grid)
         if mask is not None:
             children = present(children, mask)
-        weight = self.weight
+        weight = self.transforms
         offsets = self._offsets(children, mask) if self.coordinates else None
         flat = children.flatten()
         present_children = None if mask is None else mask.flatten(1)

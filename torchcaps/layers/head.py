@@ -16,6 +16,34 @@ from torchcaps.routing import DynamicRouting, Routed, Routing
 from torchcaps.squashing import length, squash
 
 
+class HeadCaps(ClassCaps):
+    r"""Multiply the transforms by a constant, :math:`V_{tj} = u_t \, g W_{tj}`.
+
+    All positions share the transforms, so a step of an optimizer changes a parent's
+    pose by as much more as there are more positions. The constant takes half of the
+    scale that fits the positions, and leaves weights that a step changes little.
+    """
+
+    gain: Tensor
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.register_buffer("gain", torch.ones(()))
+
+    @property
+    def transforms(self) -> Tensor:
+        """Return the weights times the constant."""
+        return self.gain * self.weight
+
+    @torch.no_grad()
+    def start(self, children: Capsules) -> None:
+        """Scale the transforms for children, and share the factor with the constant."""
+        self.gain.fill_(1)
+        root = math.sqrt(start_length(self, children))
+        self.gain.fill_(root)
+        self.weight.div_(root)
+
+
 class CapsHead(CapsuleLayer):
     r"""Replace the last linear layer of a network by capsules, one for each class.
 
@@ -27,7 +55,9 @@ class CapsHead(CapsuleLayer):
     number of channels and draws the transforms of the classes (0 until then), unless
     they are loaded: pass one through before an optimizer is made. The transforms are
     scaled so that the mean length at the start does not depend on positions and
-    features, see :func:`~torchcaps.layers.start_length`. Take real inputs: the
+    features, see :func:`~torchcaps.layers.start_length`. Half of the factor is a
+    constant, so that the same learning rates fit few and many positions. Take real
+    inputs: the
     positions of a constant image agree more than others, and the classes then start
     shorter.
 
@@ -77,7 +107,7 @@ class CapsHead(CapsuleLayer):
         self.dim = dim
         self.primary: nn.Linear = FirstBatchLinear(types * dim)
         routing = routing or DynamicRouting()
-        self.class_caps = ClassCaps(
+        self.class_caps = HeadCaps(
             types, classes, dim, pose_dim, routing=routing, coordinates=False
         )
         nn.init.zeros_(self.class_caps.weight)
@@ -146,7 +176,7 @@ class CapsHead(CapsuleLayer):
         finite = rows.isfinite().flatten(1).all(1)
         if not (finite & _differ(rows)).any():
             children = self._children(rows.new_empty(8, *rows.shape[1:]).normal_())
-        start_length(self.class_caps, children)
+        self.class_caps.start(children)
 
     def route(self, features: Tensor) -> Routed:
         """Route as :meth:`forward` does, but also return the votes and the last
