@@ -70,13 +70,15 @@ def test_what_does_not_fit_is_said() -> None:
         head(torch.zeros(2, 3, dtype=torch.long))
     with pytest.raises(ValueError, match="features must have 2 channels or more"):
         head(torch.zeros(2, 1, 5, 5))
-    head(torch.zeros(2, 9))
-    with pytest.raises(
-        ValueError, match=r"features must have 9 channels, got \(2, 8\)"
-    ):
-        head(torch.zeros(2, 8))
     with pytest.raises(ValueError, match="classes must be at least 1, got 0"):
         tc.CapsHead(0)
+
+
+@pytest.mark.parametrize("layer", [tc.CapsHead(3), tc.Slots(3, dim=4)])
+def test_other_channels_than_in_the_first_batch_are_said(layer: nn.Module) -> None:
+    layer(torch.zeros(2, 5, 9))
+    with pytest.raises(ValueError, match=r"must have 9 channels, .* batch, got 8"):
+        layer(torch.zeros(2, 5, 8))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -10,7 +10,11 @@ from torch.nn import functional as F
 
 from torchcaps.capsules import CapsuleLayer, Capsules
 from torchcaps.layers.classcaps import ClassCaps
-from torchcaps.layers.initial import FirstBatchLinear, start_length
+from torchcaps.layers.initial import (
+    FirstBatchLinear,
+    check_channels,
+    start_length,
+)
 from torchcaps.numerics import check_size
 from torchcaps.routing import DynamicRouting, Routed, Routing
 from torchcaps.squashing import length, squash
@@ -131,12 +135,7 @@ class CapsHead(CapsuleLayer):
     def children_of(self, features: Tensor) -> Capsules:
         """Return the primary capsules, poses (B, H, W, types, dim)."""
         rows = _rows(features)
-        primary = self.primary
-        lazy = isinstance(primary, nn.LazyLinear) and primary.has_uninitialized_params()
-        if not lazy and rows.shape[-1] != (channels := _channels(primary)):
-            raise ValueError(
-                f"features must have {channels} channels, got {tuple(features.shape)}"
-            )
+        check_channels(self.primary, rows)
         children = self._children(rows)
         pose = children.pose
         if self._undrawn and not (pose.is_meta or isinstance(pose, FakeTensor)):
@@ -194,14 +193,6 @@ def _differ(rows: Tensor) -> Tensor:
     position, bool (B,).
     """
     return (rows.amax(-1) > rows.amin(-1)).flatten(1).any(1)
-
-
-def _channels(layer: nn.Module) -> int:
-    """The channels that a linear layer takes; the weight of a quantized one is a
-    method.
-    """
-    weight: Any = layer.weight
-    return int((weight() if callable(weight) else weight).shape[1])
 
 
 def _rows(features: Tensor) -> Tensor:

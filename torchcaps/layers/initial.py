@@ -148,6 +148,24 @@ class FirstBatchLinear(nn.LazyLinear):
             super().initialize_parameters(input)
 
 
+def check_channels(layer: nn.Module, rows: Tensor) -> None:
+    """Raise a `ValueError` if a layer whose channels a first batch set gets others.
+
+    Args:
+        layer: the linear layer; one that is quantized has a method as its weight.
+        rows: the features, with the channels last.
+    """
+    if isinstance(layer, nn.LazyLinear) and layer.has_uninitialized_params():
+        return
+    weight: Any = layer.weight
+    channels = int((weight() if callable(weight) else weight).shape[1])
+    if rows.shape[-1] != channels:
+        raise ValueError(
+            f"features must have {channels} channels, as in the first batch, got "
+            f"{rows.shape[-1]}"
+        )
+
+
 # Examples of the first batch that are used: a mean over all parents needs no more.
 _EXAMPLES = 8
 _FACTORS = [4.0**power for power in range(-8, 9)]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import CapsuleLayer, Capsules, from_pair
-from torchcaps.layers.initial import FirstBatchLinear
+from torchcaps.layers.initial import FirstBatchLinear, check_channels
 from torchcaps.layers.pose import present
 from torchcaps.numerics import Size, check_size, dtype_of
 from torchcaps.ops import Votes
@@ -158,7 +158,9 @@ class Slots(CapsuleLayer):
         if slots is not None:
             check_size(slots=slots)
         rows, _ = _rows(features, mask)
-        if self.features is not None and rows.shape[-1] != self.features:
+        if self.features is None:
+            check_channels(self.project, rows)
+        elif rows.shape[-1] != self.features:
             raise ValueError(
                 f"features must have {self.features} numbers each, got {rows.shape[-1]}"
             )
