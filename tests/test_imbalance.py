@@ -111,8 +111,7 @@ def test_classes_without_images_are_named():
     )
     found = Classification().examine(Told(0.9, 0.1, 0.2), images)
     assert (
-        found.warnings[0]
-        == "there are no images of 'b': the figures say nothing about such"
+        found.warnings[0] == "there are no images of 'b', so the figures leave them out"
     )
 
 

@@ -126,8 +126,9 @@ def told_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ),
         (
             ["evaluate", "digits"],
-            "digits is not the folder of a run, .* a saved network needs --data",
+            "digits is a saved network, which names no data: name some with --data",
         ),
+        (["evaluate", "."], ". holds no config.json: it is not a saved network"),
         (
             ["predict", "texts", "who", "--boxes", "bx"],
             "--boxes: a TextCapsNet does not predict boxes",
@@ -495,7 +496,10 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
         ("explain", "it takes RUN [FOLDER], in this order"),
         ("predict mnist/efficent_capsnet p.png", "mean mnist/efficient_capsnet?"),
         ("explain runs/nope", "there is no folder runs/nope"),
-        ("explain mnist/efficient_capsnet --out x", "a saved network needs --data"),
+        (
+            "explain mnist/efficient_capsnet --out x",
+            "names no data: name some with --data",
+        ),
         ("evaluate digits --data Digits --strange words.txt", "a decoder that learned"),
     ],
 )

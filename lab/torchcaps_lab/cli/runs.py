@@ -141,9 +141,9 @@ def open_run(
         if not folder.path.exists() and not packaged(run):
             raise FileNotFoundError(f"there is no folder {run}{seen_from(folder.path)}")
         if not folder.config.is_file():
+            open_classifier(run)
             raise FileNotFoundError(
-                f"{run} is not the folder of a run, which names its images: a saved "
-                "network needs --data"
+                f"{run} is a saved network, which names no data: name some with --data"
             )
         recorded = read_options(folder.config)
         own = merged(recorded.get("data"), named or {})

@@ -269,7 +269,7 @@ def _warnings(findings: Findings, images: Examples) -> tuple[str, ...]:
             f" and {len(absent) - 5} more" if len(absent) > 5 else ""
         )
         lines.append(
-            f"there are no {images.what} of {names}: the figures say nothing about such"
+            f"there are no {images.what} of {names}, so the figures leave them out"
         )
     label, share = findings.majority
     if findings.accuracy > share:

@@ -15,7 +15,7 @@ class ImageListing(Listing):
     """The image files found in a folder; none of them was opened."""
 
     what = "images"
-    unlabelled = ", or train with --task objects, which needs no classes"
+    unlabelled = "; a training without classes takes --task objects"
     empty_advice = " (--data.skip_broken true leaves it out)"
 
     @cached_property
