@@ -52,7 +52,12 @@ REFUSED = [
     (["--preprocess.crops", "13"], "crops=13 needs crop"),
     (["--preprocess.contrast", "[2,1]"], "contrast must be two factors"),
     # the task and its targets
-    (["--task", "SeveralLabels"], "takes images with masks"),
+    (["--task", "SeveralLabels"], "'several_labels' takes images with masks"),
+    (["--task", "detection"], "'detection' takes images with masks"),
+    (
+        ["--data", "Shapes", "--data.size", "16", "--task", "objects"],
+        "task 'objects' takes networks that draw each slot with a mask",
+    ),
     (
         [
             "--import",
@@ -78,6 +83,7 @@ REFUSED = [
         "count is 3, but the first image has 2 classes",
     ),
     # the optimizer and its schedule
+    (["--optimizer", "adam"], "must be the name of an optimizer, got 'adam'"),
     (["--optimizer", "SparseAdam"], "SparseAdam does not support dense gradients"),
     (["--optimizer", "Adam", "--optimizer.lr", "-1"], "learning rate"),
     (["--optimizer", "Adam", "--optimizer.betas", "[2, 3]"], "beta"),
@@ -175,6 +181,15 @@ def test_what_cannot_be_is_told_at_the_start(
     error = capsys.readouterr().err
     assert re.search(message, error), error
     assert not run.exists()
+
+
+def test_slots_are_no_classes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each slot was trained to be a class."""
+    words = ["--data", "Digits", "--model", "slot_autoencoder", "--epochs", "1"]
+    assert status("train", *words, "--run", str(tmp_path / "run")) == 1
+    assert "answers with slots, which are no classes" in capsys.readouterr().err
 
 
 def test_an_image_that_is_broken_is_named(

@@ -391,7 +391,7 @@ def _words(part: Any) -> str:
     kind = get_origin(part) or part
     registry = registry_of(part)
     if registry is not None:
-        return f"the name of a {registry.kind}"
+        return f"the name of {registry.one}"
     if kind is Literal:
         return "one of " + ", ".join(repr(choice) for choice in get_args(part))
     if is_dataclass(kind):

@@ -142,13 +142,18 @@ class Registry(dict[str, Any]):
                 "name"
             )
 
+    @property
+    def one(self) -> str:
+        """Return the kind with its article."""
+        return f"{'an' if self.kind[0] in 'aeiou' else 'a'} {self.kind}"
+
     def unknown(self, name: object, place: str) -> str:
         """What to say of a name that is not known."""
         classes = sorted({cls.__name__ for cls in self.classes()})
         names = sorted(self) or classes
         hint = meant(str(name), [*self, *classes])
         return (
-            f"{place} must be the name of a {self.kind}, got {name!r}{hint}\n"
+            f"{place} must be the name of {self.one}, got {name!r}{hint}\n"
             "  One of your own is known once its module is imported: --import my_module\n"
             f"  The names: {', '.join(names)}"
         )

@@ -217,7 +217,7 @@ class DataSet(ABC):
             ValueError: the images are not files.
         """
         raise ValueError(
-            f"{type(self).__name__} has no files that could be those of the manifest"
+            f"{type(self).__name__} has no files, and the run was trained on files"
         )
 
     def test_on_all(self) -> None:

@@ -20,9 +20,9 @@ from torchcaps_lab.report.cards import answer_card
 from torchcaps_lab.report.exhibit import Exhibit
 from torchcaps_lab.report.page import write_page
 
-Forward = Callable[[Tensor, Tensor], Prediction]
+Forward = Callable[[Tensor, Tensor | None], Prediction]
 """A network in a training step: takes images and the classes to reconstruct, labels
-(B,) or a mask (B, E).
+(B,) or a mask (B, E), or None.
 """
 
 Losses = tuple[Prediction, dict[str, Tensor]]

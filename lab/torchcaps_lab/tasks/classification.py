@@ -29,7 +29,12 @@ from torchcaps_lab.tasks.base import (
     Task,
     register_task,
 )
-from torchcaps_lab.tasks.labels import answers_of, class_text, finite_warning
+from torchcaps_lab.tasks.labels import (
+    answers_of,
+    check_classes,
+    class_text,
+    finite_warning,
+)
 
 _LISTED = 20
 """Most classes, or pairs of confused classes, that are listed in text."""
@@ -72,6 +77,7 @@ class Classification(Task):
         the capsule of the true class.
         """
         prediction = forward(batch.inputs, batch.labels)
+        check_classes(prediction, network)
         parts = {"class_loss": criteria.loss(prediction.activation, batch.labels)}
         if prediction.reconstruction is not None:
             parts["reconstruction_loss"] = criteria.reconstruction(

@@ -4,8 +4,22 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from torchcaps.models import Prediction, Thing
+from torchcaps.models import ClassifierNetwork, Prediction, Thing
 from torchcaps_lab.tasks.base import Answer
+
+
+def check_classes(prediction: Prediction, network: ClassifierNetwork) -> None:
+    """Raise a `ValueError` if a network answers with slots.
+
+    Args:
+        prediction: its prediction.
+        network: the network, for the message.
+    """
+    if prediction.masks is not None:
+        raise ValueError(
+            f"{type(network).__name__} answers with slots, which are no classes: add "
+            "--task objects, or choose another --model"
+        )
 
 
 def answers_of(

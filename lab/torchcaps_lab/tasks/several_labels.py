@@ -33,7 +33,12 @@ from torchcaps_lab.tasks.base import (
     Task,
     register_task,
 )
-from torchcaps_lab.tasks.labels import answers_of, class_text, finite_warning
+from torchcaps_lab.tasks.labels import (
+    answers_of,
+    check_classes,
+    class_text,
+    finite_warning,
+)
 from torchcaps_lab.tasks.things import (
     counts_things,
     finds_things,
@@ -99,7 +104,7 @@ class SeveralLabels(Task):
         labels = images[0].labels
         if labels.ndim != 2:
             raise ValueError(
-                "task 'several_labels' takes images with masks, bool (N, E), as "
+                f"task {self.name!r} takes images with masks, bool (N, E), as "
                 "labels, these have one class each: "
                 "use task 'classification', or --data.delimiter '|' if they are the "
                 "columns of a table"
@@ -132,6 +137,7 @@ class SeveralLabels(Task):
         """
         shown = batch.labels if batch.parts is None else batch.parts.labels[:, 0]
         prediction = forward(batch.inputs, shown)
+        check_classes(prediction, network)
         mask = batch.labels.to(prediction.activation.dtype)
         target = mask
         if criteria.loss.shares:

@@ -358,7 +358,7 @@ class Learner(L.LightningModule):
 
     def _step(
         self,
-        forward: Callable[[Tensor, Tensor], Prediction],
+        forward: Callable[[Tensor, Tensor | None], Prediction],
         batch: Batch,
         stage: str,
         batch_idx: int,

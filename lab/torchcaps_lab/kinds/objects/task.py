@@ -264,7 +264,7 @@ class Objects(Task):
         """The mean squared errors of the reconstruction and of single slots, the area of
         objects and the cross-entropy of outlines, with their weights.
         """
-        prediction = forward(batch.inputs, batch.labels)
+        prediction = forward(batch.inputs, None)
         error = _errors(prediction, batch).mean()
         parts = {"loss_of_drawing": error}
         masks, colours = prediction.masks, prediction.colours
