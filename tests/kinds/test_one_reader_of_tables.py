@@ -131,6 +131,19 @@ def test_prices_are_no_classes(
         Text(name, text="ad", label=label)
 
 
+def test_a_measurement_called_as_labels_are_hides_no_column_of_classes(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = write(
+        "ads.csv",
+        ("ad", "y", "mood"),
+        lambda k: (text(k), f"{17.0 + 12.7 * k:.2f}", ("sad", "happy")[k % 2]),
+    )
+    message = refused(name, capsys)
+    assert "'y'" in message
+    assert "name it with --data.label: mood" in message
+
+
 def test_measurements_are_no_classes_in_python() -> None:
     images = torch.rand(40, 8, 8)
     with pytest.raises(ValueError, match="look like measurements"):

@@ -309,7 +309,7 @@ class Columns:
                 "Name one with --data.label"
             )
         if chosen[0].role == "number":
-            raise _no_classes(chosen[0], where)
+            raise _no_classes(chosen[0], where, likely + flags)
         if len(chosen) > 1:
             raise which_of(chosen, where, "may hold the labels", "label")
         return (chosen[0],)
@@ -352,8 +352,18 @@ def _part_of_flag(name: str) -> str | None:
     return None if match is None else part_called(match[1])
 
 
-def _no_classes(column: Column, where: str) -> UnclearColumns:
-    """The error for a column of numbers where labels are needed."""
+def _no_classes(column: Column, where: str, others: Sequence[Column]) -> UnclearColumns:
+    """The error for a column of numbers where labels are needed, and for others that
+    may hold them.
+    """
+    if others:
+        listed = ", ".join(f"{one.name} ({one.why})" for one in others)
+        return UnclearColumns(
+            f"column {column.name!r} of {where}, called as labels are, looks like "
+            f"measurements: {column.why}. If another column holds the classes, name it "
+            f"with --data.label: {listed}. If not, write a class for each range of "
+            "values, such as low and high, into a column"
+        )
     if column.distinct < column.filled // 2:
         return UnclearColumns(
             f"column {column.name!r} of {where}, which may hold the labels, has "
