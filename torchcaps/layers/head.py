@@ -24,8 +24,8 @@ class HeadCaps(ClassCaps):
     r"""Multiply the transforms by a constant, :math:`V_{tj} = u_t \, g W_{tj}`.
 
     All positions share the transforms, so a step of an optimizer changes a parent's
-    pose by as much more as there are more positions. The constant takes half of the
-    scale that fits the positions, and leaves weights that a step changes little.
+    pose by as much more as there are more positions. The constant is the root of the
+    factor that fits the positions, and leaves weights that a step changes little.
     """
 
     gain: Tensor
@@ -41,7 +41,7 @@ class HeadCaps(ClassCaps):
 
     @torch.no_grad()
     def start(self, children: Capsules) -> None:
-        """Scale the transforms for children, and share the factor with the constant."""
+        """Scale the transforms for children; the constant has the root of the factor."""
         self.gain.fill_(1)
         root = math.sqrt(start_length(self, children))
         self.gain.fill_(root)
@@ -59,7 +59,7 @@ class CapsHead(CapsuleLayer):
     number of channels and draws the transforms of the classes (0 until then), unless
     they are loaded: pass one through before an optimizer is made. The transforms are
     scaled so that the mean length at the start does not depend on positions and
-    features, see :func:`~torchcaps.layers.start_length`. Half of the factor is a
+    features, see :func:`~torchcaps.layers.start_length`. The root of the factor is a
     constant, so that the same learning rates fit few and many positions. Take real
     inputs: the
     positions of a constant image agree more than others, and the classes then start

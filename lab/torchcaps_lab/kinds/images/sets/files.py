@@ -15,7 +15,7 @@ class ImageListing(Listing):
     """The image files found in a folder; none of them was opened."""
 
     what = "images"
-    unlabelled = "; a training without classes takes --task objects"
+    unlabelled = "; to train without classes, use --task objects"
     empty_advice = " (--data.skip_broken true leaves it out)"
 
     @cached_property
