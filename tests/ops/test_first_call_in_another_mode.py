@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchcaps import Votes
+from torchcaps import CapsLinear, Votes
 from torchcaps.numerics import as_constants
 from torchcaps.ops import EvidentVotes, Gaussian, InnerProduct, Similarity
+from torchcaps.routing import DynamicRouting
 
 B, I, J, M, P, D = 3, 6, 4, 2, 3, 2
 SHAPES = {
@@ -103,3 +104,18 @@ def test_a_first_call_in_another_mode_changes_nothing(
         call(called_before, leaves)
     for actual, right in zip(call(called_before, leaves), expected, strict=True):
         torch.testing.assert_close(actual, right)
+
+
+@pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
+@pytest.mark.parametrize("evidence", [False, True])
+def test_children_of_inference_mode_are_routed_without_gradients(
+    evidence: bool, backend: str
+) -> None:
+    """As a head that learns does with features of a backbone in inference mode."""
+    routing = DynamicRouting(evidence=evidence)
+    layer = CapsLinear(5, 3, 3, 4, routing=routing, backend=backend)
+    children = torch.randn(2, 5, 3)
+    with torch.inference_mode():
+        made = children.clone()
+    with torch.no_grad():
+        torch.testing.assert_close(layer(made), layer(children))

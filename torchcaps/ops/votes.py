@@ -7,6 +7,7 @@ alone, once for each tensor: these become addresses in memory.
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
@@ -236,14 +237,16 @@ class Votes:
 
     def _once(self, name: str, make: Callable[[str], Any]) -> Any:
         """What ``make(name)`` returns, kept for later calls on these votes. It has
-        gradients even if the first call is without.
+        gradients even if the first call is without, unless there can be none.
         """
-        # What is made in inference mode, which compilers do not know, can never have
-        # gradients: it is kept apart.
-        compiling = torch.compiler.is_compiling()
-        key = name, not compiling and torch.is_inference_mode_enabled()
+        # Autograd refuses tensors that inference mode made, and a compiler knows none.
+        constant = not torch.compiler.is_compiling() and (
+            torch.is_inference_mode_enabled()
+            or (self._versions is None and not torch.is_grad_enabled())
+        )
+        key = name, constant
         if key not in self._kept:
-            with as_variables():
+            with nullcontext() if constant else as_variables():
                 self._kept[key] = make(name)
         return self._kept[key]
 
