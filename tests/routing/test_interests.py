@@ -134,3 +134,24 @@ def test_released_parents_have_length_1(size: int, scale: float) -> None:
         torch.testing.assert_close(
             routed.pose.double(), exact.pose, rtol=1e-3, atol=1e-4
         )
+
+
+def test_released_parents_of_nothing_have_no_gradient() -> None:
+    """The direction of a vote of 0, as of an item that pads a history, has none."""
+    items = ITEMS.float()
+    items[1] = 0
+    items[2, 0] = 0
+    items.requires_grad_()
+    there = torch.ones(B, I).index_fill(0, torch.tensor([0]), 0).requires_grad_()
+    children = items[:, :, None]
+    routing = InterestRouting(form="released")
+    routed = routing.route(
+        Votes(children, W.float().expand(-1, J, -1, -1)),
+        there,
+        start=START.float(),
+    )
+    assert not routed.pose[:2].any()
+    routed.pose.sum().backward()
+    assert not items.grad[items.detach() == 0].any()
+    assert not there.grad[:2].any()
+    assert items.grad.abs().max() < 100

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from torchcaps.numerics import Finite, positive
+from torchcaps.numerics import Finite, infinite_if_negligible, quotient
 from torchcaps.ops import Given, InnerProduct, Votes
 from torchcaps.routing.base import (
     LayerShape,
@@ -136,7 +136,7 @@ class InterestRouting(Routing):
         pairs: Tensor | None,
     ) -> Routed:
         # A vote of length 1 is the vote with the inverse of its length as weight.
-        shrink = 1 / positive(length(votes.dense()[:, :, 0]))  # [B, I]
+        shrink = 1 / infinite_if_negligible(length(votes.dense()[:, :, 0]))  # [B, I]
         weights = shrink if activation is None else activation * shrink
         steps = self.steps
         for step in range(steps):
@@ -144,7 +144,7 @@ class InterestRouting(Routing):
             # The squash before this division would square the length: 1e-10 of float32
             # were 0 then.
             total = votes.moments(Given(logits), weights).sum
-            pose = total / positive(length(total))[..., None]
+            pose = quotient(total, length(total)[..., None])
             if step < steps - 1:
                 agreement = self.sharpness * votes.logits(InnerProduct(pose))
                 logits = logits.softmax(-1) + agreement * shrink[..., None]
