@@ -9,7 +9,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcaps.numerics import Positive, compute_dtype, needs_plain_ops, real_dtype
+from torchcaps.numerics import (
+    Positive,
+    compute_dtype,
+    needs_plain_ops,
+    quotient,
+    real_dtype,
+)
 from torchcaps.spec import SuggestsNames, settings
 
 Dims = int | tuple[int, ...]
@@ -105,6 +111,16 @@ class _Length(torch.autograd.Function):
                 lengths, pose, upstream, create_graph=True
             ), None
         return pose * (upstream / torch.threshold(lengths, 0.0, math.inf)), None
+
+
+def direction(pose: Tensor) -> Tensor:
+    """The pose (..., D), float32 at least, with length 1; 0 if it is so short that its
+    square vanishes, which in float32 is 1e-19.
+
+    ``torch.nn.functional.normalize`` shortens poses of less than 1e-12 in any dtype,
+    and the sum of votes that no parent wants is shorter.
+    """
+    return quotient(pose, length(pose)[..., None])
 
 
 def _unit(length: Tensor, value: Tensor) -> Tensor:

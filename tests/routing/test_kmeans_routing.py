@@ -430,3 +430,25 @@ def test_the_gradient_of_the_last_step_is_that_of_one_step_from_its_start(
     )
     torch.testing.assert_close(gradient, single)
     assert not torch.allclose(gradient, through_all)
+
+
+@pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_parent_that_no_child_wants_keeps_its_direction(
+    shared: bool, dtype: torch.dtype, backend: str
+) -> None:
+    """The centre of one child's votes points where its vote does, however short it is:
+    the logits are lengths of votes.
+    """
+    children = torch.tensor([[[10.0, 0.0]] * 2], dtype=dtype).requires_grad_()
+    transforms = torch.tensor([[[4.0, 0], [0, 1]], [[0, 0.5], [1, 0]]], dtype=dtype)
+    transforms = transforms.expand(1 if shared else 2, 2, 2, 2)
+    for steps in (2, 3, 4):
+        votes = Votes(children, transforms, backend=backend)
+        routed = InnerProductKMeansRouting(steps, squash="none")(votes)
+        ratio = routed.activation[0].log().diff()
+        expected = torch.tensor([5 / 40], dtype=dtype).log() - 35
+        torch.testing.assert_close(ratio, expected, rtol=1e-4, atol=1e-4)
+        (gradient,) = torch.autograd.grad(routed.pose.sum(), children)
+        assert gradient.abs().max() < 10

@@ -15,7 +15,6 @@ from sklearn.base import (
     TransformerMixin,
 )
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from torchcaps.mixture.base import (
     Array,
@@ -31,7 +30,7 @@ from torchcaps.mixture.base import (
 )
 from torchcaps.numerics import NotNegative, Positive, Size
 from torchcaps.ops import Gaussian, InnerProduct, Similarity, Votes
-from torchcaps.squashing import squash
+from torchcaps.squashing import direction, squash
 
 
 class Metric(NamedTuple):
@@ -51,7 +50,7 @@ class Metric(NamedTuple):
 METRICS = {
     "euclidean": Metric(Gaussian.spherical, mean=True),
     "inner": Metric(
-        lambda centres, K: InnerProduct(K * normalize(centres, dim=-1)), mean=False
+        lambda centres, K: InnerProduct(K * direction(centres)), mean=False
     ),
     "squashed": Metric(
         lambda centres, K: InnerProduct(K * squash(centres)), mean=False
@@ -109,7 +108,7 @@ class CentreClustering(
         )
 
     def _compared(self, points: Tensor) -> Tensor:
-        return points if self.metric == "euclidean" else normalize(points, dim=-1)
+        return points if self.metric == "euclidean" else direction(points)
 
     def _view(self, points: Tensor, state: Centres) -> tuple[Votes, Similarity]:
         similarity = METRICS[self.metric].similarity(
@@ -268,7 +267,7 @@ class KMeans(CentreClustering):
         if self.metric == "euclidean":
             distance = (points - centres).square().sum(-1)
         else:
-            distance = -(points * normalize(centres, dim=-1)).sum(-1)
+            distance = -(points * direction(centres)).sum(-1)
         return weighted_sum(distance, weights).item()
 
 

@@ -21,10 +21,10 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import layer_norm, normalize
+from torch.nn.functional import layer_norm
 
 from torchcaps.ops.competition import Competition
-from torchcaps.squashing import length, squash_by
+from torchcaps.squashing import direction, length, squash_by
 
 ParentRule = Literal["agreement", "directions", "normalised"]
 
@@ -241,7 +241,7 @@ def _next_alpha(
     settings: FoldedSteps, total: Tensor, pose: Tensor, alpha: Tensor | None
 ) -> Tensor:
     if settings.rule == "directions":
-        return settings.scale * normalize(total, dim=-1)
+        return settings.scale * direction(total)
     if settings.rule == "normalised":
         return settings.scale * pose
     return pose if alpha is None or not settings.accumulate else alpha + pose

@@ -8,7 +8,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from torchcaps.numerics import Finite, as_constants, negligible
 from torchcaps.ops import Distance, Gaussian, InnerProduct, Moments, Similarity, Votes
@@ -28,7 +27,13 @@ from torchcaps.routing.means import (
     weights_for_means,
 )
 from torchcaps.spec import settings
-from torchcaps.squashing import SquashInRouting, SquashKind, length, squash
+from torchcaps.squashing import (
+    SquashInRouting,
+    SquashKind,
+    direction,
+    length,
+    squash,
+)
 
 Metric = Literal["euclidean", "inner"]
 Assignment = Literal["soft", "straight_through"]
@@ -187,7 +192,7 @@ class InnerProductKMeansRouting(AgreementRouting):
 
     def _along(self, centre: Tensor) -> InnerProduct:
         """How far votes point in the directions of these centres."""
-        return InnerProduct(self.sharpness * normalize(centre, dim=-1))
+        return InnerProduct(self.sharpness * direction(centre))
 
 
 @register_routing("euclidean")
@@ -344,7 +349,7 @@ class HardKMeansRouting(Routing):
             if self.metric == "euclidean":
                 similarity = Gaussian.spherical(centre, 1.0)
             else:
-                similarity = InnerProduct(normalize(centre, dim=-1))
+                similarity = InnerProduct(direction(centre))
             moments = votes.moments(similarity, weights)
             centre = _moved(moments, centre_of(moments), centre)
         if self.metric == "inner":

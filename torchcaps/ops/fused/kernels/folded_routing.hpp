@@ -57,7 +57,7 @@ struct ParentRule {
       for (int h = 0; next && h < H; ++h) next[h] = s[h] * factor;
       for (int h = 0; next && adds && h < H; ++h) next[h] += before[h];
     } else if (f.rule == kDirections) {
-      const T squared = dot(s, s), factor = squash(squared), direction = T(f.scale) / length(squared);
+      const T squared = dot(s, s), factor = squash(squared), direction = T(f.scale) * inverse(squared);
       for (int h = 0; h < H; ++h) {
         if (v) v[h] = s[h] * factor;
         if (next) next[h] = s[h] * direction;
@@ -83,17 +83,21 @@ struct ParentRule {
     if (dv) squash_back(s, dv, ds);
     if (!dnext) return;
     if (f.rule == kAgreement) return squash_back(s, dnext, ds);
-    const T squared = dot(s, s), n = length(squared), along = std::sqrt(squared) < kLeast ? T(0) : dot(s, dnext) / squared;
-    for (int h = 0; h < H; ++h) ds[h] += T(f.scale) / n * (dnext[h] - along * s[h]);
+    const T shrink = inverse(dot(s, s)), along = dot(s, dnext) * shrink * shrink;
+    for (int h = 0; h < H; ++h) ds[h] += T(f.scale) * shrink * (dnext[h] - along * s[h]);
   }
 
   T norm(const T* v) const { return std::sqrt(dot(v, v)); }
 
  private:
-  static constexpr T kLeast = T(1e-12);  // as torch.nn.functional.normalize
+  // As numerics.negligible: the root of the smallest normal number.
+  static constexpr T kLeast = sizeof(T) == 4 ? T(1.0842021724855044e-19) : T(1.4916681462400413e-154);
 
   static T number(const void* field, int h, T otherwise) { return field ? static_cast<const T*>(field)[h] : otherwise; }
-  static T length(T squared) { return std::max(std::sqrt(squared), kLeast); }
+  static T inverse(T squared) {
+    const T n = std::sqrt(squared);
+    return n > kLeast ? T(1) / n : T(0);
+  }
   T squash(T squared) const { return f.constant < 0 ? T(1) : std::sqrt(squared) / (T(f.constant) + squared); }
 
   // g u + g' <s, u> s / n, with g = n / (c + n^2) and the gradient u.
