@@ -342,6 +342,14 @@ class TestImagesThatDoNotFit:
         with pytest.raises(TypeError, match="images must be a tensor, got ndarray"):
             model(images(1, 2, 30, 28).numpy())
 
+    @pytest.mark.parametrize("name", ["segcaps", "scene_capsnet", "series_capsnet"])
+    def test_numbers_that_are_wider_than_the_parameters(self, name: str) -> None:
+        network: Any = create_model(name)
+        with pytest.raises(
+            ValueError, match=r"must be torch\.float32, as .* got torch\.float64"
+        ):
+            network(network.examples(1).double())
+
     def test_images_that_leave_no_place(self) -> None:
         model = create_model(
             "sharedcapsnet", image_shape=(1, 20, 14), channels=(2, 2, 2, 2)

@@ -225,34 +225,31 @@ class ImageClassifier(ClassifierNetwork):
             shown = f"(B, {fixed[0]}, H, W)"
         last = 1 + len(fixed)
         check_batch(
+            self,
             "images",
             images,
             lambda shape: len(shape) == 4 and shape[1:last] == fixed,
             shown,
             IN_RANGE,
         )
-        dtype = dtype_of(self, images.dtype)
-        if images.dtype == torch.float64 and dtype != torch.float64:
-            # Autocast leaves it, too.
-            raise ValueError(
-                f"images must be {dtype}, as the parameters are, got {images.dtype}"
-            )
 
 
 IN_RANGE = "floating point with values in [0, 1]"
 
 
 def check_batch(
+    network: nn.Module,
     name: str,
     batch: Tensor,
     fits: Callable[[torch.Size], bool],
     shape: str,
     numbers: str = "floating point",
 ) -> None:
-    """Checks that a batch is a tensor of finite floating-point numbers, and has the
-    right shape.
+    """Checks that a batch is a tensor of finite floating-point numbers, in float64 only
+    if the network is, and has the right shape.
 
     Args:
+        network: the network that takes it.
         name: the name of the argument.
         batch: what came.
         fits: whether a shape is right.
@@ -269,6 +266,12 @@ def check_batch(
         raise ValueError(f"{name} must be {shape}, got shape {tuple(batch.shape)}")
     if not batch.is_floating_point():
         raise ValueError(f"{name} must be {numbers}, got {batch.dtype}")
+    dtype = dtype_of(network, batch.dtype)
+    if batch.dtype == torch.float64 and dtype != torch.float64:
+        # Autocast leaves it, too.
+        raise ValueError(
+            f"{name} must be {dtype}, as the parameters are, got {batch.dtype}"
+        )
     if at_hand(batch) and not all_finite(batch):  # elsewhere the loss tells
         raise ValueError(f"{name} hold NaN or infinite values")
 

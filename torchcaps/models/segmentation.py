@@ -95,6 +95,7 @@ class Segmenter(ImageClassifier):
         axes = self.axes
         C = self.image_shape[0]
         check_batch(
+            self,
             "images",
             images,
             lambda shape: (

@@ -169,6 +169,7 @@ class SeriesClassifier(ClassifierNetwork):
     def _check(self, series: Tensor) -> None:
         C = self.in_channels
         check_batch(
+            self,
             "series",
             series,
             lambda shape: len(shape) == 3 and shape[1] in (C, C + 1) and shape[2] != 0,
