@@ -1,6 +1,5 @@
 """The residual network with self-routed classes."""
 
-import copy
 
 import pytest
 import torch
@@ -59,27 +58,6 @@ def test_all_that_holds_for_networks(depth: int) -> None:
             **{**SMALL, "classes": 4},
         )
         assert other(torch.rand(2, *shape)).capsules.pose.shape == (2, 4, 4)
-
-
-@pytest.mark.parametrize("assign", [False, True])
-def test_built_without_memory(assign: bool) -> None:
-    """The transforms of the classes are no part of the file, and stand nowhere before
-    it is loaded.
-    """
-    torch.manual_seed(0)
-    model = create_model("self_routing_resnet20", image_shape=(1, 8, 8), **SMALL).eval()
-    with torch.device("meta"):
-        again = create_model(
-            "self_routing_resnet20", image_shape=(1, 8, 8), **SMALL
-        ).eval()
-    if not assign:
-        again.to_empty(device="cpu")
-        for buffer in again.buffers():
-            buffer.fill_(7)
-    again.load_state_dict(model.state_dict(), assign=assign)
-    images = torch.rand(2, 1, 8, 8)
-    for one in (again, copy.deepcopy(again).to("cpu")):
-        assert torch.equal(one(images).capsules.pose, model(images).capsules.pose)
 
 
 def test_classes_have_nothing_to_draw() -> None:

@@ -2,6 +2,7 @@
 saving of what networks return.
 """
 
+import copy
 import inspect
 from collections.abc import Iterator
 from io import BytesIO
@@ -18,6 +19,7 @@ from tests.small_networks import SMALLER, shipped
 from torchcaps import create_model
 from torchcaps.layers import PositionCode, SlotCaps
 from torchcaps.models import SpatialBroadcastDecoder
+from torchcaps.routing import SlotAttentionRouting
 
 QUICK = (
     "capsnet_digits",
@@ -36,6 +38,7 @@ EVERY = pytest.mark.parametrize(
 )
 OTHER_KINDS = sorted({*shipped()} - {*shipped("images")})
 """Networks of series, texts and pixels."""
+STARTS = {"routing": SlotAttentionRouting(start="normal"), "starts": 2}
 SLOWLY_MAPPED = pytest.mark.filterwarnings("ignore:There is a performance drop because")
 """torch maps a GRU cell and the gradient of ``unfold`` example by example."""
 
@@ -310,3 +313,27 @@ def test_slots_start_alike_under_any_default_dtype() -> None:
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(noise, expected.double())
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize(
+    ("name", "arguments"), [("self_routing_resnet20", {}), ("slot_autoencoder", STARTS)]
+)
+def test_built_without_memory(
+    name: str, arguments: dict[str, Any], assign: bool
+) -> None:
+    """What is always the same is no part of the file, and stands nowhere before it is
+    loaded.
+    """
+    arguments = SMALLER[name] | arguments
+    network: Any = create_model(name, **arguments).eval()
+    with torch.device("meta"):
+        again: Any = create_model(name, **arguments).eval()
+    if not assign:
+        again.to_empty(device="cpu")
+        for buffer in again.buffers():
+            buffer.fill_(7)
+    again.load_state_dict(network.state_dict(), assign=assign)
+    images = network.examples(2)
+    for one in (again, copy.deepcopy(again).to("cpu")):
+        assert torch.equal(one(images).capsules.pose, network(images).capsules.pose)

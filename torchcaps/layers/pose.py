@@ -194,36 +194,47 @@ def start_vote_bias(bias: Tensor | None, deviation: float) -> None:
 
 
 def fix_weight(layer: nn.Module, values: Callable[..., Tensor]) -> None:
-    """Makes the parameter ``weight`` of a layer a buffer that is neither learned nor
-    saved.
+    """Makes the parameter ``weight`` of a layer a :func:`fixed_buffer`.
 
     Args:
         layer: any with that parameter.
-        values: makes the buffer, from a tensor of its shape and dtype, and a
-            ``device``. It is made anew whenever a state is loaded: if the network was
-            built on the device "meta", the buffer is not initialised before.
+        values: makes the buffer.
     """
     weight = layer.get_parameter("weight").detach()
     del layer.weight
-    layer.register_buffer(
-        "weight", values(weight, device=weight.device), persistent=False
-    )
-    layer.register_load_state_dict_pre_hook(partial(_make_anew, values))
+    fixed_buffer(layer, "weight", weight, values)
+
+
+def fixed_buffer(
+    module: nn.Module, name: str, like: Tensor, values: Callable[..., Tensor]
+) -> None:
+    """Registers a buffer that is always the same, and so neither learned nor saved.
+
+    Args:
+        module: any.
+        name: the name of the buffer.
+        like: a tensor of its dtype and device.
+        values: makes the buffer, from such a tensor and a ``device``. It is made anew
+            whenever a state is loaded: if the network was built on the device "meta",
+            the buffer is not initialised before.
+    """
+    module.register_buffer(name, values(like, device=like.device), persistent=False)
+    module.register_load_state_dict_pre_hook(partial(_make_anew, name, values))
 
 
 def _make_anew(
+    name: str,
     values: Callable[..., Tensor],
-    layer: nn.Module,
+    module: nn.Module,
     state: dict[str, Tensor],
     prefix: str,
     metadata: Any,
     *_: Any,
 ) -> None:
-    weight = layer.get_buffer("weight")
+    buffer = module.get_buffer(name)
     assigned = metadata.get("assign_to_params_buffers", False) and state
-    layer.weight = values(
-        weight, device=next(iter(state.values())).device if assigned else weight.device
-    )
+    device = next(iter(state.values())).device if assigned else buffer.device
+    setattr(module, name, values(buffer, device=device))
 
 
 def present(children: Capsules, mask: Tensor | None) -> Capsules:

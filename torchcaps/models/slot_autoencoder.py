@@ -5,6 +5,7 @@
 import copy
 import math
 from dataclasses import InitVar
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -13,6 +14,7 @@ from torch.nn.functional import max_pool2d, normalize
 
 from torchcaps.capsules import Capsules, Prediction, exportable
 from torchcaps.layers import CapsLinear, PositionCode, Slots
+from torchcaps.layers.pose import fixed_buffer
 from torchcaps.models.base import ImageClassifier
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import Size, compute_dtype, quotient
@@ -319,10 +321,9 @@ class SlotAutoencoder(SlotNetwork):
                     "starts may be more than 1 only with slot attention from "
                     f"start='normal', got {self.starts} with {type(self.routing).__name__}"
                 )
-            noise = kept_noise(self.starts * (self.classes - self.ground), self.dim)
-            # Always the same, so no file needs it. The first is that of one start.
-            noise = noise.unflatten(0, (self.starts, -1))
-            self.register_buffer("noise", noise, persistent=False)
+            sizes = self.starts, self.classes - self.ground, self.dim
+            like = torch.empty(0, dtype=torch.float32)
+            fixed_buffer(self, "noise", like, partial(_noise_of_starts, *sizes))
 
     def features_of(self, images: Tensor) -> Tensor | Capsules:
         """The features of places, with the code of their place, (B, I, dim); with a
@@ -440,6 +441,14 @@ class SlotAutoencoder(SlotNetwork):
         """The reconstruction, in [0, 1]."""
         assert prediction.reconstruction is not None
         return prediction.reconstruction.clamp(0, 1)
+
+
+def _noise_of_starts(
+    starts: int, slots: int, size: int, like: Tensor, device: torch.device
+) -> Tensor:
+    """The noise of several starts, (S, J, H); the first is that of one start."""
+    noise = kept_noise(starts * slots, size).unflatten(0, (starts, slots))
+    return noise.to(device, like.dtype)
 
 
 def merged_slots(colours: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
