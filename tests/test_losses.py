@@ -420,11 +420,23 @@ def test_reconstruction_in_half_precision(dtype: torch.dtype) -> None:
     assert loss == 100_000
 
 
-@pytest.mark.parametrize(
+OF_ACTIVATIONS = pytest.mark.parametrize(
     "loss",
     [margin_loss, length_cross_entropy, negative_log_likelihood, spread_loss],
     ids=lambda loss: loss.__name__,
 )
+
+
+@OF_ACTIVATIONS
+def test_autocast_changes_no_weighted_loss(loss: Callable[..., Tensor]) -> None:
+    scores = activation().detach().float()
+    weight = torch.tensor([1.003, 2.0, 3.0, 0.1])
+    right = loss(scores, TARGETS[0], weight=weight)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(loss(scores, TARGETS[0], weight=weight), right)
+
+
+@OF_ACTIVATIONS
 def test_losses_do_not_hide_nan(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
     for place in range(4):  # of the true class, or another
         seen = activation()

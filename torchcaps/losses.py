@@ -50,7 +50,10 @@ def _mean(losses: Tensor, mask: Tensor, weight: Tensor | None) -> Tensor:
             f"{tuple(weight.shape)}"
         )
     count = mask.sum(1)
-    mean = (mask @ weight.to(mask)) / count.clamp_min(torch.finfo(mask.dtype).tiny)
+    # No product of matrices, which autocast would round.
+    mean = (mask * weight.to(mask)).sum(1) / count.clamp_min(
+        torch.finfo(mask.dtype).tiny
+    )
     return (losses * torch.where(count > 0, mean, 1)).mean()
 
 

@@ -1,6 +1,5 @@
 """The residual network with self-routed classes."""
 
-
 import pytest
 import torch
 
