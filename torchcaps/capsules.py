@@ -182,12 +182,13 @@ class CapsuleLayer(SuggestsNames, KeepsProperties):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Applies what ``to`` and ``half`` do to all parameters and buffers.
 
-        ``to(memory_format=torch.channels_last)`` is for maps, and would fail for
-        transforms that have five axes: they are passed on without axes.
+        ``to(memory_format=torch.channels_last)`` is for maps. It would fail for
+        transforms of five axes, and those of four would be copied in each call: they
+        are passed on without axes.
         """
 
         def on_transforms(tensor: Tensor) -> Tensor:
-            if tensor.ndim != 5:
+            if tensor.ndim < 4:
                 return fn(tensor)
             return fn(tensor.flatten()).view(tensor.shape)
 

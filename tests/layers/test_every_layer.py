@@ -164,7 +164,9 @@ def test_a_memory_format_of_maps_leaves_the_transforms(layer: str) -> None:
     module = make(create_routing("dynamic")).double()
     children = capsules(*sites, pose=pose)
     expected = module(children)
-    parents = module.to(memory_format=torch.channels_last)(children)
+    module.to(memory_format=torch.channels_last)
+    assert all(parameter.is_contiguous() for parameter in module.parameters())
+    parents = module(children)
     torch.testing.assert_close(parents, expected)
 
 
