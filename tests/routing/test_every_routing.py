@@ -244,6 +244,20 @@ def test_quantised_linear_layers_still_route(
 
 
 @pytest.mark.parametrize("name", list_routings())
+def test_without_children_it_is_as_if_none_were_there(name: str) -> None:
+    layer = CapsLinear(None, 3, 4, 4, transforms="shared", routing=name)
+    layer = layer.double().eval()
+    poses, activation = random((2, 6, 4), (2, 6))
+    parents = layer(Capsules(poses[:, :0], activation[:, :0]))
+    masked = layer(Capsules(poses, activation), torch.zeros(2, 6, dtype=torch.bool))
+    torch.testing.assert_close(parents, masked)
+    if parents.pose.requires_grad:
+        parents.pose.sum().backward()
+        grads = [weight.grad for weight in layer.parameters()]
+        assert all(grad.isfinite().all() for grad in grads if grad is not None)
+
+
+@pytest.mark.parametrize("name", list_routings())
 def test_activations_are_used_or_not(name: str) -> None:
     """Those of poses alone are their lengths, which nobody computes if they are not
     used.

@@ -197,7 +197,7 @@ class Heinsen2022Routing(Routing):
         """
         B, I, _ = children.shape
         J, D = weights.vote_bias.shape
-        count = children.new_full((), I)
+        count = children.new_full((), max(I, 1))
         if present is not None:
             count = present.sum(1, keepdim=True).clamp(min=1).to(children.dtype)
         # The children get this factor when they are added up.
