@@ -302,6 +302,8 @@ class TestSpread:
             for one, label in zip(activation, labels, strict=True)
         ]
         torch.testing.assert_close(total(activation, labels), torch.stack(each).sum())
+        # A sum over no images is 0, as in torch; their mean is no number.
+        assert spread_loss(activation[:0], labels[:0], reduction="sum") == 0
         with pytest.raises(ValueError, match="reduction must be one of"):
             spread_loss(activation, labels, reduction="none")
 

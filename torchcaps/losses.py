@@ -38,12 +38,12 @@ def _given(activation: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return activation, class_mask(activation, target)
 
 
-def _mean(losses: Tensor, mask: Tensor, weight: Tensor | None) -> Tensor:
-    """The mean of losses (B,), each times the mean weight of the classes in its image,
-    which the mask (B, E) has.
+def _weighted(losses: Tensor, mask: Tensor, weight: Tensor | None) -> Tensor:
+    """The losses (B,), each times the mean weight of the classes in its image, which
+    the mask (B, E) has.
     """
     if weight is None:
-        return losses.mean()
+        return losses
     if (weight := torch.as_tensor(weight)).shape != mask.shape[1:]:
         raise ValueError(
             f"weight must be ({mask.shape[1]},), one for each class, got "
@@ -54,7 +54,7 @@ def _mean(losses: Tensor, mask: Tensor, weight: Tensor | None) -> Tensor:
     mean = (mask * weight.to(mask)).sum(1) / count.clamp_min(
         torch.finfo(mask.dtype).tiny
     )
-    return (losses * torch.where(count > 0, mean, 1)).mean()
+    return losses * torch.where(count > 0, mean, 1)
 
 
 def margin_loss(
@@ -98,9 +98,8 @@ def margin_loss(
     missed = mask * (present - activation).relu().square()
     invented = (activation - absent).relu().square()
     loss = torch.addcmul(missed, 1 - mask, invented, value=down_weight)
-    return _mean(
-        loss.sum(1) if weighting == "paper" else loss.mean(1) / 2, mask, weight
-    )
+    losses = loss.sum(1) if weighting == "paper" else loss.mean(1) / 2
+    return _weighted(losses, mask, weight).mean()
 
 
 class ActivationLoss(SuggestsNames, nn.Module, ABC):
@@ -222,11 +221,8 @@ def length_cross_entropy(
             :func:`margin_loss`.
     """
     activation, mask = _given(activation, target)
-    return _mean(
-        F.cross_entropy(inverse_temperature * activation, mask, reduction="none"),
-        mask,
-        weight,
-    )
+    losses = F.cross_entropy(inverse_temperature * activation, mask, reduction="none")
+    return _weighted(losses, mask, weight).mean()
 
 
 @settings
@@ -280,7 +276,8 @@ def negative_log_likelihood(
     """
     activation, mask = _given(activation, target)
     logs = activation.clamp_min(torch.finfo(activation.dtype).tiny).log()
-    return _mean(F.cross_entropy(logs, mask, reduction="none"), mask, weight)
+    losses = F.cross_entropy(logs, mask, reduction="none")
+    return _weighted(losses, mask, weight).mean()
 
 
 class NegativeLogLikelihood(ActivationLoss):
@@ -397,12 +394,9 @@ def spread_loss(
             f"image, got shape {tuple(target.shape)}"
         )
     true = (activation * mask).sum(1, keepdim=True)
-    mean = _mean(
-        ((1 - mask) * (margin - (true - activation)).relu().square()).sum(1),
-        mask,
-        weight,
-    )
-    return mean * len(activation) if reduction == "sum" else mean
+    losses = ((1 - mask) * (margin - (true - activation)).relu().square()).sum(1)
+    losses = _weighted(losses, mask, weight)
+    return losses.sum() if reduction == "sum" else losses.mean()
 
 
 @settings
