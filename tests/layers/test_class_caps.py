@@ -206,6 +206,16 @@ class TestAnySize:
             with_places(turned).pose, with_places(children).pose, rtol=1e-3
         )
 
+    @pytest.mark.parametrize("routing", list_routings())
+    def test_a_map_of_no_places_is_one_of_absent_children(self, routing: str) -> None:
+        layer = ClassCaps(T, E, 3, 4, routing=routing).eval()
+        poses, activation = torch.randn(2, 2, 3, T, 3), torch.rand(2, 2, 3, T)
+        absent = torch.zeros(2, 2, 3, T, dtype=torch.bool)
+        torch.testing.assert_close(
+            layer(Capsules(poses[:, :0], activation[:, :0])),
+            layer(Capsules(poses, activation), absent),
+        )
+
 
 class TestCoordinateAddition:
     def test_by_hand(self) -> None:

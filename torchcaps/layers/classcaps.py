@@ -218,7 +218,9 @@ class ClassCaps(CapsuleLayer):
         if mask is not None:
             children = present(children, mask)
         weight = self.transforms
-        offsets = self._offsets(children, mask) if self.coordinates else None
+        offsets = None
+        if self.coordinates and places:
+            offsets = self._offsets(children, mask)
         flat = children.flatten()
         present_children = None if mask is None else mask.flatten(1)
         votes = Votes(

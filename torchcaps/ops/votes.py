@@ -277,7 +277,7 @@ class Votes:
         D = transforms.shape[-1]
         if self.vote_bias is not None:
             bias = self._of_each(self.vote_bias.to(self.dtype)).unflatten(-1, (M, D))
-            I = max(len(bias), len(transforms))
+            I = 1 if len(bias) == len(transforms) == 1 else self.shape[1]
             rows = transforms, bias
             transforms = torch.cat([field.expand(I, -1, -1, -1) for field in rows], 2)
             ones = torch.eye(M, dtype=self.dtype, device=children.device)
