@@ -236,9 +236,10 @@ def test_every_routing_exports_with_any_batch(
 
 
 @pytest.mark.thorough
-def test_class_layers_export_with_any_size_of_the_map() -> None:
+@pytest.mark.parametrize("vote_bias", [False, True])
+def test_class_layers_export_with_any_size_of_the_map(vote_bias: bool) -> None:
     torch.manual_seed(0)
-    layer = tc.ClassCaps(4, 3, 8, 8, routing="em").eval()
+    layer = tc.ClassCaps(4, 3, 8, 8, routing="em", vote_bias=vote_bias).eval()
 
     def children(*sizes: int) -> tc.Capsules:
         return tc.Capsules(torch.randn(*sizes, 4, 8), torch.rand(*sizes, 4))

@@ -277,7 +277,9 @@ class Votes:
         D = transforms.shape[-1]
         if self.vote_bias is not None:
             bias = self._of_each(self.vote_bias.to(self.dtype)).unflatten(-1, (M, D))
-            I = 1 if len(bias) == len(transforms) == 1 else self.shape[1]
+            # Not ``len``, which makes a number of a size that an export leaves open.
+            shared = bias.shape[0] == transforms.shape[0] == 1
+            I = 1 if shared else self.shape[1]
             rows = transforms, bias
             transforms = torch.cat([field.expand(I, -1, -1, -1) for field in rows], 2)
             ones = torch.eye(M, dtype=self.dtype, device=children.device)
