@@ -237,9 +237,13 @@ def test_every_routing_exports_with_any_batch(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("vote_bias", [False, True])
-def test_class_layers_export_with_any_size_of_the_map(vote_bias: bool) -> None:
+@pytest.mark.parametrize("evidence", [False, True])
+def test_class_layers_export_with_any_size_of_the_map(
+    evidence: bool, vote_bias: bool
+) -> None:
     torch.manual_seed(0)
-    layer = tc.ClassCaps(4, 3, 8, 8, routing="em", vote_bias=vote_bias).eval()
+    routing = tc.create_routing("em", evidence=evidence)
+    layer = tc.ClassCaps(4, 3, 8, 8, routing=routing, vote_bias=vote_bias).eval()
 
     def children(*sizes: int) -> tc.Capsules:
         return tc.Capsules(torch.randn(*sizes, 4, 8), torch.rand(*sizes, 4))

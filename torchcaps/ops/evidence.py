@@ -259,7 +259,7 @@ class EvidentVotes(Votes):
     def _extend(self, copies: int) -> Votes:
         children, transforms, coordinates = self.without._formed()
         N, G, M, _ = children.shape
-        distinct, _, P, D = transforms.shape
+        _, _, P, D = transforms.shape
         dtype = self._dtype
         weight = self._of_each(self.weight.to(dtype))
         bias = self._of_each(self.bias.to(dtype))
@@ -271,7 +271,7 @@ class EvidentVotes(Votes):
         constant = functional.pad(bias[..., None, None], (0, M - 1))
         evidence = torch.cat([beside, constant], dim=2).repeat(1, 1, 1, copies)
         transforms = functional.pad(transforms.to(dtype), (0, 0, 0, 1))
-        I = max(distinct, len(evidence))
+        I = self._kinds(transforms, evidence)
         evidence = functional.pad(evidence, (0, self._zeros(M * copies)))
         transforms = torch.cat(
             [transforms.expand(I, -1, -1, -1), evidence.expand(I, -1, -1, -1)], dim=3

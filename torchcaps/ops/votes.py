@@ -163,7 +163,7 @@ class Votes:
         self.sites = sites
         self.mask = mask
         self.places = places
-        self.shares_transforms = len(transforms) != self.shape[1] and sites is None
+        self.shares_transforms = transforms.shape[0] != self.shape[1] and sites is None
         self.vote_bias: Tensor | None = None
         self.epsilon = epsilon
         self.dtype = compute_dtype(self.children, transforms)
@@ -256,7 +256,7 @@ class Votes:
         _, I, _, H = self.shape
         if self.vote_bias is not None or self.epsilon is not None:
             return False
-        if len(self.transforms) != 1 and len(self.transforms) != I:
+        if self.transforms.shape[0] != 1 and self.transforms.shape[0] != I:
             return False
         coordinates = self.coordinates
         if coordinates is not None and (
@@ -277,14 +277,20 @@ class Votes:
         D = transforms.shape[-1]
         if self.vote_bias is not None:
             bias = self._of_each(self.vote_bias.to(self.dtype)).unflatten(-1, (M, D))
-            # Not ``len``, which makes a number of a size that an export leaves open.
-            shared = bias.shape[0] == transforms.shape[0] == 1
-            I = 1 if shared else self.shape[1]
+            I = self._kinds(transforms, bias)
             rows = transforms, bias
             transforms = torch.cat([field.expand(I, -1, -1, -1) for field in rows], 2)
             ones = torch.eye(M, dtype=self.dtype, device=children.device)
             children = torch.cat([children, ones.expand(N, G, M, M)], -1)
         return children, transforms, self._coordinates()
+
+    def _kinds(self, *fields: Tensor) -> int:
+        """How many children have something of their own in fields (I or 1, ...): 1 if
+        all share them, or I.
+        """
+        # Not ``len``, which makes a number of a size that an export leaves open.
+        shared = all(field.shape[0] == 1 for field in fields)
+        return 1 if shared else self.shape[1]
 
     def _coordinates(self) -> Tensor | None:
         """The coordinates of each child, (I, H)."""
@@ -304,7 +310,7 @@ class Votes:
         all share it, or each has its own.
         """
         I = self.shape[1]
-        if len(field) == 1 or len(field) == I:
+        if field.shape[0] == 1 or field.shape[0] == I:
             return field
         each = field.expand(I // len(field), *field.shape)
         return each.flatten(0, 1)
