@@ -19,7 +19,7 @@ from torchcaps.models.base import ImageClassifier
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import Size, compute_dtype, quotient
 from torchcaps.routing import Routed, Routing, SlotAttentionRouting
-from torchcaps.routing.slot_parts import HiddenSize, kept_noise
+from torchcaps.routing.slot_parts import kept_noise
 from torchcaps.spec import SuggestsNames, settings
 
 _SCALE = 4
@@ -69,7 +69,8 @@ class SpatialBroadcastDecoder(SuggestsNames, nn.Module):
         channels: the channels of the hidden convolutions.
         colours: channels of the image.
         grid_channels: the channels of two convolutions of 5 x 5 places of the coarse
-            grid, which are cheap there and let slots draw outlines; 0 for none.
+            grid, which are cheap there and let slots draw outlines; None for a decoder
+            without them.
 
     Shape:
         Poses (B, J, dim) and the height and width of the image to colours (B, J, C, H,
@@ -91,7 +92,7 @@ class SpatialBroadcastDecoder(SuggestsNames, nn.Module):
         dim: int,
         channels: int,
         colours: int,
-        grid_channels: int = 0,
+        grid_channels: int | None = None,
     ) -> None:
         super().__init__()
         self.place = PositionCode(dim)
@@ -259,8 +260,8 @@ class SlotAutoencoder(SlotNetwork):
         classes: the number of slots, one more than there are objects, or more.
         channels: the channels of the convolutions.
         dim: numbers of the pose of a slot.
-        grid_channels: those of the decoder, as there; 0 for a smaller decoder, whose
-            slots draw discs for thousands of updates.
+        grid_channels: those of the decoder, as there; None for a smaller one, whose slots
+            draw discs for thousands of updates.
         ground: whether the first slot is the ground, which has the median colour
             :math:`c_1` of each image, learns nothing, and has a pose of zeros. The other
             slots see and draw differences from this colour, and share out places by how
@@ -298,7 +299,7 @@ class SlotAutoencoder(SlotNetwork):
     classes: Size = 6
     channels: Size = 32
     dim: Size = 48
-    grid_channels: HiddenSize = 0
+    grid_channels: Size | None = None
     ground: bool = False
     starts: Size = 1
     routing: InitVar[Routing | None] = None
