@@ -69,8 +69,7 @@ class SpatialBroadcastDecoder(SuggestsNames, nn.Module):
         channels: the channels of the hidden convolutions.
         colours: channels of the image.
         grid_channels: the channels of two convolutions of 5 x 5 places of the coarse
-            grid, which are cheap there and let slots draw outlines; None for a decoder
-            without them.
+            grid, which let slots draw outlines; None for a decoder without them.
 
     Shape:
         Poses (B, J, dim) and the height and width of the image to colours (B, J, C, H,

@@ -118,8 +118,7 @@ def error_of_slots(pictures: Tensor, colours: Tensor, masks: Tensor) -> Tensor:
     pictures, colours, masks = pictures.float(), colours.float(), masks.float()
     scale = 2 * _DEVIATION**2
     distance = (pictures[:, None] - colours).square().sum(2)
-    log_mask = masks.clamp_min(torch.finfo(masks.dtype).tiny).log()
-    log_likelihood = (log_mask - distance / scale).logsumexp(1)
+    log_likelihood = (_log(masks) - distance / scale).logsumexp(1)
     return -scale / pictures.shape[1] * log_likelihood.flatten(1).mean(1)
 
 
@@ -146,8 +145,12 @@ def error_of_outlines(pictures: Tensor, colours: Tensor, masks: Tensor) -> Tenso
     """
     with torch.no_grad():
         assigned = assigned_pixels(pictures.float(), colours.float(), masks.float())
-    log_mask = masks.float().clamp_min(torch.finfo(torch.float32).tiny).log()
-    return -(assigned * log_mask).sum(1).flatten(1).mean(1)
+    return -(assigned * _log(masks.float())).sum(1).flatten(1).mean(1)
+
+
+def _log(masks: Tensor) -> Tensor:
+    """Their logarithm, finite also where a softmax has underflowed."""
+    return masks.clamp_min(torch.finfo(masks.dtype).tiny).log()
 
 
 @register_task("objects")
