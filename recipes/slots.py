@@ -2,8 +2,8 @@
 Capsule-NLU).
 """
 
+import json
 import random
-import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,19 +12,25 @@ from itertools import accumulate, chain, islice, product
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+import lightning as L
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
+from torch.utils.data import DataLoader
 
 from recipes.kit.base import Line, Picture, Recipe, Study, facts_of, register_recipe
-from recipes.kit.lab import Lab, facts_of_network, run_name
+from recipes.kit.lab import Trained, facts_of_network, run_name
 from recipes.kit.options import TrainingOptions
 from torchcaps.layers import SlotCaps
 from torchcaps.losses import margin_loss
-from torchcaps.whole import LARGEST_TABLE, read_text
+from torchcaps.whole import LARGEST_NOTE, LARGEST_TABLE, read_text
 from torchcaps_lab.data import find_data_dir
 from torchcaps_lab.report import new_figure
+from torchcaps_lab.training.callbacks import ONE_AN_EPOCH, History
+from torchcaps_lab.training.checkpoints import WholeCheckpoints, checkpoint_to_resume
+from torchcaps_lab.training.fitting import expected_warnings
 
 FACTS = facts_of("slots")
 HEADS: dict[str, dict[str, Any]] = FACTS["heads"]
@@ -298,38 +304,60 @@ def batches(
         yield batches[place]
 
 
-def train_network(
-    data: Mapping[str, Sequence[Sentence]], options: Mapping[str, Any], lab: Lab
-) -> SlotNet:
-    """Trains on ``data["train"]``; shows figures on ``data["valid"]`` after each
-    epoch.
+class SlotTraining(L.LightningModule):
+    """Trains a network on ``parts["train"]``, and measures it on ``parts["valid"]``
+    after each epoch.
     """
-    train = data["train"]
-    validation = data["valid"]
-    size = options["batch_size"]
-    network = SlotNet(train, options)
-    optimizer = torch.optim.Adam(
-        network.parameters(),
-        options["lr"],
-        fused=True,
-    )
-    steps = options["epochs"] * -(-len(train) // size)
-    rate = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, options["lr"], total_steps=steps, pct_start=0.1
-    )
-    for epoch in range(options["epochs"]):
-        network.train()
-        for batch in batches(train, size):
-            optimizer.zero_grad()
-            network.loss(batch).backward()
-            nn.utils.clip_grad_norm_(network.parameters(), 5.0)
-            optimizer.step()
-            rate.step()
-        answers = network.answers([sentence.words for sentence in validation])
-        figures = score(answers, validation)
-        listed = ", ".join(f"{name} {value:.2f}" for name, value in figures.items())
-        lab.show(f"epoch {epoch + 1}, valid: {listed}")
-    return network.eval()
+
+    def __init__(
+        self,
+        parts: Mapping[str, Sequence[Sentence]],
+        options: Mapping[str, Any],
+        seed: int,
+    ) -> None:
+        super().__init__()
+        self.parts, self.options, self.seed = parts, options, seed
+        self.network = SlotNet(parts["train"], options)
+
+    def configure_optimizers(self) -> Any:
+        """Adam, whose rate rises over a tenth of the steps and then falls."""
+        rate = self.options["lr"]
+        optimizer = torch.optim.Adam(self.network.parameters(), rate, fused=True)
+        steps = int(self.trainer.estimated_stepping_batches)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, rate, total_steps=steps, pct_start=0.1
+        )
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """The batches of an epoch, the same in a resumed training."""
+        self._seed(self.current_epoch)
+        some: Any = [*batches(self.parts["train"], self.options["batch_size"])]
+        return DataLoader(some, batch_size=None, collate_fn=list)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        """All sentences at once, because F1 is no mean over batches."""
+        everything: Any = [self.parts["valid"]]
+        return DataLoader(everything, batch_size=None, collate_fn=list)
+
+    def training_step(self, batch: Sequence[Sentence]) -> Tensor:
+        """Its loss, with the same dropout in a resumed training."""
+        self._seed(self.global_step)
+        loss = self.network.loss(batch)
+        self.log(
+            "train_loss", loss, on_step=False, on_epoch=True, batch_size=len(batch)
+        )
+        return loss
+
+    def validation_step(self, batch: Sequence[Sentence]) -> None:
+        """Figures of the sentences."""
+        answers = self.network.answers([sentence.words for sentence in batch])
+        figures = score(answers, batch)
+        named = {f"val_{name}": value for name, value in figures.items()}
+        self.log_dict(named, batch_size=len(batch))
+
+    def _seed(self, place: int) -> None:
+        torch.manual_seed(1_000_000 * self.seed + place)
 
 
 @register_recipe
@@ -352,52 +380,83 @@ class Slots(Recipe[SlotsSettings]):
     )
     settings: ClassVar = SlotsSettings
     grows: ClassVar = True
-    apart: ClassVar = True
 
-    def run(self, lab: Lab, settings: SlotsSettings) -> Study:
-        """Trains and measures each row; the test sentences are read after the
-        training.
-        """
-        study = Study(lab, settings)
-        for row in self.present(settings):
-            data, _ = ROWS[row]
-            options = {
-                **vars(settings),
-                **settings.sets[data],
-                **self.rows[row],
-            }
-            start = time.perf_counter()
-            cpu_start = time.process_time()
-            with torch.random.fork_rng(devices=()):
-                torch.manual_seed(lab.seed)
-                parts = {part: _part(options, part) for part in ("train", "valid")}
-                network = train_network(parts, options, lab)
-            seconds = time.perf_counter() - start
-            cpu_seconds = time.process_time() - cpu_start
-            test = _part(options, "test")
-            labels = {*chain(*(sentence.slots for sentence in test))}
-            labels |= {sentence.intent for sentence in test}
-            unknown = sorted(labels - {*network.slots, *network.intents})
-            if unknown:
-                lab.show(
-                    f"{row}: the test has labels that training has not, which count "
-                    f"as missed: {unknown}"
+    def train(
+        self,
+        study: Study,
+        row: str,
+        stop_at: float | None,
+    ) -> Trained:
+        """Trains the network of a row; goes on where an interrupted training ended."""
+        data, _ = ROWS[row]
+        settings, lab = study.settings, study.lab
+        options = {**vars(settings), **settings.sets[data], **self.rows[row]}
+        folder = lab.folder(run_name(self.name, row))
+        history = History(folder.metrics, lab.show, F1)
+        config = json.dumps(options)
+        with (
+            folder.opened(config, resumed=folder.config.is_file()),
+            torch.random.fork_rng(devices=()),
+        ):
+            if read_text(folder.config, LARGEST_NOTE) != config:
+                raise FileExistsError(
+                    f"{folder.path} holds a run with other options: choose another "
+                    "folder for runs (--runs), or move it"
                 )
-            answers = network.answers([sentence.words for sentence in test])
-            figures = score(answers, test)
-            study.note(row, figures)
-            study.facts[row] = {
-                "run": f"{run_name(self.name, row)}-seed{lab.seed}",
-                **facts_of_network(network, seconds),
-                "epochs": options["epochs"],
-                "cpu_seconds": round(cpu_seconds, 1),
-                "unknown": unknown,
-                "figures": figures,
-            }
-            if not network.twin:
-                sentences = [shown(network, line.split()) for line in SHOWN]
-                study.curves[row] = {"shown": sentences}
-        return study
+            torch.manual_seed(lab.seed)
+            parts = {part: _part(options, part) for part in ("train", "valid")}
+            training = SlotTraining(parts, options, lab.seed)
+            trainer = L.Trainer(
+                accelerator="cpu",  # where the words of a batch are looked up
+                max_epochs=options["epochs"],
+                gradient_clip_val=5.0,
+                reload_dataloaders_every_n_epochs=1,
+                callbacks=[
+                    history,
+                    ModelCheckpoint(folder.checkpoints, **ONE_AN_EPOCH),
+                    *lab.callbacks,
+                ],
+                logger=False,
+                plugins=[WholeCheckpoints(folder.checkpoints)],
+                enable_progress_bar=False,
+                enable_model_summary=False,
+                num_sanity_val_steps=0,
+            )
+            with expected_warnings(training):
+                trainer.fit(
+                    training,
+                    ckpt_path=checkpoint_to_resume(folder.checkpoints),
+                    weights_only=True,
+                )
+        network: Any = training.network.eval()
+        seconds = sum(epoch["seconds"] for epoch in history.rows)
+        facts = {"model": "SlotNet", "epochs": options["epochs"]}
+        facts |= facts_of_network(network, seconds)
+        return Trained(network, facts, folder.path)
+
+    def measure(
+        self,
+        study: Study,
+        row: str,
+        shared: Any,
+    ) -> Mapping[str, float]:
+        """Figures of the test sentences, which are read after the training."""
+        network: Any = study.trained[row].network
+        test = _part(network.options, "test")
+        labels = {*chain(*(sentence.slots for sentence in test))}
+        labels |= {sentence.intent for sentence in test}
+        unknown = sorted(labels - {*network.slots, *network.intents})
+        if unknown:
+            study.lab.show(
+                f"{row}: the test has labels that training has not, which count as "
+                f"missed: {unknown}"
+            )
+        study.facts[row]["unknown"] = unknown
+        if not network.twin:
+            sentences = [shown(network, line.split()) for line in SHOWN]
+            study.curves[row] = {"shown": sentences}
+        answers = network.answers([sentence.words for sentence in test])
+        return score(answers, test)
 
     def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
         """Where the words of sentences go, by the first network of capsules."""

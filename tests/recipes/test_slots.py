@@ -1,11 +1,16 @@
 """Data of slots: what is read, what is refused, and how the answers are scored."""
 
+import csv
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import lightning as L
 import pytest
 import torch
 
-from recipes import Lab
+from recipes import Lab, get_recipe
+from recipes.kit.queue import OutOfTime
 from recipes.slots import (
     F1,
     INTENT,
@@ -129,7 +134,7 @@ def test_neighbours_in_a_batch_change_no_answer(twin: bool) -> None:
 def test_labels_that_training_has_not_are_said(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from recipes import get_recipe, slots
+    from recipes import slots
 
     def parts(options: object, part: str) -> list[Sentence]:
         return [
@@ -149,3 +154,36 @@ def test_labels_that_training_has_not_are_said(
         "labels that training has not, which count as missed: ['fly']" in line
         for line in lines
     )
+
+
+class EndsEarly(L.Callback):
+    """Interrupts a training before its last epoch."""
+
+    def on_train_epoch_start(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.current_epoch == 2:
+            raise OutOfTime
+
+
+def test_a_training_that_was_interrupted_has_the_figures_of_one_piece(
+    tmp_path: Path,
+) -> None:
+    recipe = get_recipe("slots")
+    row = "SNIPS: capsules, 2 steps"
+    settings = replace(recipe.presets["smoke"], rows=(row,))
+    whole = recipe.run(Lab("smoke", 1, tmp_path / "whole"), settings)
+    with pytest.raises(OutOfTime):
+        recipe.run(
+            Lab("smoke", 1, tmp_path / "runs", callbacks=[EndsEarly()]), settings
+        )
+    lab = Lab("smoke", 1, tmp_path / "runs")
+    resumed = recipe.run(lab, settings)
+    losses = []
+    for folder in (tmp_path / "whole", tmp_path / "runs"):
+        metrics = folder / "smoke/slots-snips-capsules-2-steps-seed1/metrics.csv"
+        rows = csv.DictReader(metrics.read_text().splitlines())
+        losses.append([epoch["train_loss"] for epoch in rows])
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 3
+    assert resumed.figures == whole.figures
+    with pytest.raises(FileExistsError, match="holds a run with other options"):
+        recipe.run(lab, replace(settings, lr=0.5))

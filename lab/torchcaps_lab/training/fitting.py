@@ -17,6 +17,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch import nn
 
 from torchcaps.numerics import Advance
 from torchcaps.whole import owned
@@ -258,7 +259,7 @@ class Fitting:
         if newest is None and self.loaders.schedule.frozen_epochs:
             self._train_head()
         resuming = self._resuming(newest, changes)
-        with _expected_warnings(self.learner), _interruptible(), resuming:
+        with expected_warnings(self.learner.model), _interruptible(), resuming:
             self.trainer.fit(
                 self.learner,
                 datamodule=self.loaders,
@@ -472,10 +473,11 @@ def _interruptible() -> Iterator[None]:
 
 
 @contextmanager
-def _expected_warnings(learner: Learner) -> Iterator[None]:
+def expected_warnings(network: nn.Module) -> Iterator[None]:
+    """Silences what Lightning warns of in trainings that are as they should be."""
     with warnings.catch_warnings():
         # Parts in evaluation mode are frozen on purpose, the whole network hardly is
-        if learner.model.training:
+        if network.training:
             warnings.filterwarnings(
                 "ignore", ".*in eval mode at the start of training.*"
             )
