@@ -212,8 +212,8 @@ class Recipe(Generic[Settings]):
         grows: whether rows are measured one by one, each for itself: the result is
             written after each, and goes on with the rows and seeds that it does not
             have, also where their networks are gone.
-        apart: whether it trains its rows in a loop of its own, and not as ``torchcaps
-            train`` does.
+        apart: whether it trains its rows in a loop of its own, which no queue can time,
+            stop or resume.
         experiment: the start of the names of the runs; default: the name.
         heading: the title over the bars of the test errors; default: the title of the
             recipe.

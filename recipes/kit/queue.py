@@ -142,8 +142,7 @@ class StuckTraining(L.Callback):
 def missing(
     preset: PresetName, seeds: Sequence[int], names: Sequence[str], results: Path
 ) -> Iterator[Entry]:
-    """The rows of a preset that no result has yet, of recipes that train as ``torchcaps
-    train`` does.
+    """The rows of a preset that no result has yet, of recipes whose trainings resume.
 
     Args:
         preset: the preset.
