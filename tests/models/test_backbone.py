@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torchcaps import create_model, load_pretrained, margin_loss
 from torchcaps.models import BackboneTwin, CapsNetOnBackbone, installed
 from torchcaps.models.installed import imagenet_weights, import_timm
+from torchcaps.models.outline import outlined
 
 SMALL = {"widths": (4, 8), "blocks": 1}
 NAMES = ["capsnet_on_backbone", "capsnet_on_backbone_cnn"]
@@ -258,6 +260,65 @@ def test_any_network_of_timm(name: str, calls, tmp_path) -> None:
     assert grey.features.mean.flatten().tolist() == pytest.approx([0.4])
     with pytest.raises(ValueError, match="timm/none: Unknown model"):
         create_model(name, backbone="timm/none")
+
+
+def test_a_constructor_that_looks_at_numbers_is_outlined(calls, monkeypatch) -> None:
+    """As those of timm with stochastic depth do, on the device that they name."""
+
+    def create(name: str, in_chans: int, **options: object) -> Features:
+        assert [rate.item() for rate in torch.linspace(0, 1, 3, device="cpu")]
+        assert torch.ones(2, device=None).is_meta
+        return Features(in_chans)
+
+    monkeypatch.setattr(sys.modules["timm"], "create_model", create)
+    make = partial(
+        create_model,
+        "capsnet_on_backbone",
+        image_shape=(3, 21, 16),
+        backbone="timm/vit",
+    )
+    assert all(weight.is_meta for weight in outlined(make).parameters())
+
+
+def test_features_whose_channels_are_last(calls, monkeypatch) -> None:
+    class ChannelsLast(Features):
+        def forward(self, images: Tensor) -> list[Tensor]:
+            return [super().forward(images)[0].movedim(1, -1)]
+
+    images, networks = torch.rand(2, 3, 21, 16), []
+    for kind in (Features, ChannelsLast):
+        torch.manual_seed(0)
+        monkeypatch.setattr(
+            sys.modules["timm"],
+            "create_model",
+            lambda name, in_chans, kind=kind, **options: kind(in_chans),
+        )
+        networks.append(
+            create_model(
+                "capsnet_on_backbone", image_shape=(3, 21, 16), backbone="timm/swin"
+            ).eval()
+        )
+    first, second = (network(images).activation for network in networks)
+    assert torch.equal(first, second)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "name", ["resnet18", "vit_tiny_patch16_224", "swin_tiny_patch4_window7_224"]
+)
+def test_families_of_timm(name: str) -> None:
+    pytest.importorskip("timm")
+    make = partial(
+        create_model,
+        "capsnet_on_backbone",
+        image_shape=(3, 224, 224),
+        backbone=f"timm/{name}",
+    )
+    network = make().eval()
+    assert network(torch.rand(1, 3, 224, 224)).activation.isfinite().all()
+    shapes = {key: value.shape for key, value in network.state_dict().items()}
+    outline = outlined(make).state_dict()
+    assert {key: value.shape for key, value in outline.items()} == shapes
 
 
 def test_imagenet_weights_that_are_missing_are_named(calls, monkeypatch) -> None:

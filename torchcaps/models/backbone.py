@@ -156,8 +156,11 @@ class TimmBackbone(Backbone):
             self.register_buffer(key, values.clone()[:, None, None])
 
     def forward(self, images: Tensor) -> Tensor:
-        """The features of the level."""
-        return self.network((images - self.mean) / self.std)[-1]
+        """The features of the level, (B, C, H, W)."""
+        features: Tensor = self.network((images - self.mean) / self.std)[-1]
+        if features.shape[1] == self.channels:
+            return features
+        return features.movedim(-1, 1)  # those of Swin are (B, H, W, C)
 
 
 @contextmanager

@@ -25,8 +25,8 @@ those of all weights.
 """
 
 LOOKED_AT = 2**12
-"""The most numbers of a tensor that is made as it is where a constructor of a file looks
-at numbers.
+"""The most numbers of a tensor that is made as it is where a constructor names a device,
+or one of a file looks at numbers.
 """
 
 _DRAWS = (
@@ -95,7 +95,8 @@ def outlined(
 
 class Outlining(TorchFunctionMode):
     """Inside, torch makes tensors on the device ``meta``, which have shapes and take no
-    memory, and makes no more and no larger ones than the weights give reason for.
+    memory, and makes no more and no larger ones than the weights give reason for. Small
+    ones for which a constructor names a device are made as they are, on the CPU.
 
     It goes around ``torch.device("meta")``.
 
@@ -151,6 +152,9 @@ class Outlining(TorchFunctionMode):
         if self.left < 0:
             raise TooLarge(f"its arguments ask for too many layers: {self.why}")
         outline = func(*args, **{**kwargs, "device": "meta"})
-        if outline.numel() > self.looked_at:
+        # Constructors that name a device, as those of timm do, look at the numbers.
+        device = kwargs["device"]
+        named = device is not None and torch.device(device).type != "meta"
+        if outline.numel() > max(self.looked_at, LOOKED_AT * named):
             return outline
         return func(*args, **{**kwargs, "device": "cpu"})

@@ -55,6 +55,7 @@ _COLOURS = torch.tensor(
 _KINDS = ("disc", "square", "triangle")
 _RADIUS = (3 / 32, 5.5 / 32)
 _MARGIN = 5 / 32
+_AT_ONCE = 256
 
 
 def slot_names(slots: int) -> tuple[str, ...]:
@@ -211,8 +212,13 @@ def waves(count: int, size: int, generator: torch.Generator, bright: int) -> Ten
     turns = 6 * torch.rand(3, count, 1, 1, generator=generator) - 3
     places = torch.arange(size) / size
     phase = turns[0] * places[:, None] + turns[1] * places + turns[2]
-    share = (1 + torch.sin(2 * torch.pi * phase))[:, None] / 2
-    return (share * colours[0] + (1 - share) * colours[1]).to(torch.uint8)
+    images = torch.empty(count, 3, size, size, dtype=torch.uint8)
+    # Floats of all images at once may need more memory than there is.
+    for some in torch.arange(count).split(_AT_ONCE):
+        share = (1 + torch.sin(2 * torch.pi * phase[some]))[:, None] / 2
+        drawn = share * colours[0, some] + (1 - share) * colours[1, some]
+        images[some] = drawn.to(torch.uint8)
+    return images
 
 
 @settings
