@@ -89,13 +89,16 @@ def ours_in_words(
     estimates: Mapping[Key, Estimate],
 ) -> str:
     """Our figure of a line; or that it was not run, unless it is one of another
-    implementation, or that there is no such preset.
+    implementation or of no row of the preset, or that there is no such preset.
     """
     values = values_of(result, line)
     if values or line.elsewhere:
         return in_words(values, line)
     if preset not in recipe.presets:
         return "none"
+    rows = recipe.present(recipe.presets[preset])
+    if rows and line.row not in rows:
+        return ""
     return not_run(
         [
             estimate
