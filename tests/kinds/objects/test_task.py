@@ -45,7 +45,8 @@ def test_perfect_slots_have_perfect_figures() -> None:
     assert bool(((mask == 0) == (batch.labels[0] == 0)).all())
     assert len(answer.classes) == batch.labels[0].unique().numel()
     assert answer.classes[0] == "slot 1"
-    assert answer.seen == f"{len(answer.classes) - 1} objects and the ground"
+    number = len(answer.classes) - 1
+    assert answer.seen == f"{number} object{'s' * (number != 1)} and the ground"
 
 
 def test_of_pictures_of_one_colour_nothing_is_drawn() -> None:
@@ -263,7 +264,8 @@ def test_from_a_folder_of_pictures_to_masks(
 
     main(["predict", "runs/shelf", "shelf/a/0.png", "--json", "--masks", "masks"])
     row = json.loads(capsys.readouterr().out)
-    assert row["seen"] == f"{len(row['classes']) - 1} objects and the ground"
+    number = len(row["classes"]) - 1
+    assert row["seen"] == f"{number} object{'s' * (number != 1)} and the ground"
     with Image.open("masks/0.png") as mask:
         values = np.asarray(mask)
     # As large as the picture.

@@ -32,6 +32,7 @@ from torchcaps_lab.kinds.objects.pictures import (
 from torchcaps_lab.kinds.objects.sets import ObjectSet
 from torchcaps_lab.kinds.objects.steps import SlotSteps
 from torchcaps_lab.kinds.pixels.pictures import drawings_of
+from torchcaps_lab.look import counted
 from torchcaps_lab.report.exhibit import Exhibit
 from torchcaps_lab.report.pictures.advice import Advice
 from torchcaps_lab.report.pictures.headline import page_title, sentence
@@ -296,10 +297,7 @@ class Objects(Task):
         error = _errors(prediction, batch).detach()
         figures = {"drawn": _drawn_shares(error, prediction, batch), "error": error}
         if _known(batch.labels):
-            slots = _slots_by_name(prediction)
-            for end, slot in slots.items():
-                index = foreground_rand_index(batch.labels, slot)
-                figures[f"fg_ari{end}"] = index.float()
+            figures |= _indices(batch.labels, prediction, ["fg_ari"])
         return figures
 
     def examine(
@@ -352,10 +350,7 @@ class Objects(Task):
         true = batch.labels.to(prediction.activation.device)
         if _known(true):
             figures["shared_objects"] = _shared_objects(true, slot)
-            for (end, slot), (key, index) in product(
-                _slots_by_name(prediction).items(), _INDICES.items()
-            ):
-                figures[key + end] = index(true, slot)
+            figures |= _indices(true, prediction, ["ari", "mbo"])
         return figures
 
     def explored(
@@ -400,7 +395,7 @@ class Objects(Task):
                     poses=None
                     if poses is None
                     else dict(zip(classes, poses[row], strict=True)),
-                    seen=f"{len(things) - 1} objects and the ground",
+                    seen=f"{counted(len(things) - 1, 'objects')} and the ground",
                     mask=_places(mask, things, len(classes)),
                 )
             )
@@ -542,12 +537,18 @@ def _shared_objects(true: Tensor, slots: Tensor) -> Tensor:
     return several.sum(1) / (size > 0).sum(1).clamp_min(1)
 
 
-def _slots_by_name(prediction: Prediction) -> dict[str, Tensor]:
-    """The slot of each pixel, (B, H, W), by the end of the names of its figures: of the
-    masks, and of the assigned pixels.
+def _indices(
+    true: Tensor, prediction: Prediction, keys: Sequence[str]
+) -> dict[str, Tensor]:
+    """How well the slots of each picture match its objects, (B,), by the names of the
+    figures: of the masks, and of the assigned pixels.
     """
     shares = {"": prediction.masks, _ASSIGNED: prediction.assigned}
-    return {end: share.argmax(1) for end, share in shares.items() if share is not None}
+    return {
+        f"{key}{end}": _INDICES[key](true, share.argmax(1)).float()
+        for (end, share), key in product(shares.items(), keys)
+        if share is not None
+    }
 
 
 def _known(labels: Tensor) -> bool:
