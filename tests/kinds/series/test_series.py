@@ -18,7 +18,9 @@ from torchcaps_lab.data import (
     SeriesArrays,
     SeriesSet,
 )
+from torchcaps_lab.data.transforms.preprocess import Preprocess
 from torchcaps_lab.kinds.series.files import read_sound
+from torchcaps_lab.kinds.series.reader import SeriesReader
 from torchcaps_lab.kinds.series.sound import Sound
 from torchcaps_lab.look import Place
 from torchcaps_lab.options.guess import guess, seen
@@ -133,8 +135,39 @@ def test_moments_with_units_are_in_the_order_of_their_numbers(tmp_path: Path) ->
     table = tmp_path / "wide.csv"
     table.write_text("\n".join(["label,u 1 (V),u 0 (V),i 0 (A),i 1 (A)", *rows]))
     data = Series(str(table), wide=True)
-    assert data.train.row(0)[:2].tolist() == [[0, 1], [2, 3]]
+    assert data.train.row(0)[:2].tolist() == [[2, 3], [0, 1]]
     assert data.manifest().parts["train"][0].name.startswith("wide.csv:row ")
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["long", "wide"])
+def test_channels_are_told_by_their_names(tmp_path: Path, wide: bool) -> None:
+    # Every x is 1, and every y is 5.
+    for part, order in (("train", "xy"), ("test", "yx")):
+        cells = ",".join("1" if name == "x" else "5" for name in order)
+        header = f"series,label,{','.join(order)}"
+        rows = [f"{k},{'ab'[k % 2]},{cells}" for k in range(12) for _ in range(3)]
+        if wide:
+            header = "label," + ",".join(f"{one}{n}" for one in order for n in range(3))
+            cells = ",".join("111" if name == "x" else "555" for name in order)
+            rows = [
+                "ab"[k % 2] + "," + ",".join(cells.replace(",", "")) for k in range(12)
+            ]
+        table(tmp_path / f"{part}.csv", rows, header)
+    data = Series(str(tmp_path), wide=wide)
+    for part in (data.train, data.test):
+        assert part.inputs[0, :2].tolist() == [[1.0, 1, 1], [5, 5, 5]]
+
+
+def test_other_series_have_the_channels_of_the_network(tmp_path: Path) -> None:
+    rows = [f"{k},{'ab'[k % 2]},1,5" for k in range(12) for _ in range(3)]
+    trained = Series(str(table(tmp_path / "a.csv", rows, "series,label,x,y")))
+    other = str(table(tmp_path / "b.csv", rows, "series,label,y,x"))
+    reader = SeriesReader.of_data(trained, Preprocess())
+    with pytest.raises(ValueError, match="takes the channels x, y, these are y, x"):
+        reader.fitted(Series(other).test)
+    arguments: dict[str, Any] = {"values": ()}
+    reader.complete(arguments)
+    assert reader.fitted(Series(other, **arguments).test).inputs[0, 0, 0] == 5
 
 
 def test_training_series_have_mean_0_and_deviation_1(tmp_path: Path) -> None:

@@ -113,9 +113,12 @@ def _of_tables(root: Path, tables: Mapping[str, Path], form: SeriesForm) -> List
             f"{root} must hold files for train and test, got {held}: give one file as "
             "root"
         )
+    # Other tables may have their columns in another order.
+    named = with_values(root, form) if form.series else form
     listed = Listed()
     for part, path in tables.items():
-        (listed.parts[part],) = _read(path, form.whole(), listed).values()
+        read_as = form if part == "train" else named
+        (listed.parts[part],) = _read(path, read_as.whole(), listed).values()
     return listed
 
 

@@ -161,9 +161,16 @@ class SeriesReader(Reader):
         """Series of any lengths, (B, C + 1, longest)."""
         return padded(rows, self.channels)
 
+    def complete(self, arguments: dict[str, Any]) -> str:
+        """The columns of the channels, in the order in which the network takes them."""
+        form = self.scale.form
+        if form.series and not arguments.get("values", form.values):
+            arguments["values"] = [*form.values]
+        return ""
+
     def fitted(self, examples: Examples) -> Examples:
         """The series in the scale of the network; a `ValueError` if sounds were made
-        into other series.
+        into other series, or the channels are in another order.
         """
         series = SeriesSet.require(super().fitted(examples))
         if series.scale.sound != self.scale.sound:
@@ -174,6 +181,12 @@ class SeriesReader(Reader):
             raise ValueError(
                 f"the network takes series of {self.channels} channels, these have "
                 f"{series.raw_image_shape[0]}"
+            )
+        channels, own = self.scale.form.values, series.scale.form.values
+        if channels != own and {*channels} == {*own} and self.scale.form.series:
+            raise ValueError(
+                f"the network takes the channels {', '.join(channels)}, these are "
+                f"{', '.join(own)}: name them in its order with values"
             )
         return replace(series, scale=self.scale)
 

@@ -235,8 +235,8 @@ def _wide(
 
 
 def _channels_of(names: Sequence[str]) -> list[list[str]]:
-    """The columns of each channel of a wide table, by the numbers at their ends: one
-    channel if they are not numbered alike.
+    """The columns of each channel of a wide table, by the numbers at their ends, in the
+    order of the channels' names: one channel if they are not numbered alike.
     """
     channels: dict[str, dict[int, str]] = {}
     for name in names:
@@ -247,7 +247,10 @@ def _channels_of(names: Sequence[str]) -> list[list[str]]:
     moments = {tuple(sorted(channel)) for channel in channels.values()}
     if len(moments) > 1:
         return [[*names]]
-    return [[channel[key] for key in sorted(channel)] for channel in channels.values()]
+    return [
+        [channel[key] for key in sorted(channel)]
+        for _, channel in sorted(channels.items())
+    ]
 
 
 def _long(
