@@ -4,6 +4,7 @@ its report and predictions.
 
 import json
 import shutil
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -233,6 +234,20 @@ def test_predict_writes_masks_and_overlays(
     answer = tc.Classifier.open(run / "run")(run / "images/5.png")
     assert answer.mask is not None
     assert torch.equal(answer.mask, predicted)
+
+
+@pytest.mark.parametrize(
+    ("classes", "values"),
+    [(("0", "7", "255"), (0, 7, 255)), (("ground", "7", "cell"), (0, 1, 2))],
+)
+def test_a_predicted_mask_has_the_values_of_those_learnt_from(
+    classes: tuple[str, ...], values: tuple[int, ...]
+) -> None:
+    task = Segmentation()
+    (answer,) = task.answers(Prediction(certain(SAID), None, None), classes)
+    drawings = task.drawings(answer, torch.rand(1, 2, 3), classes)
+    with Image.open(BytesIO(drawings[".png"])) as mask:
+        assert np.array_equal(np.array(mask), np.array(values)[SAID[0]])
 
 
 def test_a_network_of_pixels_is_tested_on_pictures_of_another_size(

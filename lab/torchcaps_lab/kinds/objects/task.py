@@ -369,7 +369,7 @@ class Objects(Task):
         classes: Sequence[str],
     ) -> dict[str, bytes]:
         """The slot of each pixel, and the slots laid over the picture."""
-        return drawings_of(answer.mask, picture, len(classes))
+        return drawings_of(answer.mask, picture, range(len(classes)))
 
     def answers(self, prediction: Prediction, classes: Sequence[str]) -> list[Answer]:
         """The slots of each picture: its classes are those that draw something, the one

@@ -112,24 +112,44 @@ def colours(count: int) -> Tensor:
     return torch.tensor(list(map(rgb_of, codes)))
 
 
-def indexed(mask: Tensor, count: int) -> "Image":
-    """The class of each pixel, (H, W), as an image whose values are the classes and
-    whose palette their colours.
+def mask_values(classes: Sequence[str]) -> list[int]:
+    """The value of each class in a mask: its name where all names are values, as those
+    of masks without names are; else its number.
+
+    Example:
+        >>> from torchcaps_lab.kinds.pixels.pictures import mask_values
+        >>> mask_values(["0", "255"]), mask_values(["cell", "membrane"])
+        ([0, 255], [0, 1])
+    """
+    values = {str(value): value for value in range(256)}
+    if {*classes} <= values.keys():
+        return [values[name] for name in classes]
+    return [*range(len(classes))]
+
+
+def indexed(mask: Tensor, values: Sequence[int]) -> "Image":
+    """The class of each pixel, (H, W), as an image with the values of the classes and
+    a palette of their colours.
     """
     from PIL import Image
 
-    image = Image.fromarray(mask.to(torch.uint8).numpy())
-    image.putpalette((colours(count) * 255).round().to(torch.uint8).flatten().tolist())
+    table = torch.tensor(values, dtype=torch.uint8)
+    palette = torch.zeros(256, 3)
+    palette[table.long()] = colours(len(values))
+    image = Image.fromarray(table[mask].numpy())
+    image.putpalette((palette * 255).round().to(torch.uint8).flatten().tolist())
     return image
 
 
-def drawings_of(mask: Tensor | None, picture: Tensor, count: int) -> dict[str, bytes]:
+def drawings_of(
+    mask: Tensor | None, picture: Tensor, values: Sequence[int]
+) -> dict[str, bytes]:
     """Return the files that ``predict`` writes for a mask, by the ends of their names.
 
     Args:
         mask: the class of each pixel, (H, W); None for no mask.
         picture: the picture, (C, H, W) in [0, 1].
-        count: the number of classes.
+        values: the value of each class in the file.
 
     Returns:
         The mask as an image with indexed colours, and laid over the picture.
@@ -137,8 +157,8 @@ def drawings_of(mask: Tensor | None, picture: Tensor, count: int) -> dict[str, b
     if mask is None:
         return {}
     file = BytesIO()
-    indexed(mask, count).save(file, "PNG")
-    laid_over = overlay(picture, mask, count)
+    indexed(mask, values).save(file, "PNG")
+    laid_over = overlay(picture, mask, len(values))
     return {".png": file.getvalue(), ".overlay.png": png(laid_over)}
 
 

@@ -19,6 +19,7 @@ from torchcaps_lab.kinds.pixels.pictures import (
     Segments,
     ShownSegments,
     drawings_of,
+    mask_values,
 )
 from torchcaps_lab.report.exhibit import Exhibit
 from torchcaps_lab.report.pictures.advice import Advice
@@ -238,10 +239,10 @@ class Segmentation(Task):
         picture: Tensor,
         classes: Sequence[str],
     ) -> dict[str, bytes]:
-        """The class of each pixel, as an image with indexed colours, and laid over the
-        picture.
+        """The class of each pixel, as an image with indexed colours whose values are
+        those of the masks, and laid over the picture.
         """
-        return drawings_of(answer.mask, picture, len(classes))
+        return drawings_of(answer.mask, picture, mask_values(classes))
 
     def answers(self, prediction: Prediction, classes: Sequence[str]) -> list[Answer]:
         """The class of each pixel; the classes of an image have pixels, and
