@@ -157,6 +157,16 @@ class TestNewClasses:
         command = f"torchcaps train {other} --from {run[1]}"
         assert command in capsys.readouterr().err
 
+    def test_are_not_needed_to_test_on_one(
+        self,
+        run: tuple[Path, Path],
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        only = folder(tmp_path / "only", "rose")
+        assert main(["evaluate", str(run[1]), str(only)]) == 0
+        assert "there are no images of 'tulip'" in capsys.readouterr().out
+
 
 @pytest.mark.parametrize("resize", ["pad", "crop", "stretch"])
 @pytest.mark.parametrize("size", [(40, 24), (24, 40), (16, 16)])

@@ -337,7 +337,11 @@ class WrongUsage(ValueError):
     """
 
 
-def data_at(value: Any, columns: Mapping[str, Any] | None = None) -> Any:
+def data_at(
+    value: Any,
+    columns: Mapping[str, Any] | None = None,
+    classes: Sequence[str] = (),
+) -> Any:
     """The data set that a reader recognises at a path, where a path is named in place
     of a data set; anything else as it is.
 
@@ -346,6 +350,7 @@ def data_at(value: Any, columns: Mapping[str, Any] | None = None) -> Any:
             `Path`, which is never the name of a data set.
         columns: the columns that the network was trained on, where the arguments name
             no other.
+        classes: the classes of the network, of which data may hold one alone.
     """
     from torchcaps_lab.data.base import DATASETS
     from torchcaps_lab.options.guess import guess
@@ -361,7 +366,8 @@ def data_at(value: Any, columns: Mapping[str, Any] | None = None) -> Any:
     }:
         return value
     # A trained network knows its classes, so an empty class folder is in nobody's way.
-    given = {"skip_broken": True, **(columns or {}), **arguments}
+    known = {"skip_broken": True, "classes": classes}
+    given = {**known, **(columns or {}), **arguments}
     seen = guess(text, {"data": given}).options["data"]
     # A trained network says what shape it takes, where a data set leaves that open.
     parameters = inspect.signature(DATASETS.find(seen["name"])).parameters

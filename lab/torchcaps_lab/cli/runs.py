@@ -91,7 +91,9 @@ def other_data(
 
 def _named(run: str, value: Any) -> Spec:
     """The data set that was named, which reads the columns that the run has read."""
-    spec: Spec = fit(DataSet, data_at(value, _columns(run, value)), "--data")
+    classifier = open_classifier(run)
+    classes = classifier.classes if classifier.named else ()
+    spec: Spec = fit(DataSet, data_at(value, _columns(run, value), classes), "--data")
     return spec
 
 

@@ -5,13 +5,14 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import torchcaps as tc
 from torchcaps_lab.classifier import Classifier
-from torchcaps_lab.cli import main
+from torchcaps_lab.cli import main, runs
 from torchcaps_lab.cli.runs import other_data
 from torchcaps_lab.data import Digits, MadeQuestions, Text, TextSet, Words, joined
 from torchcaps_lab.kinds.texts.coloured import word_shares
@@ -158,6 +159,8 @@ def test_other_tables_are_read_by_the_columns_of_the_run(
 ) -> None:
     """`evaluate RUN TABLE` chose its own columns, and refused options beside it."""
     monkeypatch.chdir(tmp_path)
+    network = SimpleNamespace(named=True, classes=("0", "1"))
+    monkeypatch.setattr(runs, "open_classifier", lambda run: network)
     rows = [f"short {n},a longer review of film {n},{n % 2};{n % 2}" for n in range(9)]
     Path("new.csv").write_text("\n".join(["title,review,stars", *rows]))
     Path("run").mkdir()

@@ -490,13 +490,14 @@ def _with_labels(images: Any, labels: Any) -> Any:
 
 def _of_folder(root: Path, given: Mapping[str, Any]) -> Guess:
     data = values_of(given.get("data"))
-    listing = list_folder(
-        ImageListing(
-            root=root,
-            skip_empty=bool(data.get("skip_broken")),
-            class_folders=data.get("class_folders"),
-        )
+    listing = ImageListing(
+        tuple(data.get("classes") or ()),
+        root=root,
+        skip_empty=bool(data.get("skip_broken")),
+        class_folders=data.get("class_folders"),
     )
+    # The data set refuses what is none of known classes.
+    _ = looked_through(listing) if listing.classes else list_folder(listing)
     count = len(listing.items)
     train = trained_of(count)
     if "train" in listing.parts:
