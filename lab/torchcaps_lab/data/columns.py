@@ -124,6 +124,9 @@ _FEW_WHOLE = 10
 _LEAST_IN_ROW = 8
 """Numbers in a cell; fewer may be labels."""
 
+_MOST_OTHERS = 0.1
+"""Share of the cells of a column of numbers that hold something else, such as ``?``."""
+
 _DATE = re.compile(
     r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4})"
     r"([T ]\d{1,2}:\d{2}.*)?|\d{1,2}:\d{2}(:\d{2})?([.,]\d+)?"
@@ -568,6 +571,9 @@ def _role(
         return "label", values
     if len(different) == len(filled) and all(map(_is_code, different)):
         return "identifier", "each row has its own"
+    if are_numbers(filled):
+        other = next(cell for cell in filled if not is_quantity(cell))
+        return "number", f"{values}, numbers except for a few, such as {other:.40}"
     words = sum(len(cell.split()) for cell in filled) / len(filled)
     return "text", f"{values}, {words:.1f} words each"
 
@@ -627,6 +633,17 @@ def is_quantity(cell: str) -> bool:
         [True, True, True, True, False, False]
     """
     return _NUMBER.fullmatch(cell) is not None
+
+
+def are_numbers(filled: Sequence[str]) -> bool:
+    """Whether a column is one of numbers, a few cells of which may hold something else,
+    such as ``?``.
+
+    Args:
+        filled: its cells that are not empty.
+    """
+    numbers = sum(map(is_quantity, filled))
+    return numbers > 0 and numbers >= (1 - _MOST_OTHERS) * len(filled)
 
 
 def _amount(cell: str) -> float:

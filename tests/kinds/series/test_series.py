@@ -309,6 +309,25 @@ def test_what_is_wrong_is_said_of_the_file(
         Series(str(tmp_path if name.endswith(".wav") else tmp_path / name), group="who")
 
 
+@pytest.mark.parametrize("wide", [False, True], ids=["long", "wide"])
+def test_a_cell_without_a_number_does_not_make_texts_of_a_column(
+    tmp_path: Path, wide: bool
+) -> None:
+    rows = [
+        f"{k},{'ab'[k % 2]}," + ",".join(str(k * m + 0.5) for m in range(9))
+        for k in range(24)
+        for _ in range(1 if wide else 3)
+    ]
+    rows[1] = rows[1].rpartition(",")[0] + ",?"
+    header = "series,label," + ",".join(
+        f"t{m}" if wide else "uvwxyzopq"[m] for m in range(9)
+    )
+    options = guess(table(tmp_path / "a.csv", rows, header)).options["data"]
+    assert options.pop("name") == "Series"
+    with pytest.raises(ValueError, match=r"must be a number, got .*'[?]'"):
+        Series(**options)
+
+
 def test_missing_files(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="root nowhere does not exist"):
         Series("nowhere")

@@ -19,7 +19,7 @@ from torchcaps_lab.data.columns import (
     Column,
     Columns,
     UnclearColumns,
-    is_quantity,
+    are_numbers,
     quoted,
 )
 from torchcaps_lab.data.listed import Item, Listed
@@ -577,8 +577,7 @@ def _time_columns(columns: Columns) -> list[str]:
 
 
 def _is_numeric(cells: Cells, name: str) -> bool:
-    filled = [*filter(None, cells.column(name))]
-    return bool(filled) and all(map(is_quantity, filled))
+    return are_numbers([*filter(None, cells.column(name))])
 
 
 def _is_even(cells: Sequence[str]) -> bool:
