@@ -327,6 +327,20 @@ def test_files_of_boxes_that_lie_elsewhere(tmp_path: Path) -> None:
     assert AnnotatedImages(tmp_path, annotations=yaml, test=0.0).classes == CLASSES
 
 
+def test_numbers_of_yolo_count_its_own_names(tmp_path: Path) -> None:
+    """A network with other places for its classes took cats for dogs."""
+    for part in ("images", "labels"):
+        (tmp_path / part).mkdir()
+    Image.new("L", (8, 8)).save(tmp_path / "images" / "a.png")
+    (tmp_path / "labels" / "a.txt").write_text("0 0.5 0.5 0.5 0.5\n")
+    yaml = tmp_path / "data.yaml"
+    yaml.write_text("train: images\nnames: [dog, cat]\n")
+    data = AnnotatedImages(
+        tmp_path, annotations=yaml, classes=("cat", "dog"), validation=0.0, test=0.0
+    )
+    assert (data.classes, data.train.labels.tolist()) == (CLASSES, [[False, True]])
+
+
 @pytest.mark.parametrize("kind", ["coco", "yolo"])
 def test_validation_images_of_their_own(tmp_path: Path, kind: str) -> None:
     """Beside a test, they were used for nothing, without a word."""

@@ -147,7 +147,8 @@ class AnnotatedImages(DataSet):
             image's sides; or YOLO's ``data.yaml``, which names the classes and the
             folders of images, each with a folder of labels beside it.
         classes: the names of the classes; default: the categories of COCO's file, all
-            names in VOC's, or the lines of ``classes.txt`` for YOLO.
+            names in VOC's, or those of ``classes.txt`` or ``data.yaml`` for YOLO, whose
+            numbers count the names there.
         validation_annotations: the annotations of the validation images, in the same
             form; default: a share of the images is for validation, unless ``data.yaml``
             names a ``val`` beside a ``test``.

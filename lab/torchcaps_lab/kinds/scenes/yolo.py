@@ -172,17 +172,17 @@ def of_yaml(path: Path, root: Path, names: Sequence[str] | None) -> Listed:
         raise ValueError(f"{path} must hold names, the classes, and train, a folder")
     file = checked(Yaml, content, path)
     named = check_names(_names_in(file, path), path)
-    classes = tuple(map(str, names or named))
     parts: dict[str, list[Noted]] = {}
     for part, keys in _PARTS.items():
         key = next((name for name in keys if getattr(file, name)), None)
         folders = [] if key is None else _folders(file, key, path, root)
         images = chain.from_iterable(map(image_files, folders))
-        if noted := [_noted(image, classes) for image in images]:
+        # Numbers count these names, whatever the order of those that were passed.
+        if noted := [_noted(image, named) for image in images]:
             parts[part] = noted
     if "train" not in parts:
         raise ValueError(f"{path} names no images to train on: train must be a folder")
-    return Listed(classes, parts, _without_image(chain(*parts.values())))
+    return Listed((*(names or named),), parts, _without_image(chain(*parts.values())))
 
 
 def _names_in(file: Yaml, path: Path) -> list[str]:
