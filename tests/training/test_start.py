@@ -165,7 +165,9 @@ class TestNewClasses:
     ) -> None:
         only = folder(tmp_path / "only", "rose")
         assert main(["evaluate", str(run[1]), str(only)]) == 0
-        assert "there are no images of 'tulip'" in capsys.readouterr().out
+        out = capsys.readouterr().out
+        assert "there are no images of 'tulip'" in out
+        assert "most frequent class" not in out
 
 
 @pytest.mark.parametrize("resize", ["pad", "crop", "stretch"])

@@ -278,7 +278,8 @@ def _warnings(findings: Findings, images: Examples) -> tuple[str, ...]:
             f"there are no {images.what} of {names}, so the figures leave them out"
         )
     label, share = findings.majority
-    if findings.accuracy > share:
+    # Of images of one class, an accuracy can only be its share at most.
+    if findings.accuracy > share or share == 1:
         return tuple(lines)
     return (
         *lines,
