@@ -110,8 +110,8 @@ class ClassCaps(CapsuleLayer):
             :func:`coordinate_addition` gives them; or ``"scaled"``, times the magnitude
             of the children's poses (:class:`~torchcaps.layers.PoseMagnitude`: that of
             the batch in training, a running one in evaluation, without a gradient); or
-            False. Unscaled, they drown poses that have faded from layer to layer, and
-            are drowned by large ones.
+            False. Unscaled, they drown small poses, such as squashed ones or those that
+            have faded from layer to layer, and are drowned by large ones.
         coordinate_scale: a factor of the positions, scaled or not.
         axes: the number of axes of the grid: 1, 2 or 3.
         init_std: standard deviation of the transforms' normal initialisation.
