@@ -128,7 +128,7 @@ class Listing(Listed):
         elif len(names) < 2:
             self.refused.append(
                 f"{folder} must hold a folder for each of two or more classes, got "
-                f"{names}{self._loose(folder)}{_hint_inside(_folders(folder))}"
+                f"{', '.join(names) or 'none'}{self._loose(folder)}{_hint_inside(_folders(folder))}"
             )
         elif self.class_folders is None:
             self._look_inside(folder, inside)

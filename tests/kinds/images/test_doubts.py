@@ -199,6 +199,11 @@ def test_twelve_bits_in_sixteen_are_spread_over_all_grey_levels(tmp_path: Path) 
     )
     assert "range" not in guess(save_deep(tmp_path / "full", 65535)).options["data"]
     assert check_folder(tmp_path / "full").range is None
+    for file in next(root.rglob("*.png")).parent.iterdir():
+        Image.new("L", (16, 16), 9).save(file)
+    mixed = guess(root)
+    assert "range" not in mixed.options["data"]
+    assert "images that were looked at have pixels of more" in mixed.why["data.range"]
 
 
 def test_a_run_reads_new_pictures_in_its_range(

@@ -233,7 +233,7 @@ class TestNamesOfFolders:
             ),
             (
                 ("train", "test"),
-                r"train must hold a folder for each of two or more classes, got \(\)",
+                "train must hold a folder for each of two or more classes, got none",
             ),
             (
                 ("train/a", "train/b", "test"),
@@ -252,7 +252,7 @@ class TestNamesOfFolders:
             save(tmp_path / f"{number}.png", number)
         with pytest.raises(
             ValueError,
-            match=r"got \(\), and 3 images outside of class folders: .* --task objects",
+            match=r"got none, and 3 images outside of class folders: .* --task objects",
         ):
             ImageFolder(str(tmp_path))
 

@@ -391,8 +391,8 @@ def _of_range(levels: Levels | None, looks: dict[ListedFile, _Look]) -> list[str
     line = f"pixels of more than 8 bit in {counted(len(deep), 'images')} are {used}"
     if shallow := len(looks) - len(deep):
         return [
-            f"{line}, beside {shallow:,} of 8 bit: bring them to one kind, since a "
-            "range counts for all images"
+            f"{line}, beside {shallow:,} of 8 bit: convert them to 8 bit, since a range "
+            "counts for all images"
         ]
     return [
         f"{line}: --data.range {range_option(levels)!r} spreads these over all grey "

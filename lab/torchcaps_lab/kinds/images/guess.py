@@ -137,9 +137,7 @@ def shape_of(looks: "Looks") -> tuple[dict[str, Any], dict[str, str]]:
         if looks.colours < len(looks.sizes):
             share = f": {looks.colours} of {len(looks.sizes)} that were looked at"
         why["data.channels"] = f"3, colour{share}"
-    if looks.levels is not None:
-        data["range"] = list(looks.levels)
-        why["data.range"] = range_line(looks)
+    looks.add_range(data, why)
     return data, why
 
 
@@ -228,12 +226,35 @@ class Looks(NamedTuple):
     Args:
         sizes: height and width of each that can be read, when upright.
         colours: how many have colours.
-        levels: the range of pixels, if it is not the usual one.
+        deep: how many have pixels of more than 8 bit.
+        levels: the range of pixels of these, if it is not the usual one.
     """
 
     sizes: list[tuple[int, int]]
     colours: int
+    deep: int
     levels: tuple[float, float] | None
+
+    def add_range(self, data: dict[str, Any], why: dict[str, str]) -> None:
+        """Add the range to the arguments of a data set, and to the reasons.
+
+        A range counts for all images. Beside pictures of 8 bit there is none, and the
+        reason warns of it.
+        """
+        if self.levels is None:
+            return
+        used = range_text(self.levels)
+        if self.deep == len(self.sizes):
+            data["range"] = list(self.levels)
+            why["data.range"] = (
+                f"{used}, the values of pixels in {self.deep} images that were looked at"
+            )
+        else:
+            why["data.range"] = (
+                f"none, although {self.deep} of {len(self.sizes)} images that were "
+                f"looked at have pixels of more than 8 bit, only from {used}, and turn "
+                "out darker than the others: convert them to 8 bit"
+            )
 
 
 def looked_at(files: Sequence[Path]) -> Looks:
@@ -260,9 +281,7 @@ def looked_at(files: Sequence[Path]) -> Looks:
         sizes.append(sides)
         extents += [] if extent is None else [extent]
         colours += coloured and not red == green == blue
-    # Of pictures of 8 bit beside them, the range would be another one.
-    deep = len(extents) == len(sizes)
-    return Looks(sizes, colours, range_for(extents) if deep else None)
+    return Looks(sizes, colours, len(extents), range_for(extents))
 
 
 def _upright_sides(image: Any, stored: tuple[int, int]) -> tuple[int, int]:
@@ -278,14 +297,6 @@ def _upright_sides(image: Any, stored: tuple[int, int]) -> tuple[int, int]:
         return height, width
     width, height = stored
     return (width, height) if turn in TURNED_SIDES else (height, width)
-
-
-def range_line(looks: Looks) -> str:
-    """Tell people the range of pixels that was seen."""
-    return (
-        f"{range_text(looks.levels or (0, 1))}, the values of pixels in "
-        f"{len(looks.sizes)} images that were looked at"
-    )
 
 
 def _padded(sizes: Sequence[tuple[int, int]]) -> str:

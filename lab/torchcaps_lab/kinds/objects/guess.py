@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcaps.spec import Given
-from torchcaps_lab.kinds.images.guess import looked_at, range_line
+from torchcaps_lab.kinds.images.guess import looked_at
 from torchcaps_lab.kinds.images.sets.files import image_files
 from torchcaps_lab.look import Guess, epochs_for, value_of
 
@@ -63,10 +63,7 @@ def guess_pictures(pictures: Any, given: Mapping[str, Any]) -> Any:
         files = image_files(pictures)
         count = len(files)
         data = {"name": "PictureFolder", "root": str(pictures)}
-        looks = looked_at(files)
-        if looks.levels is not None:
-            data["range"] = list(looks.levels)
-            of_data["data.range"] = range_line(looks)
+        looked_at(files).add_range(data, of_data)
         where = f" in {pictures}"
     elif hasattr(pictures, "__len__"):
         count = len(pictures)

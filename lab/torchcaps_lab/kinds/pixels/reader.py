@@ -11,7 +11,7 @@ from torchcaps.models import ClassifierNetwork
 from torchcaps_lab.data.reader import Reader, register_reader
 from torchcaps_lab.kinds.images.decoding.bands import Bands
 from torchcaps_lab.kinds.images.decoding.picture import image_suffixes, opened
-from torchcaps_lab.kinds.images.guess import looked_at, range_line
+from torchcaps_lab.kinds.images.guess import looked_at
 from torchcaps_lab.kinds.images.reader import ImageReader
 from torchcaps_lab.kinds.images.sets.files import image_files
 from torchcaps_lab.kinds.pixels.masks import picture_of
@@ -253,9 +253,7 @@ def _of_masks(root: Path, images: str, arguments: Mapping[str, Any]) -> Guess:
         "data": f"Masks, {len(files)} pictures with masks in {root}",
         "data.cut": f"{cut}, squares to train on",
     }
-    if looks.levels is not None:
-        data["range"] = list(looks.levels)
-        why["data.range"] = range_line(looks)
+    looks.add_range(data, why)
     options = {
         **MASKS,
         "data": data,
