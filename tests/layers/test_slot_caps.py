@@ -149,6 +149,12 @@ def test_the_intent_pulls_words_only_with_re_routing() -> None:
     )
 
 
+def test_both_layers_show_the_routing_that_is_done() -> None:
+    made = layer(steps=1)
+    for part in (made.slot_caps, made.intent_caps):
+        assert (part.routing.steps, part.routing.squash) == (1, "tanh")
+
+
 def test_half_precision() -> None:
     actual = layer().bfloat16()(sentences().bfloat16(), THERE)
     assert {one.dtype for one in (*actual.slots, *actual.intents)} == {torch.bfloat16}

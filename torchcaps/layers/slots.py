@@ -118,12 +118,14 @@ class SlotCaps(SuggestsNames, nn.Module):
     init_std: Positive = argument(default=0.3, kw_only=True)
 
     def __post_init__(self) -> None:
+        routing = DynamicRouting(steps=self.steps, squash=self.squash)
         self.slot_caps = _Slots(
             None,
             self.slots,
             self.features,
             self.pose_dim,
             transforms="shared",
+            routing=routing,
             init_std=self.init_std,
         )
         self.intent_caps = CapsLinear(
@@ -131,7 +133,7 @@ class SlotCaps(SuggestsNames, nn.Module):
             self.intents,
             self.pose_dim,
             self.intent_dim,
-            routing=DynamicRouting(steps=self.steps, squash=self.squash),
+            routing=routing,
         )
         self.down: nn.Linear | None = None
         if self.pull:
