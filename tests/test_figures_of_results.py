@@ -1,5 +1,7 @@
 """Pages have the figures of the results in the files beside them."""
 
+import json
+
 import pytest
 from jinja2 import UndefinedError
 from scipy.stats import ttest_rel
@@ -25,6 +27,16 @@ def test_figures_are_those_of_the_result() -> None:
         '{{ mean("affine", "CapsNet", "affine test accuracy") | to(2) }}'
     )
     assert abs(float(template.render()) - sum(line["ours"]) / len(line["ours"])) < 0.01
+
+
+def test_recipes_without_a_number_of_seeds_have_one() -> None:
+    page = figures.pages()[figures.ROOT / "docs/recipes.md"]
+    _, _, rest = page.partition("| seeds of the quick preset |")
+    table, _, _ = rest.partition("| all others | 0 |")
+    for file in (figures.RESULTS / "recipes").glob("*-quick.json"):
+        result = json.loads(file.read_text(encoding="utf-8"))
+        if f"`{result['recipe']}`" not in table:
+            assert result["seeds"] == [0], f"name {result['recipe']} in the table"
 
 
 @pytest.mark.parametrize(
