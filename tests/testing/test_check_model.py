@@ -111,6 +111,12 @@ class Boasting(Linear):
     any_size = True
 
 
+class Cropping(Linear):
+    def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
+        _, height, width = self.image_shape
+        return super().forward(images[..., :height, :width], target)
+
+
 class Trusting(Linear):
     def _check(self, images: Tensor) -> None:
         if images.shape[1:] != self.image_shape or not images.is_floating_point():
@@ -152,6 +158,11 @@ def test_nothing_wrong() -> None:
         (Large, "prediction", r"activations do not lie in \[0, 1\]"),
         (Stubborn, "other_images_and_classes", "shapes cannot be multiplied"),
         (Boasting, "any_size", "shapes cannot be multiplied"),
+        (
+            Cropping,
+            "any_size",
+            "without any_size = True, inputs of 8x9 must raise a ValueError, but are",
+        ),
         (
             Trusting,
             "images_that_do_not_fit",
@@ -237,6 +248,8 @@ def test_network_over_something_else() -> None:
         match="Words is not an image classifier: inputs must make a batch for it",
     ):
         check_model(Words())
+    with pytest.raises(TypeError, match="must be a network or the name of one, got <"):
+        check_model(Words)  # type: ignore[arg-type]
 
 
 def test_skip() -> None:

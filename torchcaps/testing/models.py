@@ -70,10 +70,13 @@ def check_model(
 
     Raises:
         AssertionError: with the name of the check that failed, and what is off.
+        TypeError: if ``model`` is neither.
         ValueError: if the network is not a classifier and ``inputs`` is missing, or a
             name in ``skip`` is not that of a check.
     """
     checks = by_name(CHECKS, skip)
+    if not isinstance(model, Network | str):
+        raise TypeError(f"model must be a network or the name of one, got {model!r}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = create_model(model) if isinstance(model, str) else model
@@ -354,7 +357,8 @@ def _any_size(subject: Subject) -> None:
     for inputs in network.other_sizes(2):
         size = "x".join(map(str, inputs.shape[2:]))
         if not network.any_size:
-            _expect_error(network, inputs, f"inputs of {size}")
+            problem = f"without any_size = True, inputs of {size}"
+            _expect_error(network, inputs, problem)
             continue
         activation = network(inputs).activation
         if activation.shape != network.activation_shape(inputs):
