@@ -173,6 +173,8 @@ def calls(monkeypatch) -> list[dict]:
 
     timm = ModuleType("timm")
     timm.create_model = create
+    fixed = {"vit": SimpleNamespace(fixed_input_size=True)}
+    timm.get_pretrained_cfg = fixed.get
     monkeypatch.setitem(sys.modules, "timm", timm)
     return recorded
 
@@ -258,8 +260,36 @@ def test_any_network_of_timm(name: str, calls, tmp_path) -> None:
         )
     grey = create_model(name, image_shape=(1, 21, 16), backbone="timm/resnet18")
     assert grey.features.mean.flatten().tolist() == pytest.approx([0.4])
-    with pytest.raises(ValueError, match="timm/none: Unknown model"):
+    with pytest.raises(
+        ValueError, match=r"timm/none cannot be made with .*: Unknown model"
+    ):
         create_model(name, backbone="timm/none")
+
+
+def test_networks_of_one_size_are_made_for_that_of_the_images(calls) -> None:
+    """As ViT, whose codes of places timm adapts."""
+    for name in ("vit", "resnet18"):
+        create_model(
+            "capsnet_on_backbone", image_shape=(3, 21, 16), backbone=f"timm/{name}"
+        )
+    vit, resnet = calls
+    assert vit["img_size"] == (21, 16)
+    assert "img_size" not in resnet
+
+
+def test_what_timm_says_nothing_of_is_named(calls, monkeypatch) -> None:
+    def create(name: str, **options: object) -> Features:
+        raise AssertionError
+
+    monkeypatch.setattr(sys.modules["timm"], "create_model", create)
+    message = (
+        r"timm/mvit cannot be made with level 1 for images of \(3, 21, 16\): "
+        "AssertionError at 'raise AssertionError'"
+    )
+    with pytest.raises(ValueError, match=message):
+        create_model(
+            "capsnet_on_backbone", image_shape=(3, 21, 16), backbone="timm/mvit"
+        )
 
 
 def test_a_constructor_that_looks_at_numbers_is_outlined(calls, monkeypatch) -> None:
@@ -306,16 +336,17 @@ def test_features_whose_channels_are_last(calls, monkeypatch) -> None:
 @pytest.mark.parametrize(
     "name", ["resnet18", "vit_tiny_patch16_224", "swin_tiny_patch4_window7_224"]
 )
-def test_families_of_timm(name: str) -> None:
+@pytest.mark.parametrize("image_shape", [(3, 224, 224), (1, 96, 128)])
+def test_families_of_timm(name: str, image_shape: tuple[int, int, int]) -> None:
     pytest.importorskip("timm")
     make = partial(
         create_model,
         "capsnet_on_backbone",
-        image_shape=(3, 224, 224),
+        image_shape=image_shape,
         backbone=f"timm/{name}",
     )
     network = make().eval()
-    assert network(torch.rand(1, 3, 224, 224)).activation.isfinite().all()
+    assert network(torch.rand(1, *image_shape)).activation.isfinite().all()
     shapes = {key: value.shape for key, value in network.state_dict().items()}
     outline = outlined(make).state_dict()
     assert {key: value.shape for key, value in outline.items()} == shapes
@@ -453,5 +484,5 @@ def test_slots_take_a_level_of_the_features(calls) -> None:
     network = create_model("slots_on_backbone", level=2, **options)
     assert calls[-1]["out_indices"] == (-2,)
     assert network(torch.rand(1, 3, 21, 16)).features.true.shape[1] == 6
-    with pytest.raises(ValueError, match="timm/resnet18 has no level 9"):
+    with pytest.raises(ValueError, match="timm/resnet18 cannot be made with level 9"):
         create_model("slots_on_backbone", level=9, **options)

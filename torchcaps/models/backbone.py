@@ -4,6 +4,7 @@ network of timm.
 
 import math
 import os
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import InitVar
@@ -92,7 +93,8 @@ class TimmBackbone(Backbone):
 
     Args:
         name: as ``timm.list_models()`` has it, such as ``resnet18``.
-        in_channels: the channels of the images; timm adapts the first convolution.
+        image_shape: (C, H, W) of the images; timm adapts the first convolution to their
+            channels, and codes of places to their size.
         weights: ``hub`` to fetch the pretrained ones, ``imagenet`` for those of
             ``efficientnet_lite0`` in an installed package (the extra ``photos``), a
             file or folder with such; None for random ones.
@@ -111,7 +113,7 @@ class TimmBackbone(Backbone):
     def __init__(
         self,
         name: str,
-        in_channels: int,
+        image_shape: Sequence[int],
         weights: str | None = None,
         level: int = 1,
     ) -> None:
@@ -122,6 +124,7 @@ class TimmBackbone(Backbone):
                 f"{TIMM + name!r}"
             )
         timm = import_timm(TIMM + name)
+        in_channels, *size = image_shape
         options: dict[str, Any] = {"pretrained": weights is not None}
         if weights == IMAGENET:
             options["pretrained_cfg_overlay"] = {
@@ -133,6 +136,9 @@ class TimmBackbone(Backbone):
                 "file": str(_weights_file(str(weights)))
             }
         try:
+            published = timm.get_pretrained_cfg(name)
+            if published is not None and published.fixed_input_size:
+                options["img_size"] = tuple(size)
             with _numbers_only():
                 self.network = timm.create_model(
                     name,
@@ -141,11 +147,10 @@ class TimmBackbone(Backbone):
                     in_chans=in_channels,
                     **options,
                 )
-        except RuntimeError as error:
-            raise ValueError(f"backbone {TIMM}{name}: {error}") from error
-        except (AssertionError, IndexError) as error:
+        except (RuntimeError, AssertionError, IndexError) as error:
             raise ValueError(
-                f"backbone {TIMM}{name} has no level {level}: {error}"
+                f"backbone {TIMM}{name} cannot be made with level {level} for images "
+                f"of {tuple(image_shape)}: {_reason(error)}"
             ) from error
         self.channels = self.network.feature_info.channels()[-1]
         preprocessing = getattr(self.network, "pretrained_cfg", {})
@@ -161,6 +166,12 @@ class TimmBackbone(Backbone):
         if features.shape[1] == self.channels:
             return features
         return features.movedim(-1, 1)  # those of Swin are (B, H, W, C)
+
+
+def _reason(error: Exception) -> str:
+    """What an error of timm says; many of its assertions say nothing."""
+    line = traceback.extract_tb(error.__traceback__)[-1].line
+    return str(error) or f"{type(error).__name__} at {line!r}"
 
 
 @contextmanager
@@ -201,7 +212,7 @@ def _weights_file(path: str) -> Path:
 
 def make_backbone(
     name: str,
-    in_channels: int,
+    image_shape: Sequence[int],
     widths: Sequence[int],
     blocks: int,
     stride: int,
@@ -212,7 +223,7 @@ def make_backbone(
     :class:`TimmBackbone`.
     """
     if name.startswith(TIMM):
-        return TimmBackbone(name.removeprefix(TIMM), in_channels, weights, level)
+        return TimmBackbone(name.removeprefix(TIMM), image_shape, weights, level)
     if level != 1:
         raise ValueError(
             f"level must be 1 with the backbone {name!r}, whose widths say how many "
@@ -223,7 +234,7 @@ def make_backbone(
             f"backbone must be 'residual' or '{TIMM}' and the name of a network of "
             f"timm, got {name!r}"
         )
-    backbone = ResidualBackbone(in_channels, widths, blocks, stride)
+    backbone = ResidualBackbone(image_shape[0], widths, blocks, stride)
     if weights is not None:
         _load_own(backbone, weights)
     return backbone
@@ -273,7 +284,7 @@ class OnBackbone(ImageClassifier):
         self.weights = None
         self.features: Backbone = make_backbone(
             self.backbone,
-            self.image_shape[0],
+            self.image_shape,
             self.widths,
             self.blocks,
             self.stride,
@@ -304,7 +315,8 @@ class OnBackbone(ImageClassifier):
             features = _features_of_one(self.features, self.image_shape)
         except (RuntimeError, AssertionError) as error:
             raise ValueError(
-                f"image_shape {self.image_shape} does not suit {self.backbone}: {error}"
+                f"image_shape {self.image_shape} does not suit {self.backbone}: "
+                f"{_reason(error)}"
             ) from error
         self.train()
         if (
