@@ -169,7 +169,11 @@ def calls(monkeypatch) -> list[dict]:
         if options["out_indices"] == (-9,):
             raise IndexError("list index out of range")
         recorded.append({"name": name, **options})
-        return Features(in_chans)
+        network = Features(in_chans)
+        if options["pretrained"] and name != "unknown_weights":
+            nn.init.ones_(network.conv.weight)
+            nn.init.zeros_(network.conv.bias)
+        return network
 
     timm = ModuleType("timm")
     timm.create_model = create
@@ -183,10 +187,11 @@ class TestHostile:
     def test_files_of_weights_execute_nothing(self, calls, monkeypatch) -> None:
         """timm opens them by ``torch.load(..., weights_only=False)``."""
         seen = []
+        made = sys.modules["timm"].create_model
 
         def create(name: str, in_chans: int, **options: object) -> Features:
             seen.append(os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD"))
-            return Features(in_chans)
+            return made(name, in_chans, **options)
 
         monkeypatch.setattr(sys.modules["timm"], "create_model", create)
         create_model(
@@ -195,7 +200,7 @@ class TestHostile:
             backbone="timm/resnet18",
             weights="hub",
         )
-        assert seen == ["1"]
+        assert {*seen} == {"1"}
         assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
 
     @pytest.mark.parametrize(
@@ -237,7 +242,7 @@ def test_any_network_of_timm(name: str, calls, tmp_path) -> None:
             classes=4,
         )
         assert network(torch.rand(2, 3, 21, 16)).activation.shape == (2, 4)
-    plain, hub, folder = calls
+    plain, hub, _, folder, _ = calls
     assert (plain["name"], plain["features_only"], plain["pretrained"]) == (
         "resnet18",
         True,
@@ -264,6 +269,17 @@ def test_any_network_of_timm(name: str, calls, tmp_path) -> None:
         ValueError, match=r"timm/none cannot be made with .*: Unknown model"
     ):
         create_model(name, backbone="timm/none")
+
+
+def test_weights_that_are_not_loaded_are_refused(calls) -> None:
+    """timm warns of a file with other names, and goes on with random weights."""
+    with pytest.raises(ValueError, match=r"weights hub are not those .* conv\.weight"):
+        create_model(
+            "capsnet_on_backbone",
+            image_shape=(3, 21, 16),
+            backbone="timm/unknown_weights",
+            weights="hub",
+        )
 
 
 def test_networks_of_one_size_are_made_for_that_of_the_images(calls) -> None:

@@ -5,9 +5,10 @@ network of timm.
 import math
 import os
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import InitVar
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -125,7 +126,7 @@ class TimmBackbone(Backbone):
             )
         timm = import_timm(TIMM + name)
         in_channels, *size = image_shape
-        options: dict[str, Any] = {"pretrained": weights is not None}
+        options = dict[str, Any]()
         if weights == IMAGENET:
             options["pretrained_cfg_overlay"] = {
                 "state_dict": imagenet_weights(timm, name),
@@ -139,15 +140,14 @@ class TimmBackbone(Backbone):
             published = timm.get_pretrained_cfg(name)
             if published is not None and published.fixed_input_size:
                 options["img_size"] = tuple(size)
+            options |= {"features_only": True, "out_indices": (-level,)}
+            make = partial(timm.create_model, name, in_chans=in_channels, **options)
             with _numbers_only():
-                self.network = timm.create_model(
-                    name,
-                    features_only=True,
-                    out_indices=(-level,),
-                    in_chans=in_channels,
-                    **options,
-                )
-        except (RuntimeError, AssertionError, IndexError) as error:
+                if weights is None:
+                    self.network = make(pretrained=False)
+                else:
+                    self.network = _loaded(make, f"weights {weights}")
+        except (RuntimeError, AssertionError, LookupError) as error:
             raise ValueError(
                 f"backbone {TIMM}{name} cannot be made with level {level} for images "
                 f"of {tuple(image_shape)}: {_reason(error)}"
@@ -166,6 +166,34 @@ class TimmBackbone(Backbone):
         if features.shape[1] == self.channels:
             return features
         return features.movedim(-1, 1)  # those of Swin are (B, H, W, C)
+
+
+def _loaded(make: Callable[..., nn.Module], weights: str) -> nn.Module:
+    """Returns the network with its weights. Where timm has none, or a file has others,
+    timm leaves random ones: those that two networks of one seed share.
+
+    Raises:
+        ValueError: if some are random.
+    """
+    before = torch.get_rng_state()
+    network = make(pretrained=True)
+    with torch.random.fork_rng(devices=[]):
+        torch.set_rng_state(before)
+        drawn = make(pretrained=False)
+    state = network.state_dict()
+    missing = [
+        key
+        for key, value in drawn.named_parameters()
+        if value.numel()
+        and value.min() < value.max()
+        and torch.equal(value, state[key])
+    ]
+    if missing:
+        raise ValueError(
+            f"{weights} are not those of this backbone: nothing for "
+            f"{len(missing)} tensors, such as {missing[0]}"
+        )
+    return network
 
 
 def _reason(error: Exception) -> str:
