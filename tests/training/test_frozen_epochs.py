@@ -89,6 +89,26 @@ def test_layers_in_evaluation_mode_stay_there() -> None:
     assert [part.training for part in network.modules()] == modes
 
 
+def test_gradients_of_the_head_are_clipped() -> None:
+    network = create_model("capsnet_on_backbone", image_shape=(1, 8, 8), **TINY)
+    before = [weight.clone() for weight in network.parameters()]
+    learner = Learner(network, Optimisation(optimizer=partial(torch.optim.SGD, lr=1.0)))
+    loaders = Loaders(FEW, FEW, Schedule(batch_size=32, frozen_epochs=1), Speed())
+    steps: list[int] = []
+    train_head(
+        learner,
+        loaders,
+        torch.device("cpu"),
+        clip=1e-6,
+        on_step=lambda done, _: steps.append(done),
+    )
+    moved = [
+        after - weight
+        for after, weight in zip(network.parameters(), before, strict=True)
+    ]
+    assert 0 < torch.nn.utils.get_total_norm(moved) < 1e-6 * len(steps)
+
+
 def test_the_head_learns_and_the_backbone_is_asked_once_for_each_view() -> None:
     torch.manual_seed(0)
     network = create_model("capsnet_on_backbone", image_shape=(1, 8, 8), **TINY)
@@ -106,7 +126,7 @@ def test_the_head_learns_and_the_backbone_is_asked_once_for_each_view() -> None:
         learner,
         Loaders(FEW, FEW, schedule, Speed()),
         torch.device("cpu"),
-        lambda *told: steps.append(told),
+        on_step=lambda *told: steps.append(told),
     )
     assert [done for done, _ in steps] == [
         *range(1, 3 * steps[0][1] + 1)

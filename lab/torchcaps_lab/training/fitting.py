@@ -321,7 +321,11 @@ class Fitting:
         else:
             progress = {}
         train_head(
-            self.learner, self.loaders, self.trainer.strategy.root_device, **progress
+            self.learner,
+            self.loaders,
+            self.trainer.strategy.root_device,
+            self.trainer.gradient_clip_val,
+            **progress,
         )
         self.history.before = time.perf_counter() - begun
         if self.caller.show is not None and is_first_process():

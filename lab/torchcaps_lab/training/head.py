@@ -5,13 +5,14 @@ that are computed once.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from torchcaps.models.backbone import Backbone
+from torchcaps_lab.data import Batch
 from torchcaps_lab.tasks import Criteria
 from torchcaps_lab.training.learner import Learner, with_gradients
 from torchcaps_lab.training.loaders import Loaders, Shard, train_loader
@@ -81,6 +82,7 @@ def train_head(
     learner: Learner,
     loaders: Loaders,
     device: torch.device,
+    clip: float | None = None,
     on_step: Callable[[int, int], None] = lambda *_: None,
 ) -> None:
     """Trains all of a network but its backbone for ``frozen_epochs``, with the loss and
@@ -94,6 +96,7 @@ def train_head(
         learner: the learner whose network stands on a backbone.
         loaders: the loaders of the training.
         device: where to train.
+        clip: the largest norm of the gradients; None and 0 do not clip, as in Lightning.
         on_step: called after each step with the number of steps so far, and of those that
             take all the time: they compute the features.
     """
@@ -109,6 +112,13 @@ def train_head(
     optimizer = learner.optimisation.optimizer(head)
     falling = CosineAnnealingLR(optimizer, how.frozen_epochs * len(loader))
     criteria = Criteria(learner.loss, learner.reconstruction)
+
+    def with_clipped(batch: Batch) -> Any:
+        loss = with_gradients(learner.task, network, criteria, batch)
+        if clip:
+            nn.utils.clip_grad_norm_(head, clip)
+        return loss
+
     done = 0
     with _kept_features(network) as features:
         for epoch in range(how.frozen_epochs):
@@ -119,14 +129,6 @@ def train_head(
                 if loaders.composition is not None:
                     batch = loaders.composition(batch, view, how.seed)
                 features.keys = [(view, place) for place in batch.indices.tolist()]
-                optimizer.step(
-                    partial(
-                        with_gradients,
-                        learner.task,
-                        network,
-                        criteria,
-                        learner.seen(batch, view),
-                    )
-                )
+                optimizer.step(partial(with_clipped, learner.seen(batch, view)))
                 falling.step()
                 on_step(done := done + 1, min(VIEWS, how.frozen_epochs) * len(loader))
