@@ -5,11 +5,14 @@ is.
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from torchcaps.models import (
     CapsNet,
@@ -112,15 +115,15 @@ def test_what_is_no_configuration(saved: Path, text: str) -> None:
         ),
         (
             lambda state: {**state, "conv.bias": state["conv.bias"].half()},
-            "conv.bias must be torch.float32 .*float16",
+            "conv.bias must be torch.float32, got .*float16",
         ),
         (
             lambda state: {**state, "conv.bias": state["conv.bias"].long()},
-            "conv.bias must be torch.float32 .*int64",
+            "conv.bias must be torch.float32, got .*int64",
         ),
         (
             lambda state: {**state, "conv.bias": torch.zeros(5)},
-            r"conv.bias must be torch.float32 \(4,\), got .*\(5,\)",
+            r"conv.bias must be \(4,\), got \(5,\)",
         ),
         (
             lambda state: {**state, "surprise": torch.zeros(5)},
@@ -178,6 +181,37 @@ def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
             match=r"weights must be torch\.float32 to be saved, got torch\.float",
         ):
             wrong.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def other_width(network: nn.Module) -> nn.Module:
+    network.conv = nn.Conv2d(1, 6, 3)
+    return network
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of the operators
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        (
+            lambda network: torch.ao.quantization.quantize_dynamic(network),
+            r"decoder\.\S+_packed_params belongs to no layer, and",
+        ),
+        (
+            lambda network: weight_norm(network.conv) and network,
+            r"conv\.\S+original0 belongs to no layer",
+        ),
+        (other_width, r"conv\.\w+ must be \(4.*\), got \(6.*\)"),
+    ],
+    ids=["quantized", "weight norm", "another layer"],
+)
+def test_a_network_with_other_layers_is_not_saved(
+    changed: Callable[[nn.Module], nn.Module], problem: str, tmp_path: Path
+) -> None:
+    network = changed(create_model("capsnet_digits", channels=4, types=2))
+    with pytest.raises(ValueError, match=rf"not what its arguments make: {problem}"):
+        network.save_pretrained(tmp_path)
     assert not list(tmp_path.iterdir())
 
 

@@ -191,8 +191,9 @@ class Network(SuggestsNames, KeepsProperties, ABC):
                 how images are prepared here.
 
         Raises:
-            ValueError: if there is no such type, or a weight is too large for it; or if
-                the weights have another type than these, such as float64.
+            ValueError: if there is no such type, or a weight is too large for it; if
+                the weights have another type than these, such as float64; or if they
+                are not those that the arguments make, as in a quantized network.
         """
         folder = Path(folder)
         config = {
@@ -203,11 +204,19 @@ class Network(SuggestsNames, KeepsProperties, ABC):
         imports = _imports(self)
         if imports:
             config["imports"] = imports
-        state = {
-            name: tensor.detach().cpu().contiguous()
-            for name, tensor in self.state_dict().items()
-        }
         stored = stored or _half(self)
+        state = self.state_dict()
+        # What could not be loaded is not saved.
+        fresh = outlined(lambda: type(self).from_config(self.config()))
+        if problem := _misfit(fresh.state_dict(), state):
+            raise ValueError(
+                f"this {type(self).__name__} is not what its arguments make: {problem}. "
+                "Save it before its layers change, as by quantization or pruning, or "
+                "keep it with torch.save"
+            )
+        state = {
+            name: tensor.detach().cpu().contiguous() for name, tensor in state.items()
+        }
         if stored is not None:
             config["stored"] = stored
         text = json.dumps(config, indent=2) + "\n"
@@ -326,6 +335,22 @@ def _imports(network: Network) -> list[str]:
         for name in modules
         if name != "__main__" and package_of(name) != package_of(__name__)
     )
+
+
+def _misfit(expected: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> str:
+    """The first name or shape in a state that is not the expected one, in words; empty
+    if all are.
+    """
+    if names := sorted(expected.keys() ^ state.keys()):
+        problem = f"{names[0]} belongs to no layer"
+        if names[0] in expected:
+            problem = f"{names[0]} is missing"
+        return f"{problem}, and {len(names) - 1} more" if names[1:] else problem
+    for name, want in expected.items():
+        # A lazily sized layer takes any shape.
+        if not is_lazy(want) and state[name].shape != want.shape:
+            return f"{name} must be {tuple(want.shape)}, got {tuple(state[name].shape)}"
+    return ""
 
 
 def _rounded(name: str, tensor: torch.Tensor, stored: str) -> torch.Tensor:
@@ -591,12 +616,7 @@ def _read_weights(
         raise ValueError(f"{path} is damaged: {error}") from error
     expected = outline.state_dict()
     wrong = f"{path} does not fit {path.with_name(CONFIG_FILE)}"
-    if names := sorted(expected.keys() ^ state.keys()):
-        problem = f"{names[0]} belongs to no layer"
-        if names[0] in expected:
-            problem = f"{names[0]} is missing"
-        if names[1:]:
-            problem += f", and {len(names) - 1} more"
+    if problem := _misfit(expected, state):
         raise ValueError(f"{wrong}: {problem}")
     for name, tensor in state.items():
         want = expected[name]
@@ -604,13 +624,8 @@ def _read_weights(
             dtype = stored
         else:
             dtype = want.dtype
-        # A lazily sized layer takes its shape from the file.
-        shape = tensor.shape if is_lazy(want) else want.shape
-        if (tensor.shape, tensor.dtype) != (shape, dtype):
-            have = f"{tensor.dtype} {tuple(tensor.shape)}"
-            raise ValueError(
-                f"{wrong}: {name} must be {dtype} {tuple(shape)}, got {have}"
-            )
+        if tensor.dtype != dtype:
+            raise ValueError(f"{wrong}: {name} must be {dtype}, got {tensor.dtype}")
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise ValueError(f"{path}: {name} holds numbers that are not finite")
     return {name: tensor.to(expected[name].dtype) for name, tensor in state.items()}
