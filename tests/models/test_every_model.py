@@ -279,6 +279,7 @@ def test_a_whole_network_in_half_precision(name: str) -> None:
             examples.bfloat16() if examples.is_floating_point() else examples
         )
     assert prediction.activation.isfinite().all()
+    assert prediction.activation.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("name", mostly_thorough(*MODELS))

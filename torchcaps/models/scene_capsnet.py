@@ -546,9 +546,8 @@ class SceneTwin(_SceneNetwork):
             self.cut,
             self.reach,
         )
-        return Prediction(
-            (scores.mean((2, 3)) + self.bias).sigmoid(), None, None, boxes
-        )
+        activation = (scores.mean((2, 3)) + self.bias).sigmoid()
+        return Prediction(activation.to(self.bias.dtype), None, None, boxes)
 
     def maps_of(self, images: Tensor) -> Tensor:
         """The class-activation maps, (B, E, H', W')."""
