@@ -2,6 +2,7 @@
 by how much they look alike.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -17,11 +18,11 @@ from torchcaps.squashing import SquashKind, length, squash
 @dataclass(frozen=True, eq=False)
 class Degree(Similarity):
     r"""The degree of each vote among those for its parent, :math:`\langle V_{ij}, S_j
-    \rangle / |V_{ij}|^2`.
+    \rangle / |V_{ij}|^2`; 0 without gradient for a vote that is too short.
 
     Args:
         total: :math:`S_j`, the sum of all votes for a parent, (B, J, H).
-        epsilon: the least squared length that is divided by.
+        epsilon: the squared length up to which a vote is too short.
     """
 
     total: Tensor = axes("BJH")
@@ -29,9 +30,10 @@ class Degree(Similarity):
 
     def logits(self, votes: Tensor) -> Tensor:
         """The logits (B, I, J) of votes (B, I, J, H)."""
-        return torch.einsum("bijh,bjh->bij", votes, self.total) / votes.square().sum(
-            -1
-        ).clamp(min=self.epsilon)
+        squared = votes.square().sum(-1)
+        # Divided by epsilon, a vote of 0 would have a gradient of 1 / epsilon.
+        squared = torch.threshold(squared, self.epsilon, math.inf)
+        return torch.einsum("bijh,bjh->bij", votes, self.total) / squared
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class DegreeCentralityRouting(Routing):
 
     Args:
         squash: a row of the table in :func:`~torchcaps.squash`.
-        epsilon: the least squared length that is divided by.
+        epsilon: the squared length up to which a vote has degree 0.
 
     Source: Venkataraman, Balasubramanian & Sarma 2020, "Building Deep Equivariant
     Capsule Networks", section 3; the code released with it.
