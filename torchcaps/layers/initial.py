@@ -15,7 +15,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers.classcaps import ClassCaps
 from torchcaps.layers.conv import CapsConvNd
 from torchcaps.layers.linear import CapsLinear
-from torchcaps.numerics import Positive, resolution, transformed
+from torchcaps.numerics import Positive, compute_dtype, resolution, transformed
 from torchcaps.spec import check
 
 # At most: once is not quite enough where the routing depends on the scale, as by a
@@ -84,7 +84,7 @@ def _scaled(
 
 
 def _deviation(pose: Tensor) -> Tensor:
-    return pose.double().std()
+    return pose.to(compute_dtype(pose)).std()
 
 
 def _differ(pose: Tensor) -> bool:
@@ -278,7 +278,8 @@ class _Probe:
         routed = self.layer.route(self.children)
         self.logistic = routed.logit is not None
         self.parents = routed.activation.shape[-1]
-        mean = float(routed.activation.double().mean())
+        activation = routed.activation
+        mean = float(activation.to(compute_dtype(activation)).mean())
         return mean if math.isfinite(mean) else math.inf
 
     def factor(self, target: float | None) -> float:

@@ -124,20 +124,23 @@ class Thing(NamedTuple):
 
 
 def _indices(inked: Tensor) -> Tensor:
-    return torch.arange(inked.numel(), dtype=torch.float64, device=inked.device).view(
-        inked.shape
-    )
+    """The flat index of each cell, int64."""
+    return torch.arange(inked.numel(), device=inked.device).view(inked.shape)
 
 
 def _lobes(inked: Tensor) -> Tensor:
     """Connected cells of maps, corners included, bool (B, E, H', W'): each part has the
     last of its flat indices.
     """
-    numbers = _indices(inked).where(inked, -1.0)
+    # Pooling takes floating-point numbers. Within a map, float32 counts up to 2^24 cells.
+    rows, columns = inked.shape[2:]
+    cells = torch.arange(rows * columns, device=inked.device).view(rows, columns)
+    numbers = cells.float().where(inked, -1.0)
     while True:
         spread = F.max_pool2d(numbers, 3, 1, 1).where(inked, -1.0)
         if torch.equal(spread, numbers):
-            return numbers.long()
+            first = _indices(inked)[..., :1, :1]
+            return (numbers.long() + first).where(inked, -1)
         numbers = spread
 
 

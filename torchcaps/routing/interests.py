@@ -192,5 +192,6 @@ def interests_of(lengths: Tensor, most: int) -> Tensor:
 
     Source: Li et al. 2019, section 3.3, rounded up as in code that is in use.
     """
-    count = lengths.clamp(min=1).double().log2().ceil().clamp(1, most)
-    return torch.arange(most, device=lengths.device) < count[:, None]
+    # Integers: j < log2 n where 2^j < n, without rounding.
+    powers = 1 << torch.arange(most, device=lengths.device).clamp(max=62)
+    return powers < lengths.clamp(min=2)[:, None]
