@@ -32,8 +32,9 @@ def routing_health(model: nn.Module, images: Tensor) -> dict[str, float]:
         ``dead_capsules_<layer>``, see :func:`~torchcaps_lab.evaluate.dead_capsules`, for
         each layer of capsules; both in [0, 1]. Empty for a network without capsules.
     """
-    devices = [images.device] if images.device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
+    device = images.device
+    devices = [] if device.type == "cpu" else [device]
+    with torch.random.fork_rng(devices, device_type=device.type):
         peaks, (entropies,) = observed_health(model, images, layer_entropy)
     health = {
         f"assignment_entropy_{name}": torch.cat(parts).mean().item()

@@ -424,4 +424,5 @@ def dead_capsules(activation: Tensor, threshold: float = 0.01) -> float:
             "activation must be (N, J) of at least one image, got shape "
             f"{tuple(activation.shape)}"
         )
-    return (activation.amax(0) <= threshold).double().mean().item()
+    dead = activation.amax(0) <= threshold
+    return int(dead.sum()) / len(dead)

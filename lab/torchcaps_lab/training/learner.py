@@ -79,9 +79,9 @@ class Mean(Metric):
         """Adds the numbers (B,) of some images, or their mean, a scalar, over ``count``
         images.
         """
-        self.total = torch.add(
-            self.total, values.detach().sum(), alpha=1 if values.ndim else count
-        )
+        # On its own device, in its own dtype: measures of counts come from the CPU.
+        added = values.detach().sum().to(self.total)
+        self.total = torch.add(self.total, added, alpha=1 if values.ndim else count)
         self.count += len(values) if values.ndim else count
 
     def compute(self) -> Tensor:

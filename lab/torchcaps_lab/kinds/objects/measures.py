@@ -1,5 +1,7 @@
 """How well the slots of an image match its objects, whatever the order of the slots."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -13,19 +15,21 @@ UNKNOWN = 255
 
 
 def contingency(true: Tensor, slots: Tensor) -> Tensor:
-    """How many pixels each object shares with each slot, (B, K, J), float64.
+    """How many pixels each object shares with each slot, (B, K, J), float64 on the CPU:
+    not every device has it, and pairs of pixels are too many for float32.
 
     Args:
         true: the object of each pixel, int64 (B, H, W); 255 counts for nothing.
         slots: the slot of each pixel, int64 (B, H, W).
     """
+    true = true.to(slots.device)
     labelled = true != UNKNOWN
-    objects = _one_hot(true.where(labelled, 0)) * labelled.flatten(1)[..., None]
-    return objects.mT @ _one_hot(slots)
-
-
-def _one_hot(labels: Tensor) -> Tensor:
-    return torch.nn.functional.one_hot(labels.flatten(1)).double()
+    objects = true.where(labelled, 0)
+    sizes = len(true), int(objects.max()) + 1, int(slots.max()) + 1
+    images = torch.arange(len(true), device=true.device)[:, None, None]
+    cells = (images * sizes[1] + objects) * sizes[2] + slots
+    counts = torch.bincount(cells[labelled], minlength=math.prod(sizes))
+    return counts.view(sizes).cpu().double()
 
 
 def adjusted_rand_index(true: Tensor, slots: Tensor) -> Tensor:

@@ -314,7 +314,7 @@ class Objects(Task):
         rows: dict[str, list[Tensor]] = {}
         for batch, prediction in predicted(network, images, batch_size):
             for name, values in self._figures(prediction, batch).items():
-                rows.setdefault(name, []).append(values.double().cpu())
+                rows.setdefault(name, []).append(values.cpu().double())
         each = {name: torch.cat(values) for name, values in rows.items()}
         figures = {name: values.mean().item() for name, values in each.items()}
         lines = [
@@ -347,10 +347,9 @@ class Objects(Task):
         if len(slot) > 1:
             # Each picture of the batch beside the one before.
             figures["same_places"] = adjusted_rand_index(slot[1:], slot[:-1])
-        true = batch.labels.to(prediction.activation.device)
-        if _known(true):
-            figures["shared_objects"] = _shared_objects(true, slot)
-            figures |= _indices(true, prediction, ["ari", "mbo"])
+        if _known(batch.labels):
+            figures["shared_objects"] = _shared_objects(batch.labels, slot)
+            figures |= _indices(batch.labels, prediction, ["ari", "mbo"])
         return figures
 
     def explored(

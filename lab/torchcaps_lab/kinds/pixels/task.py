@@ -81,8 +81,8 @@ def overlaps(confusion: Tensor) -> tuple[Tensor, Tensor]:
     Args:
         confusion: counts of pixels, (..., E, E), true classes in rows.
     """
-    both = confusion.diagonal(dim1=-2, dim2=-1).double()
-    sizes = (confusion.sum(-1) + confusion.sum(-2)).double()
+    both = confusion.diagonal(dim1=-2, dim2=-1)
+    sizes = confusion.sum(-1) + confusion.sum(-2)
     return both / (sizes - both), 2 * both / sizes
 
 
