@@ -2,11 +2,14 @@
 wrong.
 """
 
+import pickle
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import cross_val_score
@@ -238,3 +241,27 @@ def test_what_partial_fit_needs_is_named(
     rows, labels = two_clouds()
     with pytest.raises(ValueError, match=message):
         CapsNetClassifier(**SMALL).partial_fit(rows, labels, **arguments)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_trains_whatever_the_mode_of_gradients(mode: Callable[[], Any]) -> None:
+    X = np.random.default_rng(0).normal(size=(20, 3))
+    y = X[:, 0] > 0
+    fitted = CapsNetClassifier(epochs=1, random_state=0)
+    expected = clone(fitted).fit(X, y).partial_fit(X, y)
+    with mode():
+        fitted.fit(X, y).partial_fit(X, y)
+    assert fitted.loss_curve_ == expected.loss_curve_
+
+
+def test_a_pickle_has_the_network_on_the_cpu_and_goes_on() -> None:
+    X = np.random.default_rng(0).normal(size=(20, 3))
+    y = X[:, 0] > 0
+    fitted = CapsNetClassifier(epochs=1, random_state=0).fit(X, y).partial_fit(X, y)
+    again = pickle.loads(pickle.dumps(fitted))
+    assert again.partial_fit(X, y).loss_curve_ == fitted.partial_fit(X, y).loss_curve_
+    # Used on the device that is set. A tensor of "meta" has no numbers to copy.
+    with pytest.raises(NotImplementedError, match="meta"):
+        fitted.set_params(device="meta").predict(X)
+    with pytest.raises(NotImplementedError, match="meta"):
+        pickle.dumps(fitted)

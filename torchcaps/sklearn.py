@@ -2,6 +2,7 @@
 cross-validation.
 """
 
+import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -70,7 +71,9 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
             rows of class j. None for 1.
         random_state: the random state of weights and of the order of rows, as
             scikit-learn takes it.
-        device: the device of torch.
+        device: the device of torch. A pickle has the network on the CPU, and it goes to
+            this device when it is used: ``set_params(device="cpu")`` where there is no
+            such device.
 
     Attributes:
         classes_: the labels, (E,).
@@ -109,6 +112,8 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
     device: str = "cpu"
     class_weight: dict[Any, float] | str | None = None
 
+    # Off: gradients are on, whatever the caller's mode.
+    @torch.inference_mode(False)
     def fit(
         self,
         X: ArrayLike,
@@ -149,6 +154,7 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
         self._warn_if_dead(rows)
         return self
 
+    @torch.inference_mode(False)
     def partial_fit(
         self,
         X: ArrayLike,
@@ -174,8 +180,18 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
         with self._seeded():
             if first:
                 self._begin(rows)
+            _bring(self.network_, self._optimizer, self.device)
             self._pass(self._loader(data), rows)
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(super().__getstate__())
+        if hasattr(self, "network_"):
+            # Together: the copy of the optimizer is that of the copied network.
+            pair = copy.deepcopy((self.network_, self._optimizer))
+            _bring(*pair, "cpu")
+            state["network_"], state["_optimizer"] = pair
+        return state
 
     def _checked(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, reset: bool
@@ -319,9 +335,8 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
 
     def _lengths(self, rows: Tensor) -> Tensor:
         """The lengths of the class capsules, (n, E)."""
-        parts = [
-            self.network_(part.to(self.device)).activation for part in rows.split(1024)
-        ]
+        network = self.network_.to(self.device)
+        parts = [network(part.to(self.device)).activation for part in rows.split(1024)]
         return torch.cat(parts)
 
     @torch.no_grad()
@@ -350,6 +365,13 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
         """The most probable label of each row, (n,)."""
         most = self.predict_proba(X).argmax(1)
         return self.classes_[most]
+
+
+def _bring(network: nn.Module, optimizer: torch.optim.Optimizer, device: str) -> None:
+    """Brings a network and the state of its optimizer to a device."""
+    network.to(device)
+    # Which brings the state to the device of the parameters.
+    optimizer.load_state_dict(optimizer.state_dict())
 
 
 def _check_loss(losses: list[float], rows: Tensor) -> None:
