@@ -12,6 +12,7 @@ from torchcaps_lab.cli.parser import WrongUsage, data_at, lacks_name
 from torchcaps_lab.cli.places import Split, packaged
 from torchcaps_lab.data import DataSet, Examples
 from torchcaps_lab.data.classes import UnknownClasses
+from torchcaps_lab.data.reader import Reader
 from torchcaps_lab.data.table_form import columns_again
 from torchcaps_lab.look import Place, values_of
 from torchcaps_lab.options.reading import merged, read_options
@@ -93,18 +94,25 @@ def _named(run: str, value: Any) -> Spec:
     """The data set that was named, which reads the columns that the run has read."""
     classifier = open_classifier(run)
     classes = classifier.classes if classifier.named else ()
-    spec: Spec = fit(DataSet, data_at(value, _columns(run, value), classes), "--data")
+    columns = _columns(run, value, classifier.reader)
+    spec: Spec = fit(DataSet, data_at(value, columns, classes), "--data")
     return spec
 
 
-def _columns(run: str, value: Any) -> dict[str, Any]:
+def _columns(run: str, value: Any, reader: Reader) -> dict[str, Any]:
     """The columns of other data that a run has read from its own."""
     name: Any = value.get("name") if isinstance(value, Mapping) else value
     path = Path(getattr(name, "text", name))
     config = RunFolder(Path(run)).config
     if not path.exists() or not config.is_file():
         return {}
-    return columns_again(Place(path), values_of(read_options(config).get("data")))
+    options = values_of(read_options(config).get("data"))
+    columns = columns_again(Place(path), options)
+    if "wide" in columns:
+        columns |= {"root": path, "values": ()}
+        reader.complete(columns)
+        del columns["root"]
+    return columns
 
 
 def is_of_run(data: Any) -> bool:

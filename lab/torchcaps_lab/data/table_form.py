@@ -383,6 +383,9 @@ def columns_again(place: Place, options: Mapping[str, Any]) -> dict[str, Any]:
         for option in (*own, "label", "time", "values")
         if option != "wide" and options.get(option)
     }
+    if "wide" in own:
+        # Series may be longer or shorter there, which the reader of the network knows.
+        named.pop("values", None)
     columns = {
         option: value
         for option, value in named.items()

@@ -19,7 +19,7 @@ from torchcaps_lab.data import (
     SeriesSet,
 )
 from torchcaps_lab.data.transforms.preprocess import Preprocess
-from torchcaps_lab.kinds.series.files import read_sound
+from torchcaps_lab.kinds.series.files import read_sound, series_in
 from torchcaps_lab.kinds.series.reader import SeriesReader
 from torchcaps_lab.kinds.series.sound import Sound
 from torchcaps_lab.look import Place
@@ -165,9 +165,37 @@ def test_other_series_have_the_channels_of_the_network(tmp_path: Path) -> None:
     reader = SeriesReader.of_data(trained, Preprocess())
     with pytest.raises(ValueError, match="takes the channels x, y, these are y, x"):
         reader.fitted(Series(other).test)
-    arguments: dict[str, Any] = {"values": ()}
+    arguments: dict[str, Any] = {"root": other, "values": ()}
     reader.complete(arguments)
-    assert reader.fitted(Series(other, **arguments).test).inputs[0, 0, 0] == 5
+    assert reader.fitted(Series(**arguments).test).inputs[0, 0, 0] == 5
+
+
+def test_rows_of_other_tables_may_be_longer_or_shorter(tmp_path: Path) -> None:
+    """They were cut to the moments of the training's table, or refused."""
+
+    def wide(name: str, moments: int) -> Path:
+        cells = "," + ",".join("15"[m < moments] for m in range(2 * moments))
+        header = ",".join(f"{one}{m}" for one in "xy" for m in range(moments))
+        rows = ["ab"[k % 2] + cells for k in range(12)]
+        return table(tmp_path / name, rows, f"label,{header}")
+
+    train, *others = (wide(f"{moments}.csv", moments) for moments in (9, 4, 20))
+    every = Series(str(train), wide=True)
+    reader = SeriesReader.of_data(every, Preprocess())
+    reader = SeriesReader.from_config(reader.config())
+    for path, moments in zip(others, (4, 20), strict=True):
+        first, *_ = reader.named([str(path)])
+        assert first.values.shape == (2, moments)
+        arguments: dict[str, Any] = {"root": path, "values": (), "wide": True}
+        reader.complete(arguments)
+        assert Series(**arguments).test.inputs.shape[1:] == (3, moments)
+    # Moments that were chosen stay those.
+    chosen = Series(str(train), wide=True, values=["x0", "x1", "x2"])
+    first, *_ = SeriesReader.of_data(chosen, Preprocess()).named([str(others[1])])
+    assert first.values.shape == (1, 3)
+    lacking = table(tmp_path / "z.csv", ["a,1,2"], "label,z0,z1")
+    with pytest.raises(ValueError, match="no columns with the numbers of x and y"):
+        series_in(lacking, reader.scale.form)
 
 
 def test_training_series_have_mean_0_and_deviation_1(tmp_path: Path) -> None:

@@ -113,8 +113,8 @@ def _of_tables(root: Path, tables: Mapping[str, Path], form: SeriesForm) -> List
             f"{root} must hold files for train and test, got {held}: give one file as "
             "root"
         )
-    # Other tables may have their columns in another order.
-    named = with_values(root, form) if form.series else form
+    # Other tables may have their columns in another order, and longer series.
+    named = with_values(root, form)
     listed = Listed()
     for part, path in tables.items():
         read_as = form if part == "train" else named
@@ -170,10 +170,26 @@ def with_values(root: Path, form: SeriesForm) -> SeriesForm:
         root: the file, or the folder with one for each split.
         form: what the columns of a table are read as.
     """
+    table = _table_at(root)
+    return form if table is None else form.named(table)
+
+
+def values_at(root: Path, form: SeriesForm) -> tuple[str, ...]:
+    """The columns of numbers that a form reads in a table; those that it names where
+    there is no table.
+    """
+    table = _table_at(root)
+    return form.values if table is None else form.values_in(table)
+
+
+def _table_at(root: Path) -> Table | None:
+    """The table at a path, that for training in a folder; None where there is none with
+    a header.
+    """
     path = root if root.is_file() else _tables(root).get("train", root)
     if path.suffix.lower() not in TABLES or is_ucr(path):
-        return form
-    return form._replace(values=form.values_in(Table(path)))
+        return None
+    return Table(path)
 
 
 def series_in(path: Path, form: SeriesForm) -> list[SeriesItem]:

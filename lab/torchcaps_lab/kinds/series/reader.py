@@ -12,6 +12,7 @@ from torch import Tensor
 from torchcaps.models import ClassifierNetwork
 from torchcaps_lab.data.columns import Columns
 from torchcaps_lab.data.examples import Examples
+from torchcaps_lab.data.files import found_root
 from torchcaps_lab.data.plain_text import decoded, lines_of
 from torchcaps_lab.data.reader import (
     Read,
@@ -35,6 +36,7 @@ from torchcaps_lab.kinds.series.files import (
     rate_of,
     read_sound,
     series_in,
+    values_at,
 )
 from torchcaps_lab.kinds.series.series_set import Scale, SeriesSet, padded
 from torchcaps_lab.kinds.series.sound import Sound
@@ -163,9 +165,9 @@ class SeriesReader(Reader):
 
     def complete(self, arguments: dict[str, Any]) -> str:
         """The columns of the channels, in the order in which the network takes them."""
-        form = self.scale.form
-        if form.series and not arguments.get("values", form.values):
-            arguments["values"] = [*form.values]
+        if not arguments.get("values", True):
+            root = Path(found_root(arguments["root"]))
+            arguments["values"] = [*values_at(root, self.scale.form)]
         return ""
 
     def fitted(self, examples: Examples) -> Examples:

@@ -50,7 +50,6 @@ _LEAST_WIDE = 8
 _NUMBERED = re.compile(r"(.*?)[ _.\-]?(\d+)(?: *[(\[][^()\[\]]*[)\]])?", re.ASCII)
 """The name of a moment: of its channel, its number and maybe a unit in brackets."""
 
-
 _DAY_FIRST = re.compile(r"^(\d{1,2})\.(\d{1,2})\.(\d{4})", re.ASCII)
 """A date with points, which begins with the day wherever such dates are written."""
 
@@ -115,12 +114,15 @@ class SeriesForm(NamedTuple):
             they are in it.
         values: in a long table the channels, in a wide one the moments; all columns
             that are nothing else if there are none.
+        numbered: the channels of a wide table all of whose numbered columns are its
+            moments, however many a table has of them; in place of ``values``.
     """
 
     form: TableForm = TableForm(None, ("label",))
     series: tuple[str, ...] = ("series",)
     time: str | None = None
     values: tuple[str, ...] = ()
+    numbered: tuple[str, ...] = ()
 
     def unlabelled(self) -> "SeriesForm":
         """This form without what is known of series that are trained on alone."""
@@ -132,8 +134,22 @@ class SeriesForm(NamedTuple):
 
     def values_in(self, table: Table | Cells) -> tuple[str, ...]:
         """The columns of numbers in a table."""
+        if self.numbered:
+            matches = filter(None, map(_NUMBERED.fullmatch, table.columns))
+            return tuple(match[0] for match in matches if match[1] in self.numbered)
         rest = {*self.series, *self.form.needed, self.time}
         return self.values or tuple(name for name in table.columns if name not in rest)
+
+    def named(self, table: Table | Cells) -> "SeriesForm":
+        """This form with the names of the columns of numbers that it has in a table, by
+        which other tables are read.
+        """
+        values = self.values_in(table)
+        named = self._replace(values=values)
+        if self.series:
+            return named
+        numbered = self._replace(values=(), numbered=(*_channels_of(values),))
+        return numbered if {*numbered.values_in(table)} == {*values} else named
 
     def options(self) -> dict[str, Any]:
         """The options of the data set."""
@@ -149,13 +165,15 @@ class SeriesForm(NamedTuple):
             "series": [*self.series],
             "time": self.time,
             "values": [*self.values],
+            "numbered": [*self.numbered],
         }
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "SeriesForm":
         """What :meth:`config` was made of."""
         series, values = tuple(config["series"]), tuple(config["values"])
-        return cls(TableForm(None, ()), series, config["time"], values)
+        numbered = tuple(config["numbered"])
+        return cls(TableForm(None, ()), series, config["time"], values, numbered)
 
 
 def series_of_table(
@@ -173,6 +191,13 @@ def series_of_table(
     named += [("values", name) for name in form.values]
     form.form.check(table, *named, ("time", form.time))
     table.check_once(table.columns)
+    if not form.values_in(table):
+        wanted = f" with the numbers of {' and '.join(form.numbered)}" * bool(
+            form.numbered
+        )
+        raise ValueError(
+            f"{path} has no columns{wanted}; there are {[*table.columns]!r:.400}"
+        )
     parts: dict[str, list[SeriesItem]] = {"all": []} if not form.form.split else {}
     read = _long if form.series else _wide
     for row, values in read(table, form, listed):
@@ -222,7 +247,7 @@ def _wide(
 ) -> Iterator[tuple[LabelledRow, Tensor]]:
     """Each row as a series, of the moments until its last one."""
     moments = form.values_in(table)
-    channels = _channels_of(moments)
+    channels = [*_channels_of(moments).values()]
     numbers = _Numbers(decimal_comma=table.delimiter != ",")
     for row in form.form.rows(table, listed, table.path.name, moments):
         length = len(channels[0])
@@ -234,23 +259,24 @@ def _wide(
         yield row._replace(place=place), torch.tensor(rows).view(len(channels), length)
 
 
-def _channels_of(names: Sequence[str]) -> list[list[str]]:
+def _channels_of(names: Sequence[str]) -> dict[str, list[str]]:
     """The columns of each channel of a wide table, by the numbers at their ends, in the
-    order of the channels' names: one channel if they are not numbered alike.
+    order of the channels' names: one channel without a name if they are not numbered
+    alike.
     """
     channels: dict[str, dict[int, str]] = {}
     for name in names:
         match = _NUMBERED.fullmatch(name)
         if match is None:
-            return [[*names]]
+            return {"": [*names]}
         channels.setdefault(match[1], {})[int(match[2])] = name
     moments = {tuple(sorted(channel)) for channel in channels.values()}
     if len(moments) > 1:
-        return [[*names]]
-    return [
-        [channel[key] for key in sorted(channel)]
-        for _, channel in sorted(channels.items())
-    ]
+        return {"": [*names]}
+    return {
+        name: [channel[key] for key in sorted(channel)]
+        for name, channel in sorted(channels.items())
+    }
 
 
 def _long(
@@ -651,9 +677,9 @@ def _numbered_form(
     raise UnclearColumns(
         f"the columns {first} to {last} of {table} may be the moments of a series in "
         "each row, or features, or the pixels of images. For series: torchcaps train "
-        f"--data Series --data.root {quoted(str(table))} --data.wide true --data.label "
-        "COLUMN --run runs/series. For features: torchcaps.sklearn.CapsNetClassifier. "
-        "For pixels: torchcaps.train(images, labels)"
+        f"{quoted(str(table))} --data.wide true. For features: "
+        "torchcaps.sklearn.CapsNetClassifier. For pixels: torchcaps.train(images, "
+        "labels)"
     )
 
 
