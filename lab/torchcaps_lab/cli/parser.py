@@ -339,7 +339,7 @@ class WrongUsage(ValueError):
 
 def data_at(
     value: Any,
-    columns: Mapping[str, Any] | None = None,
+    shared: Mapping[str, Any] | None = None,
     classes: Sequence[str] = (),
 ) -> Any:
     """The data set that a reader recognises at a path, where a path is named in place
@@ -348,8 +348,8 @@ def data_at(
     Args:
         value: the option ``data``, as typed: a name, or a name and arguments; or a
             `Path`, which is never the name of a data set.
-        columns: the columns that the network was trained on, where the arguments name
-            no other.
+        shared: arguments of the data that the network was trained on, such as columns,
+            where ``value`` has no other.
         classes: the classes of the network, of which data may hold one alone.
     """
     from torchcaps_lab.data.base import DATASETS
@@ -367,14 +367,15 @@ def data_at(
         return value
     # A trained network knows its classes, so an empty class folder is in nobody's way.
     known = {"skip_broken": True, "classes": classes}
-    given = {**known, **(columns or {}), **arguments}
+    given = {**known, **(shared or {}), **arguments}
     seen = guess(text, {"data": given}).options["data"]
     # A trained network says what shape it takes, where a data set leaves that open.
     parameters = inspect.signature(DATASETS.find(seen["name"])).parameters
     free = [key for key in OF_TRAINING if key in parameters]
     free = [key for key in free if parameters[key].default is None]
     place = {key: argument for key, argument in seen.items() if key not in free}
-    return merged(merged(place, columns or {}), arguments)
+    taken = {key: one for key, one in (shared or {}).items() if key in parameters}
+    return merged(merged(place, taken), arguments)
 
 
 def lacks_name(data: Any) -> bool:

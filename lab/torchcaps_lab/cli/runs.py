@@ -11,8 +11,8 @@ from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli.parser import WrongUsage, data_at, lacks_name
 from torchcaps_lab.cli.places import Split, packaged
 from torchcaps_lab.data import DataSet, Examples
+from torchcaps_lab.data.base import DATASETS
 from torchcaps_lab.data.classes import UnknownClasses
-from torchcaps_lab.data.reader import Reader
 from torchcaps_lab.data.table_form import columns_again
 from torchcaps_lab.look import Place, values_of
 from torchcaps_lab.options.reading import merged, read_options
@@ -91,16 +91,18 @@ def other_data(
 
 
 def _named(run: str, value: Any) -> Spec:
-    """The data set that was named, which reads the columns that the run has read."""
+    """The data set that was named, which is read as that of the run."""
     classifier = open_classifier(run)
     classes = classifier.classes if classifier.named else ()
-    columns = _columns(run, value, classifier.reader)
-    spec: Spec = fit(DataSet, data_at(value, columns, classes), "--data")
+    known = _known(run, value, classifier)
+    spec: Spec = fit(DataSet, data_at(value, known, classes), "--data")
     return spec
 
 
-def _columns(run: str, value: Any, reader: Reader) -> dict[str, Any]:
-    """The columns of other data that a run has read from its own."""
+def _known(run: str, value: Any, classifier: Classifier) -> dict[str, Any]:
+    """The arguments of other data that are those of a run: its columns, and how its
+    examples were written.
+    """
     name: Any = value.get("name") if isinstance(value, Mapping) else value
     path = Path(getattr(name, "text", name))
     config = RunFolder(Path(run)).config
@@ -110,9 +112,12 @@ def _columns(run: str, value: Any, reader: Reader) -> dict[str, Any]:
     columns = columns_again(Place(path), options)
     if "wide" in columns:
         columns |= {"root": path, "values": ()}
-        reader.complete(columns)
+        classifier.reader.complete(columns)
         del columns["root"]
-    return columns
+    # One of the user's own may not be imported.
+    kinds = dict(DATASETS.items())
+    shared = kinds.get(options.get("name", ""), DataSet).shared
+    return columns | {name: options[name] for name in shared if options.get(name)}
 
 
 def is_of_run(data: Any) -> bool:

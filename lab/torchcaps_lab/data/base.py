@@ -72,6 +72,8 @@ class DataSet(ABC):
         reads: the registered name of the reader that reads new inputs as those of this
             data set.
         model: the default network, by its registered name.
+        shared: the arguments that say how examples were written, which hold for other
+            data that a network is tested on, too.
 
     Args:
         validation: share of the training images that is used for validation, the same
@@ -106,6 +108,8 @@ class DataSet(ABC):
     reads: ClassVar[str] = "images"
 
     model: ClassVar[str] = "capsnet"
+
+    shared: ClassVar[tuple[str, ...]] = ()
 
     validation_share: HeldOut = argument(default=0.1, alias="validation", kw_only=True)
     seed: Annotated[int, Within(-(2**63))] = argument(

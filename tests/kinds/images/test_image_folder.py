@@ -402,9 +402,14 @@ def test_a_colour_behind_transparency(tmp_path: Path) -> None:
         reader = ImageReader.of_data(data, Preprocess())
         reader = ImageReader.from_config(json.loads(json.dumps(reader.config())))
         path = next(tmp_path.glob("a/*"))
-        for given in (path, clear, np.asarray(clear), np.asarray(clear) / 255):
+        array = np.asarray(clear)
+        for given in (path, clear, array, array / 255):
             read = reader.read(given).values * 255
             assert read.round().tolist() == gold
+        # Other data that the network is tested on were read on black.
+        arguments = {"root": tmp_path, "background": "black", "channels": 3}
+        reader.complete(arguments)
+        assert arguments["background"] == background
     assert ImageFolder(tmp_path).fingerprint() != data.fingerprint()
     for wrong in ("nocolour", "#ffd7000f", ""):
         with pytest.raises(ValueError, match="background must be the name of a colour"):

@@ -5,6 +5,7 @@ what is wrong with files.
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from torchcaps_lab.cli import runs
+from torchcaps_lab.cli.runs import other_data
 from torchcaps_lab.data import (
     NO_CLASS,
     Cuts,
@@ -319,3 +322,24 @@ def test_pixels_of_scenes_are_the_ink_of_their_digits() -> None:
     ].all()  # the digit that the scene is made around
     assert set(first.sum(1).tolist()) == {1, 2}
     assert (batch.inputs[:, 0][batch.labels > 0] >= 0.25).all()
+
+
+def test_other_masks_are_read_as_those_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`evaluate RUN FOLDER` took pixels that training ignored for a class."""
+    network = SimpleNamespace(named=True, classes=("ground", "cell"))
+    monkeypatch.setattr(runs, "open_classifier", lambda run: network)
+    for number in range(5):
+        labels = labels_of(number)
+        save(tmp_path / "new/images" / f"{number}.png", labels)
+        save(tmp_path / "new/masks" / f"{number}.png", VALUES[labels])
+    own = {"names": ["ground", "cell"], "values": [0, 9], "ignore": 200}
+    # A data set of the user's own may not be imported.
+    for name, shared in (("mine.Masks", {}), ("masks", own)):
+        data = {"data": {"name": name, "root": "moved", "fold": 2, **own}}
+        (tmp_path / "config.yaml").write_text(json.dumps(data))
+        named, _ = other_data(str(tmp_path), str(tmp_path / "new"), None, None)
+        assert named.arguments.get("ignore") == shared.get("ignore")
+        assert named.arguments.get("fold") == 0
+    assert named.make().classes == ("ground", "cell")

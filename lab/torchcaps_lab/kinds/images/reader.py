@@ -261,11 +261,13 @@ class ImageReader(Reader):
         return replace(self, **chosen)
 
     def complete(self, arguments: dict[str, Any]) -> str:
-        """Size, channels and range of the values."""
+        """Size, channels, range of the values and the colour behind transparent parts."""
         channels, height, width = self.image_shape
         if arguments.get("range", ()) is None and self.levels is not None:
             arguments["range"] = list(self.levels)
         shape = {"size": (height, width), "channels": channels}
+        if arguments.get("background") == BLACK:
+            arguments["background"] = self.background
         missing = [name for name in shape if arguments.get(name, ()) is None]
         if not missing:
             return ""

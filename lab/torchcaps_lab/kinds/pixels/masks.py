@@ -161,6 +161,7 @@ class Masks(DataSet):
     gives = "pixels"
     reads = "pixels"
     model = "segcaps"
+    shared = ("names", "values", "ignore", "nearest")
 
     root: str | Path
     images: str = "images"

@@ -97,6 +97,7 @@ class Series(ListedData):
     gives = "series"
     reads = "series"
     model = "series_capsnet"
+    shared = ("bands", "highest")
 
     things = "series"
 
