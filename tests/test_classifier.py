@@ -180,12 +180,28 @@ class TestKindsOfImages:
                 torch.zeros(1, 0, 8),
                 r"an image must have pixels, got the shape \(1, 0, 8\)",
             ),
-            (3, "an image must be a path, a PIL image, an array or a tensor, got int"),
+            (
+                3,
+                "an image must be a path, the bytes of a file, .* a tensor, got int",
+            ),
         ],
     )
     def test_what_is_no_image_is_named(self, grey, image, message):
         with pytest.raises(ValueError, match=message):
             grey(image)
+
+    def test_bytes_are_those_of_a_file(self, grey, tmp_path):
+        """A web service has no path. They were refused."""
+        picture = Image.new("L", (8, 8))
+        picture.paste(90, (2, 2, 5, 7))
+        picture.save(tmp_path / "a.png")
+        file = (tmp_path / "a.png").read_bytes()
+        for fit in ("pad", "handwriting"):
+            pixels = grey.pixels(tmp_path / "a.png", fit)
+            assert torch.equal(grey.pixels(file, fit), pixels)
+        assert len(grey([file, file])) == 2
+        with pytest.raises(ValueError, match="cannot read the image of 9 bytes: it is"):
+            grey(b"no image.")
 
     def test_resize_and_files_are_named(self, grey, tmp_path):
         with pytest.raises(

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image as PILImage
 
-    Image: TypeAlias = str | Path | PILImage | np.ndarray | Tensor
+    Image: TypeAlias = str | Path | bytes | PILImage | np.ndarray | Tensor
 
 
 class Classifier:
@@ -312,7 +312,7 @@ class Classifier:
     @overload
     def predict(
         self,
-        images: "str | Path | PILImage",
+        images: "str | Path | bytes | PILImage",
         resize: Fit | None = None,
         batch_size: int = 64,
     ) -> Answer: ...
@@ -343,8 +343,9 @@ class Classifier:
 
         Args:
             images: one image, or several of any sizes: a list, or a tensor (B, C, H,
-                W), or an array (B, H, W, C). One image is the path of a file, a PIL
-                image, an array (H, W) or (H, W, C), or a tensor (C, H, W). Numbers are
+                W), or an array (B, H, W, C). One image is the path of a file, the
+                bytes of one, a PIL image, an array (H, W) or (H, W, C), or a tensor
+                (C, H, W). Numbers are
                 bytes, 0..255, or floating point in [0, 1]. Grey images become colour
                 for a network that takes three channels, colour ones grey for one that
                 takes one, and transparent parts black. For a network that takes words,

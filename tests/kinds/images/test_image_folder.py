@@ -403,7 +403,7 @@ def test_a_colour_behind_transparency(tmp_path: Path) -> None:
         reader = ImageReader.from_config(json.loads(json.dumps(reader.config())))
         path = next(tmp_path.glob("a/*"))
         array = np.asarray(clear)
-        for given in (path, clear, array, array / 255):
+        for given in (path, path.read_bytes(), clear, array, array / 255):
             read = reader.read(given).values * 255
             assert read.round().tolist() == gold
         # Other data that the network is tested on were read on black.

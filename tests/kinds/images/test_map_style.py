@@ -198,7 +198,7 @@ PAIRS = [(pixels, label) for pixels, label in zip(PIXELS, LABELS, strict=True)]
         ),
         (
             (object(), 0),
-            "train/30: an image must be a path, a PIL image, an array or a tensor, "
+            "train/30: an image must be a path, the bytes of a file, a PIL image, an array or a tensor, "
             "got object",
         ),
     ],

@@ -5,9 +5,10 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -265,9 +266,9 @@ class ImageReader(Reader):
         channels, height, width = self.image_shape
         if arguments.get("range", ()) is None and self.levels is not None:
             arguments["range"] = list(self.levels)
-        shape = {"size": (height, width), "channels": channels}
         if arguments.get("background") == BLACK:
             arguments["background"] = self.background
+        shape = {"size": (height, width), "channels": channels}
         missing = [name for name in shape if arguments.get(name, ()) is None]
         if not missing:
             return ""
@@ -293,8 +294,9 @@ class ImageReader(Reader):
         fit = resize or self.resize
         if fit == "handwriting":
             shape, levels = self.image_shape, self.levels
-            if isinstance(given, str | Path):
-                sign = load_handwriting(Path(given), shape, levels=levels)
+            file = _file(given)
+            if file is not None:
+                sign = load_handwriting(file.source, shape, file.name, levels)
             else:
                 picture = (
                     as_shown(given) if levels is None else as_source(given, levels)
@@ -321,8 +323,9 @@ class ImageReader(Reader):
     def _pixels(self, image: Any, fit: Fit) -> Tensor:
         channels, *size = self.image_shape
         how: Any = {"levels": self.levels, "background": self.background}
-        if isinstance(image, str | Path):
-            picture = open_image(Path(image), channels, **how)
+        file = _file(image)
+        if file is not None:
+            picture = open_image(file.source, channels, file.name, **how)
         else:
             source = None
             if channels in (1, 3) or not hasattr(image, "shape"):
@@ -550,6 +553,22 @@ def _fit_numbers(image: Tensor, size: Sequence[int], resize: Resize) -> Tensor:
     top, left = round(high / 2), round(wide / 2)
     # Negative padding crops.
     return F.pad(image.clamp(0, 1), (left, wide - left, top, high - top))
+
+
+class _File(NamedTuple):
+    """A file that holds an image, or what is in it, and its name for messages."""
+
+    source: Path | BytesIO
+    name: str
+
+
+def _file(image: Any) -> _File | None:
+    """The file of an image, or its bytes; None if it is no file."""
+    if isinstance(image, bytes):
+        return _File(BytesIO(image), f"of {len(image):,} bytes")
+    if isinstance(image, str | Path):
+        return _File(Path(image), str(image))
+    return None
 
 
 def _opaque(image: Tensor, channels: int, behind: Sequence[int]) -> Tensor:

@@ -491,7 +491,8 @@ def as_picture(image: Any) -> "Image | None":
         return image
     if not hasattr(image, "shape"):
         raise ValueError(
-            "an image must be a path, a PIL image, an array or a tensor, got "
+            "an image must be a path, the bytes of a file, a PIL image, an array or "
+            "a tensor, got "
             f"{type(image).__name__}"
         )
     tensor = as_tensor(image)
