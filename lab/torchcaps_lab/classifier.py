@@ -345,10 +345,9 @@ class Classifier:
             images: one image, or several of any sizes: a list, or a tensor (B, C, H,
                 W), or an array (B, H, W, C). One image is the path of a file, the
                 bytes of one, a PIL image, an array (H, W) or (H, W, C), or a tensor
-                (C, H, W). Numbers are
-                bytes, 0..255, or floating point in [0, 1]. Grey images become colour
-                for a network that takes three channels, colour ones grey for one that
-                takes one, and transparent parts black. For a network that takes words,
+                (C, H, W). Numbers are bytes, 0..255, or floating point in [0, 1]. Grey
+                images become colour for a network that takes three channels, colour
+                ones grey for one that takes one, and transparent parts black. For a network that takes words,
                 an image is a text; for one that takes series, the file of a sound, or
                 an array or tensor (C, L).
             resize: how images of another size get to that of the network: ``pad``,

@@ -339,8 +339,8 @@ class WrongUsage(ValueError):
 
 def data_at(
     value: Any,
-    shared: Mapping[str, Any] | None = None,
-    classes: Sequence[str] = (),
+    shared: Mapping[str, Any],
+    classes: Sequence[str],
 ) -> Any:
     """The data set that a reader recognises at a path, where a path is named in place
     of a data set; anything else as it is.
@@ -367,15 +367,15 @@ def data_at(
         return value
     # A trained network knows its classes, so an empty class folder is in nobody's way.
     known = {"skip_broken": True, "classes": classes}
-    given = {**known, **(shared or {}), **arguments}
+    given = {**known, **shared, **arguments}
     seen = guess(text, {"data": given}).options["data"]
     # A trained network says what shape it takes, where a data set leaves that open.
     parameters = inspect.signature(DATASETS.find(seen["name"])).parameters
     free = [key for key in OF_TRAINING if key in parameters]
     free = [key for key in free if parameters[key].default is None]
     place = {key: argument for key, argument in seen.items() if key not in free}
-    taken = {key: one for key, one in (shared or {}).items() if key in parameters}
-    return merged(merged(place, taken), arguments)
+    fitting = {key: shared[key] for key in parameters.keys() & shared.keys()}
+    return merged(merged(place, fitting), arguments)
 
 
 def lacks_name(data: Any) -> bool:

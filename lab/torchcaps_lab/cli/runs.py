@@ -111,9 +111,9 @@ def _known(run: str, value: Any, classifier: Classifier) -> dict[str, Any]:
     options = values_of(read_options(config).get("data"))
     columns = columns_again(Place(path), options)
     if "wide" in columns:
-        columns |= {"root": path, "values": ()}
-        classifier.reader.complete(columns)
-        del columns["root"]
+        series: dict[str, Any] = {"root": path, "values": ()}
+        classifier.reader.complete(series)
+        columns["values"] = series["values"]
     # One of the user's own may not be imported.
     kinds = dict(DATASETS.items())
     shared = kinds.get(options.get("name", ""), DataSet).shared

@@ -491,9 +491,8 @@ def as_picture(image: Any) -> "Image | None":
         return image
     if not hasattr(image, "shape"):
         raise ValueError(
-            "an image must be a path, the bytes of a file, a PIL image, an array or "
-            "a tensor, got "
-            f"{type(image).__name__}"
+            "an image must be a path, the bytes of a file, a PIL image, an array or a "
+            f"tensor, got {type(image).__name__}"
         )
     tensor = as_tensor(image)
     if tensor.dtype != torch.uint8 or tensor.shape[0] not in (1, 3, 4):
