@@ -44,11 +44,14 @@ def windows_paths(folder: Path) -> Path:
 
 
 def addresses_and_flags(folder: Path) -> Path:
-    """Addresses of pictures, a column of 0.0 and 1.0 for each class, and gaps."""
-    pictures(lambda row: f"{folder}/{row}.png")
+    """Addresses of pictures whose names others have, too, a column of 0.0 and 1.0 for
+    each class, and gaps.
+    """
+    for holder in ("large", "thumbs"):
+        pictures(lambda row, holder=holder: f"{folder}/{holder}/{row}.png")
     rows = [
         (
-            f"https://example.org/a/{row}.png?width=8",
+            f"https://example.org/a/thumbs/{row}.png?width=8",
             float(row % 2),
             float(row % 3 == 0),
         )

@@ -115,9 +115,12 @@ class ImagesByName:
         return len(self._paths)
 
     def get(self, name: str) -> Path | None:
-        """The image that a cell of a table names; None if there is none, or several."""
-        name = _slashes(name)
-        return self._exact(name) or self._exact(PurePosixPath(name).name)
+        """The image whose path has most of the end of a cell of a table; None if there
+        is none, or several of this name.
+        """
+        parts = PurePosixPath(_slashes(name)).parts
+        ends = ("/".join(parts[start:]) for start in range(len(parts)))
+        return next(filter(None, map(self._exact, ends)), None)
 
     def in_folder(self, name: str) -> list[Path]:
         """The images in the folder that a cell of a table names; none if there is no
@@ -129,8 +132,8 @@ class ImagesByName:
         """The image that each row of a table names, in a list that is empty if there is
         none, or several; or all images of the folder, where no row names an image.
 
-        Folders in the table may differ from those on the disk, so that the name alone
-        counts. It does not where another row names the image, with its folder.
+        Folders in the table may differ from those on the disk, so that the end of a
+        path counts. It does not where another row names the image, with its folder.
         """
         exact = {name: self._exact(_slashes(name)) for name in names}
         named = {path for path in exact.values() if path is not None}
