@@ -22,7 +22,7 @@ BROKEN = {
 LEFT_OUT = {
     "a/notes.txt": ".txt is not a kind of image that is read",
     "a/photo.heic": ".heic is not a kind of image that is read",
-    "a/noname": "no suffix is not a kind of image that is read",
+    "a/noname": "its name has no suffix, which tells the kind of an image",
     "a/nothing.png": "it links to nothing",
     "a/itself.png": "it links to nothing",
     "a/loop": "which is read already",

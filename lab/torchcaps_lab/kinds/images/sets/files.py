@@ -28,7 +28,9 @@ class ImageListing(Listing):
         needs = BY_PLUGIN.get(path.suffix.lower())
         plug_in = f"it is with a plug-in: pip install {needs}" if needs else ""
         advice = plug_in or advice_on(path)
-        why = f"{path.suffix or 'no suffix'} is not a kind of image that is read"
+        why = f"{path.suffix} is not a kind of image that is read"
+        if not path.suffix:
+            why = "its name has no suffix, which tells the kind of an image"
         return f"{why}; {advice}" if advice else why
 
 
