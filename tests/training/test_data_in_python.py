@@ -37,14 +37,15 @@ class Shades(Dataset):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Classifier:
-    """Trained for an epoch."""
-    return tc.train(
-        data=Shades(),
-        test=0.25,
-        run=tmp_path_factory.mktemp("run") / "shades",
-        epochs=1,
-        **OPTIONS,
-    )
+    """Trained for an epoch, by a program that has gradients off."""
+    with torch.inference_mode():
+        return tc.train(
+            data=Shades(),
+            test=0.25,
+            run=tmp_path_factory.mktemp("run") / "shades",
+            epochs=1,
+            **OPTIONS,
+        )
 
 
 def test_the_options_have_everything_but_the_pairs(trained: Classifier) -> None:

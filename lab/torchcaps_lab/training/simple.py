@@ -5,6 +5,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from torchcaps.numerics import check_choice
@@ -23,6 +24,8 @@ from torchcaps_lab.training.progress import can_rewrite
 from torchcaps_lab.training.run import train_with
 
 
+# Off: a notebook may have it on for all of its cells.
+@torch.inference_mode(False)
 def train(
     data: Any,
     labels: Any = None,
