@@ -60,7 +60,6 @@ def test_starts_and_counts(act: Callable[[], object]) -> None:
         act()
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", shipped())
 def test_networks(name: str) -> None:
     with WithoutFloat64():
