@@ -4,7 +4,7 @@
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from recipes import (
     PRESETS,
     RECIPES,
     RUNS,
+    Recipe,
     describe,
     get_recipe,
     read_results,
@@ -21,6 +22,7 @@ from recipes import (
     run_recipe,
 )
 from recipes.kit.estimates import read_estimates
+from recipes.kit.lab import PresetName
 from recipes.kit.queue import run_queue
 from torchcaps_lab.cli import OptionParser
 from torchcaps_lab.cli.output import until_unread
@@ -131,13 +133,14 @@ def run(arguments: list[str]) -> None:
     parser.take_imports()
     options = parser.parse_args(arguments)
     quiet_lightning()
-    result = run_recipe(
+    folder = Path(options.results)
+    run_recipe(
         options.recipe,
         options.preset,
         options.seeds,
         rows=options.rows,
         runs=Path(options.runs),
-        results=Path(options.results),
+        results=folder,
         trainer=options.trainer,
         command=repeatable(arguments),
         show=partial(print, flush=True),
@@ -146,12 +149,12 @@ def run(arguments: list[str]) -> None:
     print(
         describe(
             recipe,
-            {options.preset: result},
+            _by_preset(recipe, read_results(folder)),
             without_missing=True,
+            estimates=read_estimates(folder),
         )
     )
-    file = result_path(Path(options.results), options.recipe, options.preset)
-    print(f"result {file}")
+    print(f"result {result_path(folder, options.recipe, options.preset)}")
 
 
 def queue(arguments: list[str]) -> None:
@@ -198,22 +201,28 @@ def listed(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     recipes = [get_recipe(name) for name in options.names or RECIPES]
     results = read_results(Path(options.results))
-    texts = []
-    for recipe in recipes:
-        by_preset = {
-            preset: result
-            for (name, preset), result in results.items()
-            if name == recipe.name
-        }
-        texts.append(
-            describe(
-                recipe,
-                by_preset,
-                published_only=not options.names,
-                estimates=read_estimates(Path(options.results)),
-            )
+    estimates = read_estimates(Path(options.results))
+    texts = [
+        describe(
+            recipe,
+            _by_preset(recipe, results),
+            published_only=not options.names,
+            estimates=estimates,
         )
+        for recipe in recipes
+    ]
     print("\n\n".join(texts))
+
+
+def _by_preset(
+    recipe: Recipe[Any], results: Mapping[tuple[str, PresetName], Any]
+) -> dict[PresetName, Any]:
+    """The results of a recipe, among those of all."""
+    return {
+        preset: result
+        for (name, preset), result in results.items()
+        if name == recipe.name
+    }
 
 
 if __name__ == "__main__":

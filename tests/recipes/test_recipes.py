@@ -399,6 +399,8 @@ class TestCommandLine:
         assert "  and 1 more: python -m recipes made-up\n" in output
         assert recipes_main(["made-up", *folders[2:]]) == 0
         assert "entropy" in capsys.readouterr().out
+        assert recipes_main(["run", "made-up", "--preset", "smoke", *folders]) == 0
+        assert "3.50 ± 0.71 %" in capsys.readouterr().out  # of the quick preset
 
     def test_all_are_listed(self, capsys, tmp_path):
         assert recipes_main(["--results", str(tmp_path)]) == 0
