@@ -484,6 +484,9 @@ class TestLooking:
             tmp_path / "run",
             ignore=shutil.ignore_patterns("model", "summary.json"),
         )
+        # Killed while it saved the network: the card of the network comes last.
+        (tmp_path / "run/model").mkdir()
+        (tmp_path / "run/model/model.safetensors").touch()
         message = (
             f"{tmp_path / 'run'} holds no network yet, its training has not "
             "ended: torchcaps train --resume "

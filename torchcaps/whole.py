@@ -310,8 +310,9 @@ def network_folder(folder: Path) -> Path:
     """
     if (folder / CONFIG_FILE).is_file():
         return folder
-    if (folder / "model").is_dir():
-        return folder / "model"
+    model = folder / "model"
+    if (model / CONFIG_FILE).is_file():  # written last
+        return model
     if (folder / RUN_FILE).is_file():
         raise FileNotFoundError(
             f"{folder} holds no network yet, its training has not ended: torchcaps "
