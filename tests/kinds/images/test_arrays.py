@@ -96,11 +96,11 @@ def test_two_pairs_are_no_arrays() -> None:
     [
         (
             (np.zeros((40, 3, 20, 3), np.uint8), LABELS),
-            r"not clear: it may be \(N, H, W, C\), 3 channels of 3 x 20 .*NCHW",
+            r"not clear: .* may be last, 3 of 3 x 20 pixels, or first, 3 .*NCHW",
         ),
         (
             (np.zeros((40, 8, 8, 8), np.uint8), LABELS),
-            r"not clear: .* 8 channels of 8 x 8",
+            r"not clear: .* 8 of 8 x 8",
         ),
         ((PIXELS, LABELS[:7]), "a label for each image, got 40 and 7"),
         ((PIXELS, np.zeros((40, 2, 2))), r"labels of train must be \(N,\).*each class"),

@@ -159,7 +159,7 @@ def pickled() -> bytes:
         (header("(8,)") + bytes(8), "a picture"),
         (header("(0, 8)"), "a picture"),
         (header("(2, 2)", "<M8[s]") + bytes(32), "must hold numbers"),
-        (header("(3, 20, 3)") + bytes(180), "not clear"),
+        (header("(3, 20, 3)") + bytes(180), "the picture is not clear"),
         (pickled(), "must hold numbers"),
     ],
 )

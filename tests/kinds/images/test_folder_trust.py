@@ -424,7 +424,9 @@ class TestBrokenFiles:
         for category in "ab":
             (tmp_path / category).mkdir()
             (tmp_path / category / "0.png").write_text("hello")
-        assert "all: 0 images of 2 classes" in check_folder(tmp_path).lines()
+        report = check_folder(tmp_path)
+        assert "all: 0 images of 2 classes" in report.lines()
+        assert report.advised({}) is None  # no training would start
 
     def test_copies_in_other_parts_and_classes_are_named(self, tmp_path, capsys):
         make_root(tmp_path / "train", 3)

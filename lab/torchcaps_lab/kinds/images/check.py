@@ -109,12 +109,12 @@ class ImagesReport:
         """The whole report, ready for JSON."""
         return {**asdict(self), "problems": self.problems}
 
-    def advised(self, options: Mapping[str, Any]) -> dict[str, str]:
+    def advised(self, options: Mapping[str, Any]) -> dict[str, str] | None:
         """Size and range of the images, and whether broken ones and empty class folders
-        are left out.
+        are left out; None if no image can be read.
         """
         if not self.sizes:
-            return {}
+            return None
         advised = {}
         size = options.get("data", {}).get("size")
         if size is None and len(self.sizes) > 1:  # of which some were not looked at

@@ -161,9 +161,8 @@ def order_of(
         first = sides[1] == sides[2]
     if last == first:
         raise ValueError(
-            f"the order of the axes of {name}, {shape}, is not clear: it may be (N, "
-            f"H, W, C), {sides[2]} channels of "
-            f"{sides[0]} x {sides[1]} pixels, or (N, C, H, W), {sides[0]} channels of "
+            f"the order of the axes of {name} is not clear: the channels may be last, "
+            f"{sides[2]} of {sides[0]} x {sides[1]} pixels, or first, {sides[0]} of "
             f"{sides[1]} x {sides[2]}: {advice}"
         )
     return "NHWC" if last else "NCHW"
