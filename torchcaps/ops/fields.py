@@ -11,6 +11,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
+from torchcaps.numerics import as_variables
+
 FieldsType = TypeVar("FieldsType", bound="Fields")
 
 
@@ -165,7 +167,11 @@ class Fields:
             if tensor.dtype != dtype or tensor.device != device:
                 check_numbers(f"{name} of {type(self).__name__}", tensor, device)
                 same = False
-        return self if same else self.map(lambda tensor, _: tensor.to(dtype))
+        if same:
+            return self
+        # With gradients even in a context without: it may be used outside of it.
+        with as_variables():
+            return self.map(lambda tensor, _: tensor.to(dtype))
 
 
 def cut(

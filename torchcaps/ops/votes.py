@@ -237,16 +237,19 @@ class Votes:
 
     def _once(self, name: str, make: Callable[[str], Any]) -> Any:
         """What ``make(name)`` returns, kept for later calls on these votes. It has
-        gradients even if the first call is without, unless there can be none.
+        gradients even if the first call is without, unless there can be none. While a
+        program is traced, calls without gradients keep their own: an exported program
+        that turns gradients on around no operation cannot be loaded.
         """
         # Autograd refuses tensors that inference mode made, and a compiler knows none.
-        constant = not torch.compiler.is_compiling() and (
-            torch.is_inference_mode_enabled()
-            or (self._versions is None and not torch.is_grad_enabled())
-        )
+        traced = torch.compiler.is_compiling()
+        if traced or self._versions is None:
+            constant = not torch.is_grad_enabled()
+        else:
+            constant = torch.is_inference_mode_enabled()
         key = name, constant
         if key not in self._kept:
-            with nullcontext() if constant else as_variables():
+            with nullcontext() if constant or traced else as_variables():
                 self._kept[key] = make(name)
         return self._kept[key]
 
@@ -447,9 +450,7 @@ class Votes:
             raise TypeError(
                 f"competition must be a torchcaps.ops.Competition, got {competition!r}"
             )
-        # With gradients even in a context without: the votes may be used outside of it.
-        with as_variables():
-            return self.fitting(competition)
+        return self.fitting(competition)
 
     def _checked(self, similarity: Similarity | None) -> Similarity | None:
         """The similarity, whose tensors fit the votes.
