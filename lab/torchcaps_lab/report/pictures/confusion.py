@@ -65,9 +65,9 @@ class Confusion(Exhibit):
             title="Which classes are confused",
             text=(
                 f"Each row holds the {what} of one class, and each column the {what} "
-                "with one answer. Numbers on the diagonal are right. A dark cell off "
-                "the diagonal is a pair of classes that the network confuses. "
-                "Colours are stretched so that even a few mistakes show."
+                f"with one answer. {what.capitalize()} on the diagonal are right. A "
+                "dark cell off the diagonal is a pair of classes that the network "
+                "confuses. Colours are stretched so that even a few mistakes show."
             ),
             counts=findings.confusion.cpu(),
             classes=tuple(classes),
