@@ -347,9 +347,9 @@ class Classifier:
                 bytes of one, a PIL image, an array (H, W) or (H, W, C), or a tensor
                 (C, H, W). Numbers are bytes, 0..255, or floating point in [0, 1]. Grey
                 images become colour for a network that takes three channels, colour
-                ones grey for one that takes one, and transparent parts black. For a network that takes words,
-                an image is a text; for one that takes series, the file of a sound, or
-                an array or tensor (C, L).
+                ones grey for one that takes one, and transparent parts black. For a
+                network that takes words, an image is a text; for one that takes series,
+                the file of a sound, or an array or tensor (C, L).
             resize: how images of another size get to that of the network: ``pad``,
                 ``crop``, ``stretch`` or ``handwriting``, or ``keep`` for a network of
                 any size; default: as this classifier does, which is as it was trained.
