@@ -27,8 +27,8 @@ from torchcaps.layers.primary import (
     PrimaryCaps3d,
     PrimaryCapsNd,
 )
-from torchcaps.layers.slot_layer import PositionCode, Slots
-from torchcaps.layers.slots import SlotAnswer, SlotCaps
+from torchcaps.layers.slot_filling import SlotAnswer, SlotCaps
+from torchcaps.layers.slots import PositionCode, Slots
 
 __all__ = [
     "CapsConv1d",

@@ -1,190 +1,246 @@
-"""Words to slots, slots to intents (Zhang et al. 2019, Capsule-NLU)."""
+"""Slots: exchangeable capsules that share out the features of an image among
+themselves.
+"""
 
-from typing import NamedTuple
+import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules, exportable
-from torchcaps.layers.linear import CapsLinear
-from torchcaps.numerics import NotNegative, Positive, Size
-from torchcaps.ops import InnerProduct, Votes
-from torchcaps.routing import DynamicRouting, Routed
-from torchcaps.routing.base import Steps
-from torchcaps.spec import SuggestsNames, argument, settings
-from torchcaps.squashing import SquashKind, length, squash
-
-
-@exportable
-class SlotAnswer(NamedTuple):
-    """The slots and the intent of sentences.
-
-    Attributes:
-        logits: the logits of the slots of each word, (B, L, K): the loss is the
-            cross-entropy of their softmax.
-        assignment: the assignment of words to slots, (B, L, K): sums to 1 over the
-            slots, and is 0 where there is no word.
-        slots: capsules of the slots, (B, K, pose_dim).
-        intents: capsules of the intents, (B, E, intent_dim).
-
-    Example:
-        >>> answer = tc.layers.SlotCaps(features=32, slots=9, intents=3)(
-        ...     torch.randn(2, 7, 32)
-        ... )
-        >>> answer.assignment.sum(2).allclose(torch.ones(2, 7)), answer.slots.pose.shape
-        (True, torch.Size([2, 9, 16]))
-    """
-
-    logits: Tensor
-    assignment: Tensor
-    slots: Capsules
-    intents: Capsules
-
-
-class _Slots(CapsLinear):
-    """A slot layer whose routing also depends on another layer."""
-
-    def forward(  # type: ignore[override]
-        self,
-        words: Tensor,
-        there: Tensor | None = None,
-        *,
-        routed: Routed,
-    ) -> Capsules:
-        """The slots that the votes of these words were routed to."""
-        return self.parents(routed, words)
+from torchcaps.capsules import CapsuleLayer, Capsules, from_pair
+from torchcaps.layers.initial import FirstBatchLinear, check_channels
+from torchcaps.layers.pose import present
+from torchcaps.numerics import Size, check_size, dtype_of
+from torchcaps.ops import Votes
+from torchcaps.routing import LayerShape, Routed, Routing, SlotAttentionRouting
+from torchcaps.routing.base import as_capsules, routing_of
+from torchcaps.spec import SuggestsNames, settings, shown
 
 
 @settings
-class SlotCaps(SuggestsNames, nn.Module):
-    r"""Route each word to its slot, and slots to intents, which influence the slots
-    again.
+class PositionCode(SuggestsNames, nn.Module):
+    r"""Adds to each place of a map a linear map of where it is.
 
-    .. math::
-        V_{tk} = h_t W_k, \quad R_{tk} = \operatorname{softmax}_k \langle \alpha_k, V_{tk} \rangle, \quad
-        \alpha_k = \sum_{\text{steps}} (v_k + p \, U \hat u)
+    .. math:: x_{yx} + W \, (y,\, x,\, 1 - y,\, 1 - x) + b, \quad x, y \in [0, 1]
 
-    with the parents :math:`v_k = \operatorname{squash} \sum_t R_{tk} V_{tk}`, from
-    :math:`\alpha = 0`. The answer for a word t is R after the last step, trained by
-    cross-entropy: one assignment more than the steps made, so that with one step it has
-    seen the parents once. The parents of a
-    first routing without the last term are routed to intents; its pose :math:`\hat u`
-    is that of the most active one, and the words are then routed again (re-routing).
+    Features of a convolution do not say where they are, and slots do not know which
+    features are neighbours. With this code, slots can tell equal objects in different
+    places apart. Maps may have any size: the coordinates go from edge to edge.
 
     Args:
-        features: numbers of a word, P, as from a recurrent network.
-        slots: how many, K; those of the scheme BIO count one by one, and "O" is one.
-        intents: how many, E.
-        pose_dim: the size of the poses of slots.
-        intent_dim: the size of the poses of intents.
-        steps: the number of steps of both routings.
-        pull: p, weight of the intent in the re-routing; 0 for no re-routing.
-        squash: a row of the table in :func:`~torchcaps.squash`. A slot begins with a
-            K-th of the words; the paper's ``sabour`` makes its square of that, and
-            learns from it late.
-        init_std: the standard deviation of W: words of numbers below 1 must tell K
-            slots apart.
+        channels: the channels of the maps.
 
     Shape:
-        Features (B, L, P) and which words are there, bool (B, L), to a
-        :class:`SlotAnswer`.
+        Maps (B, C, H, W) to the same shape.
 
     Raises:
-        ValueError: if an argument is out of its range, or the features or the mask do
-            not fit.
+        ValueError: if the maps do not fit.
 
-    Source: Zhang et al. 2019, "Joint Slot Filling and Intent Detection via Capsule
-    Neural Networks", section 3. There tanh bounds the votes, which have a bias, and the
-    code released with it answers with R before the last update.
+    Source: Locatello et al. 2020, appendix E.2, the soft position embedding.
 
     Example:
-        >>> layer = tc.layers.SlotCaps(features=32, slots=9, intents=3)
-        >>> there = torch.arange(7) < torch.tensor(
-        ...     [[7], [4]]
-        ... )  # the second sentence has four words
-        >>> answer = layer(torch.randn(2, 7, 32), there)
-        >>> answer.assignment.shape, answer.intents.activation.shape
-        (torch.Size([2, 7, 9]), torch.Size([2, 3]))
+        >>> tc.PositionCode(32)(torch.zeros(2, 32, 7, 9)).shape
+        torch.Size([2, 32, 7, 9])
     """
 
-    features: Size
-    slots: Size
-    intents: Size
-    pose_dim: Size = argument(default=16, kw_only=True)
-    intent_dim: Size = argument(default=16, kw_only=True)
-    steps: Steps = argument(default=2, kw_only=True)
-    pull: NotNegative = argument(default=0.1, kw_only=True)
-    squash: SquashKind = argument(default="tanh", kw_only=True)
-    init_std: Positive = argument(default=0.3, kw_only=True)
+    channels: Size
 
     def __post_init__(self) -> None:
-        routing = DynamicRouting(steps=self.steps, squash=self.squash)
-        self.slot_caps = _Slots(
-            None,
-            self.slots,
-            self.features,
-            self.pose_dim,
-            transforms="shared",
-            routing=routing,
-            init_std=self.init_std,
-        )
-        self.intent_caps = CapsLinear(
-            self.slots,
-            self.intents,
-            self.pose_dim,
-            self.intent_dim,
-            routing=routing,
-        )
-        self.down: nn.Linear | None = None
-        if self.pull:
-            self.down = nn.Linear(self.intent_dim, self.pose_dim, bias=False)
+        self.linear = nn.Linear(4, self.channels)
 
-    def forward(self, words: Tensor, there: Tensor | None = None) -> SlotAnswer:
-        """Return the slots of words and the intents of sentences; masked words may hold
-        any numbers.
-        """
-        votes = self.slot_caps.votes(words, there)
-        routed = self.route(votes)
-        intents = self.intent_caps(self.slot_caps(words, there, routed=routed))
-        if self.down is not None:
-            rows = torch.arange(words.shape[0], device=words.device)
-            toward = self.pull * self.down(
-                intents.pose[rows, intents.activation.argmax(1)]
+    def forward(self, maps: Tensor) -> Tensor:
+        """The maps with their code."""
+        if maps.ndim != 4 or maps.shape[1] != self.channels:
+            raise ValueError(
+                f"maps must be (B, {self.channels}, H, W), got {tuple(maps.shape)}"
             )
-            routed = self.route(votes, toward)
-        slots = self.slot_caps(words, there, routed=routed)
-        return SlotAnswer(
-            votes.logits(routed.similarity),
-            votes.assignment(routed.similarity),
-            slots,
-            intents,
+        # The weight of a quantized layer is a method.
+        dtype = dtype_of(self.linear, maps.dtype)
+        places = positions(maps.shape[2], maps.shape[3], dtype, maps.device)
+        return maps + self.linear(places).movedim(-1, 0)
+
+    def extra_repr(self) -> str:
+        """The number of channels."""
+        return f"{self.channels}"
+
+
+def positions(
+    rows: int,
+    columns: int,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | None = None,
+) -> Tensor:
+    """The coordinates y, x, 1 - y and 1 - x of each place of a grid, (H, W, 4), from 0
+    to 1.
+    """
+    wide = torch.promote_types(dtype, torch.float32)
+    options: dict[str, Any] = {"dtype": wide, "device": device}
+    y = torch.linspace(0, 1, rows, **options)[:, None].expand(rows, columns)
+    x = torch.linspace(0, 1, columns, **options)[None].expand(rows, columns)
+    return torch.stack([y, x, 1 - y, 1 - x], -1).to(dtype)
+
+
+class Slots(CapsuleLayer):
+    """Capsules that share out any number of features: each ends up with one object, or
+    none.
+
+    Nothing says which slot is for what. All share their weights, and differ by where
+    they start. The assignment of the features to the slots,
+    ``route(features).assignment``, is the attention map of the slots.
+
+    Args:
+        slots: their number J.
+        dim: numbers of the pose of a slot.
+        features: numbers of a feature. None takes features of any size: the first batch
+            sets it, and a linear layer maps them to ``dim`` numbers. Pass one batch
+            through before an optimizer is made.
+        routing: an object or a name, such as ``"slot_mixture"``. Default: slot attention in
+            3 steps from a learned Gaussian, which takes any number of slots.
+
+    Shape:
+        Features (B, I, D), maps (B, D, H, W), or capsules, to :class:`Capsules` with
+        poses (B, J, dim) and activations (B, J), the shares of the features.
+
+    Raises:
+        TypeError: if the features are neither a tensor nor :class:`Capsules`.
+        ValueError: if an argument is not a size, or the features have another number of
+            axes or of channels.
+
+    Source: Locatello et al. 2020, "Object-Centric Learning with Slot Attention".
+
+    Example:
+        >>> slots = tc.Slots(7, dim=64)
+        >>> maps = tc.PositionCode(32)(torch.randn(2, 32, 8, 8))
+        >>> slots(maps).pose.shape
+        torch.Size([2, 7, 64])
+        >>> slots(maps, slots=9).pose.shape  # more objects than in training
+        torch.Size([2, 9, 64])
+        >>> slots.route(maps).assignment.shape
+        torch.Size([2, 64, 7])
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        dim: int = 64,
+        *,
+        features: int | None = None,
+        routing: Routing | str | None = None,
+    ) -> None:
+        super().__init__()
+        check_size(slots=slots, dim=dim)
+        if features is not None:
+            check_size(features=features)
+        self.slots = slots
+        self.dim = dim
+        self.features = features
+        self.project: nn.Module = (
+            FirstBatchLinear(dim) if features is None else nn.Identity()
+        )
+        shape = LayerShape(None, slots, (features or dim,), (dim,))
+        default = SlotAttentionRouting(start="normal")
+        self.routing = routing_of(shape, routing, default)
+        if not self.routing.own_transforms:
+            raise ValueError(
+                "routing must have transforms that all slots share, such as 'slots' "
+                f"and 'slot_mixture', got {type(self.routing).__name__}"
+            )
+
+    def votes(
+        self,
+        features: Capsules | Tensor,
+        mask: Tensor | None = None,
+        *,
+        slots: int | None = None,
+    ) -> Votes:
+        """The features as children of this many slots; the routing forms the votes."""
+        if slots is not None:
+            check_size(slots=slots)
+        rows, _ = _rows(features, mask)
+        if self.features is None:
+            check_channels(self.project, rows)
+        elif rows.shape[-1] != self.features:
+            raise ValueError(
+                f"features must have {self.features} numbers each, got {rows.shape[-1]}"
+            )
+        children = self.project(rows)
+        # Not used: one number in memory.
+        transforms = children.new_zeros(()).expand(
+            1, slots or self.slots, children.shape[-1], self.dim
+        )
+        return Votes(
+            children, transforms, mask=None if mask is None else mask.flatten(1)
         )
 
-    def route(self, votes: Votes, toward: Tensor | None = None) -> Routed:
-        r"""Route words to slots, drawn from above if there is a pull.
+    def route(
+        self,
+        features: Capsules | Tensor,
+        mask: Tensor | None = None,
+        *,
+        slots: int | None = None,
+        initial: Routed | None = None,
+    ) -> Routed:
+        """Routes as :meth:`forward` does, but returns the votes and the assignment
+        too.
+        """
+        votes = self.votes(features, mask, slots=slots)
+        _, activation = _rows(features, mask)
+        routed: Routed = self.routing(votes, activation, initial=initial)
+        return routed
+
+    def forward(
+        self,
+        features: Capsules | Tensor,
+        mask: Tensor | None = None,
+        *,
+        slots: int | None = None,
+        initial: Routed | None = None,
+    ) -> Capsules:
+        """The slots of these features.
 
         Args:
-            votes: the votes of the words for the slots.
-            toward: :math:`p \, U \hat u`, what each step adds to :math:`\alpha` beside
-                the parents, (B, pose_dim), the same for all of them; None for nothing.
-
-        Returns:
-            The slots, and the inner products with :math:`\alpha` after the last step as
-            the similarity.
-
-        Raises:
-            ValueError: if ``toward`` has another shape.
-
-        Source: Zhang et al. 2019, Algorithm 1 and equation 8.
+            features: the features of each image; capsules count by their activations.
+            mask: bool (B, I), or (B, *sites), False for features that are not there;
+                None if all are.
+            slots: how many; None for as many as the layer was made for. A routing that
+                starts from learned queries takes no other number.
+            initial: slots to go on from, such as those of the frame before.
         """
-        B, _, J, H = votes.shape
-        if toward is not None and toward.shape != (B, H):
-            raise ValueError(f"toward must be {(B, H)}, got {tuple(toward.shape)}")
-        alpha = votes.children.new_zeros(B, J, H, dtype=votes.dtype)
-        for step in range(self.steps):
-            similarity = InnerProduct(alpha) if step else None
-            pose = squash(votes.moments(similarity).sum, self.squash)
-            alpha = alpha + pose
-            if toward is not None:
-                alpha = alpha + toward[:, None]
-        return Routed(pose, length(pose), votes, InnerProduct(alpha))
+        routed = self.route(features, mask, slots=slots, initial=initial)
+        return as_capsules(routed, (self.dim,), self._dtype(features))
+
+    def _dtype(self, features: Capsules | Tensor) -> torch.dtype:
+        """Of the features and the weights together."""
+        features = from_pair(features)
+        pose = features.pose if isinstance(features, Capsules) else features
+        return torch.promote_types(pose.dtype, dtype_of(self.routing, pose.dtype))
+
+    def extra_repr(self) -> str:
+        """The number of slots and the size of their poses."""
+        return shown(self, "slots", "dim", "features")
+
+
+def _rows(
+    features: Capsules | Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """The numbers of each feature (B, I, D), and the activations (B, I) of capsules."""
+    features = from_pair(features)
+    if isinstance(features, Capsules):
+        capsules = (features if mask is None else present(features, mask)).flatten()
+        return capsules.pose.flatten(2), capsules.activation
+    if not isinstance(features, Tensor):
+        raise TypeError(
+            f"features must be a tensor or Capsules, got {type(features).__name__}"
+        )
+    if features.ndim not in (3, 4) or not features.is_floating_point():
+        raise ValueError(
+            "features must be (B, I, D) or maps (B, D, H, W), in floating point, got "
+            f"{features.dtype} {tuple(features.shape)}"
+        )
+    rows = features if features.ndim == 3 else features.flatten(2).mT
+    if not math.prod(rows.shape[1:]):
+        raise ValueError(
+            f"features must be at least one, got none: {tuple(features.shape)}"
+        )
+    return rows, None

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import torchcaps as tc
-from torchcaps.layers.slot_layer import positions
+from torchcaps.layers.slots import positions
 from torchcaps.routing import MeanRouting, SlotStart
 
 
