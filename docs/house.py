@@ -24,7 +24,7 @@ PAGE = Path(__file__).with_suffix(".md")
 BEGIN = "<!-- from the imports -->"
 
 ORDER = (
-    "names",
+    "optional_imports",
     "whole",
     "spec",
     "capsules",

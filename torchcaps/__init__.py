@@ -4,7 +4,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from torchcaps.names import needing
+from torchcaps.optional_imports import needing
 
 if TYPE_CHECKING:
     from torchcaps import layers, losses, models, ops, routing

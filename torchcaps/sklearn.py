@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from torchcaps.layers import CapsHead
-from torchcaps.names import needing
 from torchcaps.numerics import Positive, Size
+from torchcaps.optional_imports import needing
 from torchcaps.routing import create_routing
 from torchcaps.spec import SuggestsNames, Within, check_fields
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from torchcaps.models import ClassifierNetwork, Prediction, load_pretrained
 from torchcaps.models.base import in_precision_of
-from torchcaps.names import needing
 from torchcaps.numerics import check_size
+from torchcaps.optional_imports import needing
 from torchcaps.whole import LARGEST_NOTE, network_folder, owned, read_json, write_whole
 from torchcaps_lab.card import Card
 from torchcaps_lab.data import Examples, Preprocess

@@ -6,7 +6,7 @@ faster, because points as votes pay for a transform that is the identity: cluste
 data with those.
 """
 
-from torchcaps.names import needing
+from torchcaps.optional_imports import needing
 
 with needing("mixtures as estimators", "torchcaps[mixture]"):
     from torchcaps.mixture.base import point_votes

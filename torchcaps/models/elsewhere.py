@@ -5,7 +5,7 @@ live there, beside the readers and the data of their kind of input.
 from importlib import import_module
 from importlib.util import find_spec
 
-from torchcaps.names import needing
+from torchcaps.optional_imports import needing
 
 MODELS_OF_THE_LAB = (
     "series_capsnet",

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.names import needing
+from torchcaps.optional_imports import needing
 
 IMAGENET = "efficientnet_lite0"
 """The network of timm whose ImageNet weights an installed package holds."""

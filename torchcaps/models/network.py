@@ -25,7 +25,7 @@ from torchcaps.models.outline import (
     read_shapes,
 )
 from torchcaps.models.pretrained import list_pretrained, pretrained_folder
-from torchcaps.names import needing
+from torchcaps.optional_imports import needing
 from torchcaps.routing import Routing, create_routing
 from torchcaps.routing.base import MOST_STEPS
 from torchcaps.spec import (

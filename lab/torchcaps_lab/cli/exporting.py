@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchcaps.names import needing
 from torchcaps.ops import use_backend
+from torchcaps.optional_imports import needing
 from torchcaps.whole import opened, written_whole
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data.transforms.preprocess import RANDOM

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchcaps.models.efficient_capsnet import EfficientCapsNet
 from torchcaps.models.registry import create_model
-from torchcaps.names import needing
+from torchcaps.optional_imports import needing
 from torchcaps.whole import check_file
 from torchcaps_lab.conversion.base import Converted, Stored, of_smallnorb, outline
 

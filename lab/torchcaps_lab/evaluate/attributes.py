@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcaps.names import needing
+from torchcaps.optional_imports import needing
 
 MEASURES = ("slant", "width", "height", "weight", "left-right", "up-down")
 """The columns of :func:`shape_moments`."""

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcaps.names import needing
+from torchcaps.optional_imports import needing
 from torchcaps.whole import parsed_json
 from torchcaps_lab.explore.explorer import Explorer
 

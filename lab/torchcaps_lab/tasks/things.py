@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchcaps.capsules import Capsules, Places
 from torchcaps.models import Prediction, Thing, box_area
-from torchcaps.names import needing
+from torchcaps.optional_imports import needing
 from torchcaps_lab.data import Batch, Examples
 from torchcaps_lab.data.boxes import ink_boxes
 from torchcaps_lab.evaluate.findings import check_asked, predicted

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from torchcaps.names import needing
 from torchcaps.numerics import Share, Size, resolution
+from torchcaps.optional_imports import needing
 from torchcaps.spec import Within
 from torchcaps_lab.data.transforms.draws import Draws, RandomChange
 

@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from torchcaps.names import needing
 from torchcaps.numerics import Size
+from torchcaps.optional_imports import needing
 from torchcaps.spec import Within, settings
 from torchcaps_lab.data.base import register_dataset
 from torchcaps_lab.kinds.images.decoding.store import ImageStore

@@ -12,7 +12,7 @@ import torch
 from msgspec import Meta, Struct
 from torch import Tensor
 
-from torchcaps.names import needing
+from torchcaps.optional_imports import needing
 from torchcaps.whole import LARGEST_TABLE, parsed_json, read_text
 from torchcaps_lab.data.classes import composed
 from torchcaps_lab.data.schema import checked, each_once

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.names import needing
+from torchcaps.optional_imports import needing
 from torchcaps.whole import (
     LARGEST_TABLE,
     check_file,

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from torchcaps.names import needing
 from torchcaps.numerics import check_size
+from torchcaps.optional_imports import needing
 from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.plain_text import check_text
 

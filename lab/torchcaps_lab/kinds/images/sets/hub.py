@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from torchcaps.names import needing
+from torchcaps.optional_imports import needing
 from torchcaps.spec import settings
 from torchcaps.whole import resolved
 from torchcaps_lab.data.base import register_dataset

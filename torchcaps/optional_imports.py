@@ -1,4 +1,4 @@
-"""What to install for something that is missing."""
+"""Imports of packages that need not be installed."""
 
 import shlex
 from collections.abc import Iterator
@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def needing(what: str, requirement: str) -> Iterator[None]:
-    """Inside the ``with`` block a missing module is an error that says what to install.
+    """Name the package to install if a module is missing inside the ``with`` block.
 
     Args:
-        what: needs the module, for the message: a plural.
-        requirement: that pip installs it by, such as ``torchcaps[mixture]``.
+        what: what needs the module, in the plural, such as ``estimators``.
+        requirement: what pip is to install, such as ``torchcaps[mixture]``.
 
     Raises:
         ModuleNotFoundError: if a module is missing.
