@@ -15,8 +15,8 @@ from torchcaps.models.byerly import ByerlyCapsNet
 from torchcaps.models.capsnet import CapsNet, CapsNetTwin
 from torchcaps.models.deepcaps import DeepCaps, TransposedDecoder
 from torchcaps.models.efficient_capsnet import EfficientCapsNet, UpsamplingDecoder
-from torchcaps.models.elsewhere import CLASSES_OF_THE_LAB, load_lab
 from torchcaps.models.heinsen import HeinsenCapsNet
+from torchcaps.models.lab_networks import CLASSES_OF_THE_LAB, load_lab
 from torchcaps.models.matrixcapsnet import MatrixCapsNet, MatrixCapsNetTwin
 from torchcaps.models.network import NETWORKS, Network, load_pretrained
 from torchcaps.models.registry import (

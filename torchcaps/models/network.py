@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from torchcaps.capsules import KeepsProperties
-from torchcaps.models.elsewhere import CLASSES_OF_THE_LAB, load_lab
+from torchcaps.models.lab_networks import CLASSES_OF_THE_LAB, load_lab
 from torchcaps.models.outline import (
     EACH,
     SPARE,

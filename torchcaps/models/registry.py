@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch.overrides import TorchFunctionMode
 
-from torchcaps.models.elsewhere import (
+from torchcaps.models.lab_networks import (
     MODELS_OF_THE_LAB,
     has_lab,
     load_lab,
