@@ -176,11 +176,11 @@ class CapsuleLayer(SuggestsNames, KeepsProperties):
     def register_forward_hook(
         self, hook: Callable[..., Any], **options: Any
     ) -> RemovableHandle:
-        """Registers a hook; a pair of tensors that it returns becomes capsules."""
+        """Register a hook; a pair of tensors that it returns becomes capsules."""
         return super().register_forward_hook(partial(_as_capsules, hook), **options)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Applies what ``to`` and ``half`` do to all parameters and buffers.
+        """Apply what ``to`` and ``half`` do to all parameters and buffers.
 
         ``to(memory_format=torch.channels_last)`` is for maps. It would fail for
         transforms of five axes, and those of four would be copied in each call: they

@@ -123,7 +123,7 @@ class ActivationLoss(SuggestsNames, nn.Module, ABC):
         self.register_buffer("class_weights", None, persistent=False)
 
     def weigh(self, weights: Tensor) -> None:
-        """Weights each image by its classes from now on.
+        """Weight each image by its classes from now on.
 
         Args:
             weights: the weights of the classes, (E,).
@@ -156,7 +156,7 @@ class ActivationLoss(SuggestsNames, nn.Module, ABC):
         epochs: int,
         step: int,
     ) -> None:
-        """Tells the loss how far training has come, before each step; most losses
+        """Tell the loss how far training has come, before each step; most losses
         ignore it.
 
         Args:

@@ -56,7 +56,7 @@ class Several(Within):
     count: int | None = None
 
     def check(self, place: str, value: Any) -> None:
-        """Raises a ValueError that names the place unless they are as many sizes."""
+        """Raise a ValueError that names the place unless it holds so many sizes."""
         check_series(self.count, **{place: value})
 
     refuse = check
@@ -184,7 +184,7 @@ def dtype_of(module: nn.Module, otherwise: torch.dtype) -> torch.dtype:
 
 
 def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Switches autocast off, if it is on: sums over all children do not survive half
+    """Switch autocast off, if it is on: sums over all children do not survive half
     precision.
     """
     kind = tensor.device.type
@@ -325,7 +325,7 @@ def product(sizes: Sequence[int]) -> int:
 
 
 def check_size(least: int = 1, /, **sizes: Any) -> None:
-    """Checks that arguments are sizes: one whole number each.
+    """Check that arguments are sizes: one whole number each.
 
     Raises:
         ValueError: if one is not a whole number, or smaller than ``least``; names the
@@ -341,7 +341,7 @@ def check_size(least: int = 1, /, **sizes: Any) -> None:
 
 
 def check_sizes(least: int = 1, /, **sizes: Any) -> None:
-    """Checks arguments that may be one size or several: whole numbers, or sequences of
+    """Check arguments that may be one size or several: whole numbers, or sequences of
     them.
 
     Raises:
@@ -358,7 +358,7 @@ def check_sizes(least: int = 1, /, **sizes: Any) -> None:
 
 
 def check_series(count: int | None = None, /, **series: Any) -> None:
-    """Checks that arguments are sequences of ``count`` sizes; None for one or more, 0
+    """Check that arguments are sequences of ``count`` sizes; None for one or more, 0
     for any number.
 
     Raises:
@@ -478,7 +478,7 @@ _ROUNDING = 0.01
 
 
 def _check_mask(mask: Tensor) -> None:
-    """Checks that a mask (B, E) has numbers in [0, 1], up to rounding, where they can
+    """Check that a mask (B, E) has numbers in [0, 1], up to rounding, where they can
     be read at once.
     """
     if mask.dtype == torch.bool or not mask.numel() or not at_hand(mask):

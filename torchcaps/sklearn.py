@@ -120,7 +120,7 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
         y: ArrayLike,
         sample_weight: ArrayLike | None = None,
     ) -> "CapsNetClassifier":
-        """Trains on rows X, (n, F), with labels y, (n,).
+        """Train on rows X, (n, F), with labels y, (n,).
 
         Args:
             X: the features, or the pixels of the images.
@@ -162,7 +162,7 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
         classes: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
     ) -> "CapsNetClassifier":
-        """Trains on more rows: one pass over them, at the learning rate.
+        """Train on more rows: one pass over them, at the learning rate.
 
         Args:
             X: the features, or the pixels of the images.
@@ -277,7 +277,7 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
         return nn.Sequential(nn.Unflatten(1, self.image_shape), *stem, head)
 
     def _begin(self, rows: Tensor) -> torch.optim.Adam:
-        """Makes a network for such rows, and returns its optimizer."""
+        """Make a network for such rows, and return its optimizer."""
         self.network_ = self._network().double()
         # Lazy layers learn their sizes.
         self.network_(rows[:2])
@@ -293,7 +293,7 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
         return DataLoader(data, int(self.batch_size), shuffle=True)
 
     def _pass(self, loader: DataLoader[Any], rows: Tensor, cycle: Any = None) -> None:
-        """Trains on each row once.
+        """Train on each row once.
 
         Args:
             loader: the batches.
@@ -321,7 +321,7 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
         _check_loss(self.loss_curve_, rows)
 
     def _warn_if_dead(self, rows: Tensor) -> None:
-        """Warns if nothing of the rows gets to the classes."""
+        """Warn if nothing of the rows gets to the classes."""
         with torch.no_grad():
             lengths = self._lengths(rows)
         least, most = lengths.aminmax(dim=0)
@@ -368,14 +368,14 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
 
 
 def _bring(network: nn.Module, optimizer: torch.optim.Optimizer, device: str) -> None:
-    """Brings a network and the state of its optimizer to a device."""
+    """Bring a network and the state of its optimizer to a device."""
     network.to(device)
     # Which brings the state to the device of the parameters.
     optimizer.load_state_dict(optimizer.state_dict())
 
 
 def _check_loss(losses: list[float], rows: Tensor) -> None:
-    """Raises a ValueError that names the likely cause if the last loss is not
+    """Raise a ValueError that names the likely cause if the last loss is not
     finite.
     """
     if np.isfinite(losses[-1]):
@@ -389,8 +389,8 @@ def _check_loss(losses: list[float], rows: Tensor) -> None:
 
 
 def _check_rows(X: Any) -> None:
-    """Raises a ValueError for images that are not flattened; names the argument that
-    says how they are.
+    """Raise a ValueError for images that are not flattened, which names the argument
+    for their shape.
     """
     shape: tuple[int, ...] = tuple(X.shape) if hasattr(X, "shape") else ()
     if len(shape) > 2:

@@ -53,7 +53,7 @@ _NEIGHBOURS = 10_000
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Gives the path of a new file in the same folder to write; after the block it is
+    """Give the path of a new file in the same folder to write; after the block it is
     on the disk, and has its name.
 
     If the block fails, that file is removed, and what had the name before stays. What
@@ -86,7 +86,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Adds the path to errors of reading and writing, which name no file."""
+    """Add the path to errors of reading and writing, which name no file."""
     try:
         yield
     except OSError as error:
@@ -96,7 +96,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def sweep(folder: Path) -> None:
-    """Removes what interruptions left in a folder."""
+    """Remove what interruptions left in a folder."""
     for part in folder.glob(f"*{UNFINISHED}"):
         part.unlink(missing_ok=True)
 
@@ -196,7 +196,7 @@ def opened(path: Path, most: int = sys.maxsize) -> Iterator[BinaryIO]:
 
 
 def _at_once(path: str, flags: int) -> int:
-    """Opens a file without waiting for the other end of a pipe."""
+    """Open a file without waiting for the other end of a pipe."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 

@@ -162,7 +162,7 @@ class CapsConvNd(CapsuleLayer):
         *,
         initial: Routed | None = None,
     ) -> Routed:
-        """Routes as :meth:`forward` does, but returns the votes and the last assignment
+        """Route as :meth:`forward` does, but return the votes and the last assignment
         too.
 
         Batch and windows share the first axis of what is returned, B = N * windows.
@@ -202,7 +202,7 @@ class CapsConvNd(CapsuleLayer):
         *,
         initial: Routed | None = None,
     ) -> Capsules:
-        """Routes the children of each window to the parents at its position.
+        """Route the children of each window to the parents at its position.
 
         Args:
             children: the children, on a grid.

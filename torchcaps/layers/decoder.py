@@ -208,7 +208,7 @@ class PoseInput(SuggestsNames, nn.Module):
 
     @torch.no_grad()
     def _follow(self, poses: Tensor, alive: Tensor) -> None:
-        """Updates mean and deviation of the classes in a batch: plain averages at
+        """Update mean and deviation of the classes in a batch: plain averages at
         first, exponential ones after 50.
         """
         count = alive.sum(0)  # [J, 1]
@@ -258,6 +258,6 @@ class ToldDecoder(nn.Sequential):
     """A decoder behind the :class:`PoseInput` that makes its input."""
 
     def forward(self, poses: Tensor, chosen: Tensor | None = None) -> Tensor:
-        """Decodes masked poses, see :meth:`PoseInput.forward`."""
+        """Decode masked poses, see :meth:`PoseInput.forward`."""
         as_input, decoder = self
         return decoder(as_input(poses, chosen))

@@ -60,7 +60,7 @@ class ImplicitActivation(SuggestsNames, nn.Module):
     steps: StepsOrNone = 3
 
     def forward(self, x: Tensor) -> Tensor:
-        """Applies the activation, shape unchanged."""
+        """Apply the activation, shape unchanged."""
         return implicit_activation(x, self.function, self.steps)
 
     def extra_repr(self) -> str:
@@ -74,7 +74,7 @@ def self_weighted_pooling(
     steps: int = 3,
     sharpness: float = 1.0,
 ) -> Tensor:
-    r"""Encodes a sequence as the average that weights each member by its agreement with
+    r"""Encode a sequence as the average that weights each member by its agreement with
     that average.
 
     .. math::
@@ -143,7 +143,7 @@ class SelfWeightedPooling(SuggestsNames, nn.Module):
     sharpness: Finite = 1.0
 
     def forward(self, sequence: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Pools sequences (B, n, D) to (B, D)."""
+        """Pool sequences (B, n, D) to (B, D)."""
         return self_weighted_pooling(sequence, mask, self.steps, self.sharpness)
 
     def extra_repr(self) -> str:

@@ -149,7 +149,7 @@ class CapsHead(CapsuleLayer):
 
     @torch.no_grad()
     def _start(self, rows: Tensor, children: Capsules) -> None:
-        """Draws the transforms of the classes, unless they were loaded, and scales them
+        """Draw the transforms of the classes, unless they were loaded, and scales them
         to what these children make of them.
         """
         # Norms of zeros divide by 0.

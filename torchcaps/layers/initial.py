@@ -25,7 +25,7 @@ _TIMES = 4
 
 @torch.no_grad()
 def preserve_deviation(model: nn.Module, *inputs: Any) -> None:
-    """Scales the transforms of convolutional capsules so that parents' poses have the
+    """Scale the transforms of convolutional capsules so that parents' poses have the
     deviation of their children's.
 
     The standard deviation of a mean vote depends on how many children share in it: on
@@ -252,7 +252,7 @@ def _of_votes(layer: CapsConvNd | CapsLinear | ClassCaps) -> list[Tensor]:
 def _set_votes(
     layer: CapsConvNd | CapsLinear | ClassCaps, tensors: list[Tensor]
 ) -> None:
-    """Changes what :func:`_of_votes` returns, through parametrizations if there are."""
+    """Change what :func:`_of_votes` returns, through parametrizations if there are."""
     for name, tensor in zip(("weight", "bias"), tensors, strict=False):
         if parametrize.is_parametrized(layer, name):
             setattr(layer, name, tensor)

@@ -129,7 +129,7 @@ def check_map(
 
 
 def without_own_transforms(layer: nn.Module, routing: Routing) -> None:
-    """Makes the transforms, ``weight``, of a layer zeros that are not learned, if its
+    """Make the transforms, ``weight``, of a layer zeros that are not learned, if its
     routing has transforms.
     """
     if routing.own_transforms:
@@ -179,7 +179,7 @@ def vote_bias_of(
 
 
 def start_vote_bias(bias: Tensor | None, deviation: float) -> None:
-    """Draws the biases of votes, if there are any, from a normal distribution.
+    """Draw the biases of votes, if there are any, from a normal distribution.
 
     A tenth of the transforms' deviation is enough to tell a child from its negative. A
     bias is the same for all images and for all places: as large as the transforms, it
@@ -194,7 +194,7 @@ def start_vote_bias(bias: Tensor | None, deviation: float) -> None:
 
 
 def fix_weight(layer: nn.Module, values: Callable[..., Tensor]) -> None:
-    """Makes the parameter ``weight`` of a layer a :func:`fixed_buffer`.
+    """Make the parameter ``weight`` of a layer a :func:`fixed_buffer`.
 
     Args:
         layer: any with that parameter.
@@ -208,7 +208,7 @@ def fix_weight(layer: nn.Module, values: Callable[..., Tensor]) -> None:
 def fixed_buffer(
     module: nn.Module, name: str, like: Tensor, values: Callable[..., Tensor]
 ) -> None:
-    """Registers a buffer that is always the same, and so neither learned nor saved.
+    """Register a buffer that is always the same, and so neither learned nor saved.
 
     Args:
         module: any.

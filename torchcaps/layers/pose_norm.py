@@ -181,7 +181,7 @@ class PoseMagnitude(SuggestsNames, nn.Module):
 
 @torch.no_grad()
 def _follow(norm: PoseNorm | PoseMagnitude, mean_square: Tensor) -> None:
-    """Lets the running mean square follow that of another batch."""
+    """Let the running mean square follow that of another batch."""
     norm.batches += 1
     share = early_share(norm.batches)
     norm.mean_square.lerp_(mean_square.to(share.dtype), share)

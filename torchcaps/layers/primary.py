@@ -198,7 +198,7 @@ class PrimaryCapsNd(CapsuleLayer):
         return *out, self.types
 
     def forward(self, features: Tensor) -> Capsules:
-        """Convolves, cuts into capsules, squashes.
+        """Convolve, cut into capsules, squash.
 
         Raises:
             TypeError: if ``features`` is not a tensor.

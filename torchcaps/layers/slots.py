@@ -181,7 +181,7 @@ class Slots(CapsuleLayer):
         slots: int | None = None,
         initial: Routed | None = None,
     ) -> Routed:
-        """Routes as :meth:`forward` does, but returns the votes and the assignment
+        """Route as :meth:`forward` does, but return the votes and the assignment
         too.
         """
         votes = self.votes(features, mask, slots=slots)

@@ -226,7 +226,7 @@ class Clustering(SuggestsNames, BaseEstimator, ABC):
 
     @abstractmethod
     def _keep(self, state: Any) -> None:
-        """Sets the fitted attributes that hold the state."""
+        """Set the fitted attributes that hold the state."""
 
     @abstractmethod
     def _state(self) -> Any:
@@ -236,7 +236,7 @@ class Clustering(SuggestsNames, BaseEstimator, ABC):
     def _keep_objectives(
         self, points: Tensor, weights: Tensor | None, objectives: list[float]
     ) -> None:
-        """Sets the fitted attributes that tell how the steps went."""
+        """Set the fitted attributes that tell how the steps went."""
 
     def _export(self, state: Any) -> Any:
         """The state as numpy arrays, for the history."""
@@ -248,7 +248,7 @@ class Clustering(SuggestsNames, BaseEstimator, ABC):
         y: Any = None,
         sample_weight: ArrayLike | None = None,
     ) -> Any:
-        """Clusters the points.
+        """Cluster the points.
 
         Args:
             X: (n_samples, n_features), float32 or float64; other dtypes are computed in
@@ -355,7 +355,7 @@ class Clustering(SuggestsNames, BaseEstimator, ABC):
         y: Any = None,
         sample_weight: ArrayLike | None = None,
     ) -> Array:
-        """Clusters the points and returns their clusters, (n_samples,)."""
+        """Cluster the points and return their clusters, (n_samples,)."""
         return self.fit(X, sample_weight=sample_weight).labels_
 
     def predict_proba(self, X: ArrayLike) -> Array:

@@ -49,7 +49,7 @@ def _log_weight(state: Gaussians, log_determinant: Tensor) -> Tensor:
 
 
 def _check_definite(definite: Tensor) -> None:
-    """Raises a ValueError that names the first component of (J,) whose covariance is
+    """Raise a ValueError that names the first component of (J,) whose covariance is
     singular.
     """
     if not definite.all():

@@ -169,7 +169,7 @@ class TimmBackbone(Backbone):
 
 
 def _loaded(make: Callable[..., nn.Module], weights: str) -> nn.Module:
-    """Returns the network with its weights. Where timm has none, or a file has others,
+    """Return the network with its weights. Where timm has none, or a file has others,
     timm leaves random ones: those that two networks of one seed share.
 
     Raises:
@@ -269,7 +269,7 @@ def make_backbone(
 
 
 def _load_own(backbone: Backbone, weights: str) -> None:
-    """Loads the weights of the backbone out of a saved network of this module."""
+    """Load the weights of the backbone out of a saved network of this module."""
     from safetensors.torch import load_file
 
     prefix = "features."

@@ -245,7 +245,7 @@ def check_batch(
     shape: str,
     numbers: str = "floating point",
 ) -> None:
-    """Checks that a batch is a tensor of finite floating-point numbers, in float64 only
+    """Check that a batch is a tensor of finite floating-point numbers, in float64 only
     if the network is, and has the right shape.
 
     Args:
@@ -296,7 +296,7 @@ def check_extent(
     least: int,
     reason: str = "",
 ) -> None:
-    """Checks that images of a shape (..., H, W) are large enough.
+    """Check that images of a shape (..., H, W) are large enough.
 
     Args:
         argument: what the error calls them.

@@ -209,7 +209,7 @@ class CapsMap(nn.Module):
         nn.init.uniform_(self.conv.weight, -bound, bound)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Convolves and squashes."""
+        """Convolve and squash."""
         convolved = self.conv(same_padded(features, 3, self.stride))
         return squash(convolved.unflatten(1, (self.types, -1)), dim=2).flatten(1, 2)
 
@@ -260,7 +260,7 @@ class CapsConvShared(nn.Module):
         cut_normal(self.weight, he_deviation(size))
 
     def forward(self, features: Tensor) -> Tensor:
-        """Routes the map of each child's type to those of the parents' types."""
+        """Route the map of each child's type to those of the parents' types."""
         H, W = features.shape[2:]
         windows = F.unfold(
             same_padded(features, self.kernel_size, 1), self.kernel_size
@@ -395,7 +395,7 @@ class TransposedDecoder(SuggestsNames, nn.Module):
             glorot(layer)
 
     def forward(self, poses: Tensor) -> Tensor:
-        """Decodes."""
+        """Decode."""
         image = self.norm(
             F.relu(self.linear(poses.flatten(1))).unflatten(
                 1, (self._CHANNELS, *self.first)

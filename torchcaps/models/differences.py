@@ -18,7 +18,7 @@ _NUMBERS = (int, float, complex, str, bytes, type, type(None))
 
 
 def take_differences(network: nn.Module, before: nn.Module, after: nn.Module) -> None:
-    """Gives a network what two others do not have in common, in place.
+    """Give a network what two others do not have in common, in place.
 
     All its modules stay the same objects, with their hooks, and so do their parameters
     and buffers, whether they learn and whatever they hold, unless shapes or settings of
@@ -164,9 +164,7 @@ def _put(
     value: Any,
     replaces: bool,
 ) -> None:
-    """Sets a value, in the place of the old one in the order of names, or removes
-    it.
-    """
+    """Set a value, in the place of the old one in the order of names, or remove it."""
     if replaces:
         store[name] = value
     else:

@@ -256,12 +256,12 @@ class InstanceNorm(nn.GroupNorm):
         super().__init__(channels, channels, eps)
 
     def reset_parameters(self) -> None:
-        """Draws scale and shift anew."""
+        """Draw scale and shift anew."""
         nn.init.uniform_(self.weight, -0.05, 0.05)
         nn.init.uniform_(self.bias, -0.05, 0.05)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Normalises (B, C, H, W), in whatever order in memory."""
+        """Normalise (B, C, H, W), in whatever order in memory."""
         # torch's kernel for groups of one channel is ten times slower on channels-last
         # maps than two copies.
         normal = super().forward(features.contiguous())
@@ -321,7 +321,7 @@ class UpsamplingDecoder(SuggestsNames, nn.Module):
             glorot(layer)
 
     def forward(self, poses: Tensor) -> Tensor:
-        """Decodes."""
+        """Decode."""
         image = self.linear(poses.flatten(1)).unflatten(1, (1, *self.first))
         *hidden, last = self.convolutions
         for convolution in hidden:

@@ -27,7 +27,7 @@ class SoftmaxCaps(CapsLinear):
         *,
         initial: Routed | None = None,
     ) -> Routed:
-        """Routes; where the routing gives no logits, they are those of the
+        """Route; where the routing gives no logits, they are those of the
         activations.
         """
         routed = super().route(children, mask, initial=initial)

@@ -13,7 +13,7 @@ _CUT = 0.87962566103423978
 
 
 def cut_normal(weight: Tensor, deviation: float) -> None:
-    """Draws weights anew from a normal distribution of this deviation, cut at two of
+    """Draw weights anew from a normal distribution of this deviation, cut at two of
     them.
     """
     nn.init.trunc_normal_(weight, std=deviation, a=-2 * deviation, b=2 * deviation)
@@ -27,7 +27,7 @@ def he_deviation(fan_in: int) -> float:
 
 
 def zero_bias(layer: nn.Module) -> None:
-    """Sets the biases of a layer to 0, if it has any."""
+    """Set the biases of a layer to 0, if it has any."""
     assert isinstance(layer, Affine)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)

@@ -45,7 +45,7 @@ def imagenet_installed() -> bool:
 
 
 def declare_torchvision() -> None:
-    """Declares torchvision's compiled operators where they do not load, so that timm
+    """Declare torchvision's compiled operators where they do not load, so that timm
     and torchmetrics can import it.
 
     Its wheel on PyPI is compiled for torch with CUDA. Beside another build its import

@@ -105,7 +105,7 @@ class Network(SuggestsNames, KeepsProperties, ABC):
     _unnamed: tuple[Any, ...]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Makes the class known to :func:`load_pretrained`."""
+        """Make the class known to :func:`load_pretrained`."""
         super().__init_subclass__(**kwargs)
         registered = NETWORKS.get(cls.__name__)
         if registered is not None and not same_class(registered, cls):
@@ -118,7 +118,7 @@ class Network(SuggestsNames, KeepsProperties, ABC):
         NETWORKS[cls.__name__] = cls
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "Network":
-        """Keeps the arguments that the constructor takes as ``*args`` and ``**kwargs``:
+        """Keep the arguments that the constructor takes as ``*args`` and ``**kwargs``:
         only the call has them.
         """
         network = super().__new__(cls)
@@ -521,7 +521,7 @@ def _read(path: Path, shapes: Collection[torch.Size]) -> tuple[_Saved, Network]:
 
 
 def _check_numbers(arguments: Mapping[str, Any], most_values: int) -> None:
-    """Raises a `ValueError` if numbers in a configuration are not finite, too large for
+    """Raise a `ValueError` if numbers in a configuration are not finite, too large for
     any network, or too many. Texts do not count.
     """
     values = (
@@ -555,7 +555,7 @@ def _values(value: Any, place: str) -> Iterator[tuple[str, Any]]:
 
 
 def _write_weights(state: Mapping[str, torch.Tensor], part: Path) -> None:
-    """Writes contiguous tensors on the CPU as safetensors; the package of that name
+    """Write contiguous tensors on the CPU as safetensors; the package of that name
     needs NumPy to write.
     """
     header = {}

@@ -79,14 +79,14 @@ FOREIGN = {
 
 
 def check_foreign_names(name: str, arguments: Mapping[str, Any]) -> None:
-    """Raises a `ValueError` that says what to do instead of an argument of timm."""
+    """Raise a `ValueError` that says what to do instead of an argument of timm."""
     for argument, instead in FOREIGN.items():
         if argument in arguments and argument not in parameters(MODELS[name].network):
             raise ValueError(f"{name} takes no argument {argument!r}: {instead}")
 
 
 def check_argument_names(name: str, network: type) -> None:
-    """Raises a `ValueError` for an argument that is called as something that every
+    """Raise a `ValueError` for an argument that is called as something that every
     network has: it could not be kept under its name.
     """
     for argument in parameters(network):

@@ -500,7 +500,7 @@ def check_parents(
     votes: Votes,
     axis: int = 0,
 ) -> None:
-    """Checks that a routing has a parameter for each parent of the votes, along that
+    """Check that a routing has a parameter for each parent of the votes, along that
     axis of it.
 
     Raises:

@@ -49,7 +49,7 @@ class Evidence(SuggestsNames, nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws weights and biases anew."""
+        """Draw weights and biases anew."""
         bound = 1 / math.sqrt(self.weight.shape[-1])
         nn.init.uniform_(self.weight, -bound, bound)
         nn.init.uniform_(self.bias, -bound, bound)

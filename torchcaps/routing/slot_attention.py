@@ -134,7 +134,7 @@ class SlotAttentionRouting(Routing):
         activation: Tensor | None,
         initial: Routed | None = None,
     ) -> Routed:
-        """Routes the children of the votes; their transforms and coordinates are not
+        """Route the children of the votes; their transforms and coordinates are not
         used.
         """
         if self.first is None:

@@ -114,7 +114,7 @@ class SlotMixtureRouting(Routing):
         self.to_pose = _readout(size, hidden) if self.readout else None
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
-        """Routes the children of the votes; their transforms and coordinates are not
+        """Route the children of the votes; their transforms and coordinates are not
         used.
         """
         if self.first is None:

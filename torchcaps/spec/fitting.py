@@ -30,11 +30,10 @@ from torchcaps.spec.wire import Spec, Typed, plain
 
 
 def check(hint: Any, value: Any, place: str) -> None:
-    """Checks that a value in Python is what a type hint asks for; things are things
-    here, no names.
+    """Check a Python value against a type hint; a thing must be an object, not a name.
 
     Raises:
-        ValueError: if it is not: says what was expected.
+        ValueError: if it does not fit; says what was expected.
     """
     for part, bounds in alternatives(hint):
         if isinstance(value, str | Mapping) and registry_of(part) is not None:
@@ -145,8 +144,8 @@ class Within:
         return ""
 
     def refuse(self, place: str, value: Any) -> None:
-        """Says what was expected where a value is of another type; nothing here, where
-        the type hint says it.
+        """Raise an error that says more than the type hint about a value of another
+        type; by default there is none.
         """
 
 

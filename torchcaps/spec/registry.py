@@ -129,7 +129,7 @@ class Registry(dict[str, Any]):
         return (from_here or matching)[0]
 
     def check_arguments(self, cls: type) -> None:
-        """Refuses a class with an argument that would take the place of the class's own
+        """Refuse a class with an argument that would take the place of the class's own
         name where it is written down.
 
         Raises:
@@ -364,7 +364,7 @@ class SuggestsNames:
     """
 
     def __new__(cls, *_: Any, **named: Any) -> Self:
-        """Checks the names before the constructor gets them."""
+        """Check the names before the constructor gets them."""
         if named and (why := refused(cls.__name__, cls, list(named))):
             raise TypeError(why)
         return super().__new__(cls)

@@ -266,7 +266,7 @@ EDGES = ("a softmax", "hard assignments", "a given log-partition")
 def _check_edges(
     backend: type[VoteSource], dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Asserts that results with empty axes, and where NaN appears, are those of
+    """Assert that results with empty axes, and where NaN appears, are those of
     ``naive``.
     """
     hurt = PROBLEMS[0]

@@ -24,7 +24,7 @@ theory.
 def assert_same(
     actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float
 ) -> None:
-    """Asserts that the root mean square of each difference is small, relative to that
+    """Assert that the root mean square of each difference is small, relative to that
     of the expected tensor.
 
     Raises:
@@ -48,7 +48,7 @@ def assert_same(
 
 
 def assert_same_on_backends(results: Callable[[str], Mapping[str, Tensor]]) -> None:
-    """Asserts that what a function of the backend gives on a CPU, in float64, is what
+    """Assert that what a function of the backend gives on a CPU, in float64, is what
     it gives on ``naive``.
 
     Backends that are not available here, or cannot do what is asked, are left out.
@@ -119,7 +119,7 @@ def attempt(
     owner: object,
     name: str,
 ) -> None:
-    """Runs a check.
+    """Run a check.
 
     Raises:
         AssertionError: if it fails; says whose check, and which.
@@ -150,7 +150,7 @@ def by_name(
 
 
 def assert_finite(tensors: Mapping[str, Tensor]) -> None:
-    """Asserts that no number is NaN or infinite."""
+    """Assert that no number is NaN or infinite."""
     for name, tensor in tensors.items():
         wrong = tensor.numel() - int(tensor.isfinite().sum())
         if wrong:

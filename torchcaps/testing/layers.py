@@ -438,7 +438,7 @@ def _same_whatever_is_kept(
     children: Capsules,
     row: Row,
 ) -> None:
-    """Asserts that results are those of stored votes of which nothing is kept, on every
+    """Assert that results are those of stored votes of which nothing is kept, on every
     backend, and those of a layer that was made alike and loaded, and that no example
     changes another.
     """
@@ -464,7 +464,7 @@ def _same_whatever_is_kept(
 
 
 def _examples_among_others(subject: Subject, mask: Tensor | None) -> None:
-    """Asserts that an example has the same parents among copies of itself."""
+    """Assert that an example has the same parents among copies of itself."""
     if not subject.separates:
         return
     layer = subject.apart()

@@ -179,7 +179,7 @@ def _objective(network: Network, batch: Tensor, output: Any) -> Tensor:
 
 
 def _learn(network: Network, batch: Tensor) -> None:
-    """Asserts that a training step gives every parameter a gradient."""
+    """Assert that a training step gives every parameter a gradient."""
     network.train().zero_grad()
     output = network(batch)
     _expect_finite(output, "in training")
@@ -287,7 +287,7 @@ def _prediction(subject: Subject) -> None:
 
 
 def _predict(network: ClassifierNetwork, inputs: Tensor) -> None:
-    """Asserts shapes and ranges of a prediction."""
+    """Assert shapes and ranges of a prediction."""
     target = network(inputs).activation.argmax(1)
     prediction = network(inputs, target)
     shape = (len(inputs), network.classes)
@@ -318,7 +318,7 @@ def _predict(network: ClassifierNetwork, inputs: Tensor) -> None:
 
 
 def _expect_routed(network: CapsuleNetwork, inputs: Tensor) -> None:
-    """Asserts that ``route``, which evaluation reads, gives the activations of the
+    """Assert that ``route``, which evaluation reads, gives the activations of the
     network.
     """
     network = copy.deepcopy(network).eval()

@@ -158,7 +158,7 @@ def check_together(
     check: Callable[[Row], None],
     together: int = 2,
 ) -> None:
-    """Runs a check on rows of options in which all values of so many meet, but for those
+    """Run a check on rows of options in which all values of so many meet, but for those
     that are refused by name.
 
     Raises:

@@ -439,7 +439,7 @@ def _with_options(template: Routing, row: Row) -> Routing:
 
 
 def _same_whatever_is_kept(template: Routing, row: Row) -> None:
-    """Asserts that results are those of stored votes of which nothing is kept, on every
+    """Assert that results are those of stored votes of which nothing is kept, on every
     backend, and those of a routing that was made from the configuration and loaded, and
     that no example changes another.
     """
@@ -458,7 +458,7 @@ def _same_whatever_is_kept(template: Routing, row: Row) -> None:
 
 
 def _examples_among_others(template: Routing, problem: Problem, row: Row) -> None:
-    """Asserts that an example has the same parents among copies of itself: these have
+    """Assert that an example has the same parents among copies of itself: these have
     the random numbers of the others, which it would not have alone.
     """
     if not template.separate_examples:
