@@ -44,8 +44,8 @@ def _length(pose: Tensor, dim: Dims) -> tuple[Tensor, Tensor]:
     order. The gradient is 0 at 0, where that of ``sqrt`` is infinite.
     """
     squared = pose.square().sum(dim, keepdim=True)
-    none = squared == 0
-    return torch.where(none, 0.0, torch.where(none, 1.0, squared).sqrt()), squared
+    zero = squared == 0
+    return torch.where(zero, 0.0, torch.where(zero, 1.0, squared).sqrt()), squared
 
 
 def _norm(pose: Tensor, dim: Dims) -> Tensor:
@@ -123,12 +123,10 @@ def direction(pose: Tensor) -> Tensor:
     return quotient(pose, length(pose)[..., None])
 
 
-def _unit(length: Tensor, value: Tensor) -> Tensor:
-    """``value / length`` for a value that goes to 0 as ``length`` does: the ratio is 1
-    there.
-    """
-    none = length == 0
-    return torch.where(none, 1.0, value / torch.where(none, 1.0, length))
+def _ratio(n: Tensor, value: Tensor) -> Tensor:
+    """``value / n``, and its limit 1 at n = 0, for a value that goes to 0 as n does."""
+    zero = n == 0
+    return torch.where(zero, 1.0, value / torch.where(zero, 1.0, n))
 
 
 class Kind(NamedTuple):
@@ -158,11 +156,11 @@ SQUASHES: dict[str, Kind] = {
     "sabour": _rational_in_squares(1.0),
     "half": _rational_in_squares(0.5),
     "tanh": Kind(
-        lambda n, _: _unit(n, n.tanh()),
+        lambda n, _: _ratio(n, n.tanh()),
         lambda n, factor: (1 - n.tanh().square() - factor) / n,
     ),
     "exponential": Kind(
-        lambda n, _: _unit(n, -torch.expm1(-n)),
+        lambda n, _: _ratio(n, -torch.expm1(-n)),
         lambda n, factor: ((-n).exp() - factor) / n,
     ),
     "rational": Kind(lambda n, _: 1 / (1 + n), lambda n, factor: -factor.square()),
@@ -171,10 +169,10 @@ SQUASHES: dict[str, Kind] = {
 
 
 def kind_of(name: str, argument: str = "squash") -> Kind:
-    """The row of :data:`SQUASHES`.
+    """Return the row of :data:`SQUASHES` with that name.
 
     Raises:
-        ValueError: if there is none of that name; names the argument.
+        ValueError: if there is none; names the argument.
     """
     kind = SQUASHES.get(name)
     if kind is None:
@@ -193,12 +191,7 @@ class _Squash(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        pose: Tensor,
-        kind: Kind,
-        dim: Dims,
-    ) -> Tensor:
+    def forward(ctx: Any, pose: Tensor, kind: Kind, dim: Dims) -> Tensor:
         squared = pose.square().sum(dim, keepdim=True)
         n = squared.sqrt()
         factor = kind.factor(n, squared)
@@ -252,17 +245,17 @@ def squash(pose: Tensor, kind: str = "sabour", dim: Dims = -1) -> Tensor:
         TypeError: if the pose is not a tensor.
         ValueError: if ``kind`` is not in the table, or the pose is complex.
     """
-    settings = kind_of(kind, "kind")
+    row = kind_of(kind, "kind")
     wide = _wide(pose)
     if kind == "none":
         squashed = wide
     elif needs_plain_ops():
-        squashed = _squash(wide, settings, dim)
+        squashed = _squash(wide, row, dim)
     elif wide.requires_grad and torch.is_grad_enabled():
-        squashed = _Squash.apply(wide, settings, dim)
+        squashed = _Squash.apply(wide, row, dim)
     else:
         squared = wide.square().sum(dim, keepdim=True)
-        squashed = wide * settings.factor(squared.sqrt(), squared)
+        squashed = wide * row.factor(squared.sqrt(), squared)
     return squashed if wide is pose else squashed.to(real_dtype("pose", pose))
 
 
