@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchcaps import Capsules, create_model, create_routing
 from torchcaps.models import Places, Prediction, boxes_of_maps
-from torchcaps.models.scene_capsnet import _agreeing, _lobes
+from torchcaps.models.scene_capsnet import _agreeing, _components
 from torchcaps_lab.report import Observation, Selection
 
 SMALL = {
@@ -132,21 +132,23 @@ class TestThings:
         present = (
             torch.rand(3, 4, 9, 13, generator=torch.Generator().manual_seed(0)) < share
         )
-        lobes = _lobes(present)
+        components = _components(present)
         neighbours = np.ones((3, 3))
         labels = np.stack(
             [label(part, neighbours)[0] for part in present.flatten(0, 1).numpy()]
         ).reshape(present.shape)
         for mine, theirs in zip(
-            lobes.flatten(0, 1), torch.from_numpy(labels).flatten(0, 1), strict=True
+            components.flatten(0, 1),
+            torch.from_numpy(labels).flatten(0, 1),
+            strict=True,
         ):
             pairs = set(
                 zip(mine.flatten().tolist(), theirs.flatten().tolist(), strict=True)
             )
             assert (
                 len(pairs)
-                == len({lobe for lobe, _ in pairs})
-                == len({part for _, part in pairs})
+                == len({mine for mine, _ in pairs})
+                == len({theirs for _, theirs in pairs})
             )
 
     def test_how_many_parts_a_map_has(self) -> None:

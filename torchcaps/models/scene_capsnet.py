@@ -94,9 +94,10 @@ def box_area(boxes: Tensor) -> Tensor:
     return (boxes[..., 2:] - boxes[..., :2]).clamp_min(0).prod(-1)
 
 
-# Of a map's largest value: one of two things of a class may be much fainter than the
-# other
 _FAINT = 0.02
+"""The least value of a place that counts, as a share of the largest one of its map: of
+two things of a class, one may be much fainter than the other.
+"""
 
 
 class Thing(NamedTuple):
@@ -123,14 +124,14 @@ class Thing(NamedTuple):
     pose: Tensor | None = None
 
 
-def _indices(inked: Tensor) -> Tensor:
-    """The flat index of each cell, int64."""
-    return torch.arange(inked.numel(), device=inked.device).view(inked.shape)
+def _indices(maps: Tensor) -> Tensor:
+    """The flat index of each cell, int64 (B, E, H', W')."""
+    return torch.arange(maps.numel(), device=maps.device).view(maps.shape)
 
 
-def _lobes(inked: Tensor) -> Tensor:
-    """Connected cells of maps, corners included, bool (B, E, H', W'): each part has the
-    last of its flat indices.
+def _components(inked: Tensor) -> Tensor:
+    """Label the connected components of maps, bool (B, E, H', W'), corners included, by
+    the last flat index of each, int64; -1 for cells that are False.
     """
     # Pooling takes floating-point numbers. Within a map, float32 counts up to 2^24 cells.
     rows, columns = inked.shape[2:]
@@ -221,9 +222,9 @@ class _SceneNetwork(ImageClassifier):
         """How many connected parts the map of each class has, cut as for boxes: int64
         (B, E).
         """
-        lobes = _lobes(self._cut(self.maps_of(images)))
-        # Each thing is numbered by one of its cells.
-        return (lobes == _indices(lobes)).sum((2, 3))
+        components = _components(self._cut(self.maps_of(images)))
+        # Each component has the index of one of its cells.
+        return (components == _indices(components)).sum((2, 3))
 
     @abstractmethod
     def maps_of(self, images: Tensor) -> Tensor:
@@ -427,7 +428,7 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
         places = prediction.places
         present = (prediction.activation > least)[..., None, None]
         if self.overlap is None or places.boxes is None:
-            groups = _lobes(self._cut(places.maps) & present)
+            groups = _components(self._cut(places.maps) & present)
         else:
             counts = places.maps > _FAINT * places.maps.amax((2, 3), keepdim=True)
             groups = _agreeing(
@@ -448,11 +449,11 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
                 pose[place, -4:],
                 pose[place],
             )
-            mine = things[int(image[place])]
+            found = things[int(image[place])]
             if thing.activation > least or all(
-                neighbour.label != thing.label for neighbour in mine
+                other.label != thing.label for other in found
             ):
-                mine.append(thing)
+                found.append(thing)
         return things
 
     @staticmethod
@@ -489,10 +490,9 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
         )  # [B, I, 2]
         if self.sides is None:
             return Places(children, maps, None, centres)
-        far = self.sides(features.to(self.sides.weight.dtype))
-        sides = far.to(compute_dtype(far)).clamp(-6, 6).exp() * (
-            2 * self.cell
-        )  # left, top, right, bottom of the place
+        logs = self.sides(features.to(self.sides.weight.dtype))
+        # The distances of the sides, left, top, right, bottom, from each place.
+        sides = logs.to(compute_dtype(logs)).clamp(-6, 6).exp() * (2 * self.cell)
         before, behind = sides.flatten(2).mT.split(2, -1)
         return Places(
             children, maps, torch.cat([centres - before, centres + behind], -1), centres
@@ -532,23 +532,14 @@ class SceneTwin(_SceneNetwork):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.scores = nn.Conv2d(
-            self.channels[-1],
-            self.classes,
-            1,
-            bias=False,
-        )
+        self.scores = nn.Conv2d(self.channels[-1], self.classes, 1, bias=False)
         self.bias = nn.Parameter(torch.zeros(self.classes))
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
         """The probability of each class, and its box."""
         scores = self._scores(images)
-        boxes = boxes_of_maps(
-            scores.detach().relu(),
-            self.cell,
-            self.cut,
-            self.reach,
-        )
+        maps = scores.detach().relu()
+        boxes = boxes_of_maps(maps, self.cell, self.cut, self.reach)
         activation = (scores.mean((2, 3)) + self.bias).sigmoid()
         return Prediction(activation.to(self.bias.dtype), None, None, boxes)
 
