@@ -82,24 +82,18 @@ class SetClassifier(Network):
                 finite.
         """
         there = self._check(elements, there, edges)
-        rows_of_elements, layers = (
-            elements[there],
-            [],
-        )  # [n, C]: padding is nowhere from here on
+        # [n, C]: from here on there is no padding.
+        rows = elements[there]
         joined = None if edges is None else _pairs(edges, there)
-        for number, (own_map, norm) in enumerate(
-            zip(self.own, self.norms, strict=True)
-        ):
-            mixed = own_map(rows_of_elements)
+        layers = []
+        for number, (own, norm) in enumerate(zip(self.own, self.norms, strict=True)):
+            mixed = own(rows)
             if joined is not None:
                 to, by, weight = joined
-                mixed = mixed + self.neighbours[number](
-                    torch.zeros_like(rows_of_elements).index_add(
-                        0, to, rows_of_elements[by] * weight
-                    )
-                )
-            rows_of_elements = norm(mixed).relu()
-            layers.append(rows_of_elements)
+                sums = torch.zeros_like(rows).index_add(0, to, rows[by] * weight)
+                mixed = mixed + self.neighbours[number](sums)
+            rows = norm(mixed).relu()
+            layers.append(rows)
         rows = self.drop(torch.cat(layers, 1))
         features = rows.new_zeros(*there.shape, rows.shape[1])
         features[there] = rows
@@ -311,9 +305,9 @@ class PooledSet(SetClassifier):
             # After ReLU, the 0 of padding is never above what is there.
             pooled = features.amax(2)
         else:
-            pooled = features.sum(2) / (
-                there.sum(1, keepdim=True) if self.pool == "mean" else 1
-            )
+            pooled = features.sum(2)
+            if self.pool == "mean":
+                pooled = pooled / there.sum(1, keepdim=True)
         return Prediction(
             self.head(self.hidden_layer(pooled).relu()).softmax(1), None, None
         )
