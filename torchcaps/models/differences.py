@@ -72,9 +72,9 @@ class _Differences:
 
     def _placed(self, new: nn.Module, old: nn.Module) -> nn.Module:
         like = next(old.parameters(), self.like)
-        return (new if like is None else new.to(like.device, like.dtype)).train(
-            old.training
-        )
+        if like is not None:
+            new = new.to(like.device, like.dtype)
+        return new.train(old.training)
 
     def _moved(self, new: Tensor | None, old: Tensor | None) -> Tensor | None:
         """A tensor on the device and in the precision of another one."""
@@ -213,6 +213,5 @@ def _essence(value: Any, inside: tuple[int, ...] = ()) -> Any:
     if isinstance(value, FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
         return [value.__code__, *_essence(cells, inner)]
-    return type(value), _essence(vars(value), inner) if hasattr(
-        value, "__dict__"
-    ) else None
+    attributes = vars(value) if hasattr(value, "__dict__") else None
+    return type(value), _essence(attributes, inner)
