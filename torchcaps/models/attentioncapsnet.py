@@ -20,9 +20,8 @@ from torchcaps.routing.batch_norm import EarlyBatchNorm2d
 from torchcaps.spec import settings
 from torchcaps.squashing import length
 
-_SMALLEST = (
-    13  # pixels on a side that leave one position in the last convolutional layer
-)
+_SMALLEST = 13
+"""Pixels on a side that leave one position in the last convolutional layer."""
 
 
 @register_model(

@@ -25,10 +25,10 @@ from torchcaps.numerics import AnySizes, Share, Size, ThreeSizes, TwoSizes
 from torchcaps.routing import EMRouting, Routing
 from torchcaps.spec import settings
 
-_SMALLEST = {
-    False: 17,
-    True: 13,
-}  # pixels on a side, padded or not, that leave the last convolutional layer one place
+_SMALLEST = {False: 17, True: 13}
+"""Pixels on a side that leave one position in the last convolutional layer, by whether
+the image is padded.
+"""
 
 
 @register_model(

@@ -61,7 +61,12 @@ def _start_as_published(layers: nn.Sequential) -> nn.Sequential:
 
 
 _SMALL_START = 0.03
-_SMALLEST = 14  # pixels on a side that leave one position behind the convolutions
+"""The deviation of the transforms behind batch normalisation, times the root of the
+dimension of the children.
+"""
+
+_SMALLEST = 14
+"""Pixels on a side that leave one position behind the convolutions."""
 
 
 @register_model(

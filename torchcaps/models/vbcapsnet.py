@@ -17,9 +17,8 @@ from torchcaps.routing import Routing, VariationalBayesRouting
 from torchcaps.routing.batch_norm import EarlyBatchNorm2d, EarlyBatchNorm3d
 from torchcaps.spec import settings
 
-_SMALLEST = (
-    17  # pixels on a side that leave one position in the last convolutional layer
-)
+_SMALLEST = 17
+"""Pixels on a side that leave one position in the last convolutional layer."""
 
 
 @register_model(
