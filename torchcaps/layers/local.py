@@ -161,48 +161,27 @@ class LocalCaps(CapsuleLayer):
         check_map(children, self.in_types, (self.in_dim,), self.axes)
         parts = []
         for phase, windows in enumerate(self.windows(children.pose)):
-            transforms = self.weight[phase]
-            votes = Votes(
-                windows.flatten(0, self.axes), transforms, backend=self.backend
-            )
-            routed = self.routing(
-                votes if self.bias is None else votes.with_bias(self.bias[phase]), None
-            )
-            parents = as_capsules(
-                routed,
-                (self.out_dim,),
-                torch.promote_types(windows.dtype, transforms.dtype),
-            )
-            parts.append(
-                Capsules(
-                    *(
-                        parent.unflatten(0, windows.shape[: self.axes + 1])
-                        for parent in parents
-                    )
-                )
-            )
-        pose, activation = (
-            self._woven([part[field] for part in parts]) for field in (0, 1)
-        )
+            rows = windows.flatten(0, self.axes)
+            votes = Votes(rows, self.weight[phase], backend=self.backend)
+            if self.bias is not None:
+                votes = votes.with_bias(self.bias[phase])
+            dtype = torch.promote_types(windows.dtype, self.weight.dtype)
+            parents = as_capsules(self.routing(votes, None), (self.out_dim,), dtype)
+            places = windows.shape[: self.axes + 1]
+            parts.append([field.unflatten(0, places) for field in parents])
+        pose, activation = map(self._woven, zip(*parts, strict=True))
         return Capsules(
             pose if self.pose_norm is None else self.pose_norm(pose), activation
         )
 
-    def _woven(self, phases: list[Tensor]) -> Tensor:
-        """The values of all phases, each (B, *grid, ...), on the grid of the
-        parents.
-        """
+    def _woven(self, phases: tuple[Tensor, ...]) -> Tensor:
+        """Weave the phases, each (B, *grid, ...), into the grid of the parents."""
         if len(phases) == 1:
             return phases[0]
         axes = self.axes
-        woven = torch.stack(phases, 1 + axes).unflatten(
-            1 + axes, (2,) * axes
-        )  # [B, *grid, *phase, ...]
-        order = [
-            axis_of_order
-            for axis in range(axes)
-            for axis_of_order in (1 + axis, 1 + axes + axis)
-        ]
+        # [B, *grid, *phase, ...]
+        woven = torch.stack(phases, 1 + axes).unflatten(1 + axes, (2,) * axes)
+        order = [place for axis in range(axes) for place in (1 + axis, 1 + axes + axis)]
         woven = woven.permute(0, *order, *range(1 + 2 * axes, woven.ndim))
         for axis in range(1, axes + 1):
             woven = woven.flatten(axis, axis + 1)
