@@ -18,9 +18,10 @@ from torchcaps.layers.linear import CapsLinear
 from torchcaps.numerics import Positive, compute_dtype, resolution, transformed
 from torchcaps.spec import check
 
-# At most: once is not quite enough where the routing depends on the scale, as by a
-# floor of variances
 _TIMES = 4
+"""How often a layer is scaled at most: once is not enough where its routing depends on
+the scale, as by a floor of variances.
+"""
 
 
 @torch.no_grad()
@@ -72,10 +73,9 @@ def _scaled(
     """
     children: Capsules = inputs[0] if inputs else named["children"]
     for _ in range(_TIMES):
-        pair = children.pose, parents.pose
-        if not all(map(_differ, pair)):
+        if not (_differ(children.pose) and _differ(parents.pose)):
             break
-        ratio = _deviation(pair[0]) / _deviation(pair[1])
+        ratio = _deviation(children.pose) / _deviation(parents.pose)
         if 0.99 < ratio < 1.01:
             break
         _set_votes(layer, [ratio * tensor for tensor in _of_votes(layer)])
@@ -93,8 +93,8 @@ def _differ(pose: Tensor) -> bool:
     return bool(spread.isfinite() and spread > resolution(pose.abs().max()))
 
 
-# m+, m- and lambda of the margin loss, by default.
 _PRESENT, _ABSENT, _DOWN_WEIGHT = 0.9, 0.1, 0.5
+"""The defaults of the margin loss: m+, m- and lambda."""
 
 
 def balanced_length(parents: int) -> float:
@@ -166,9 +166,12 @@ def check_channels(layer: nn.Module, rows: Tensor) -> None:
         )
 
 
-# Examples of the first batch that are used: a mean over all parents needs no more.
 _EXAMPLES = 8
+"""How many examples of the first batch are used: a mean over all parents needs no more.
+"""
+
 _FACTORS = [4.0**power for power in range(-8, 9)]
+"""The factors of the transforms that are tried."""
 
 
 @torch.no_grad()
@@ -217,12 +220,9 @@ def start_length(
         tensor(True)
     """
     check(Positive | None, target, "target")
-    rows = children.pose.flatten(1).isfinite().all(1) & children.activation.flatten(
-        1
-    ).isfinite().all(1)
-    few = Capsules(
-        children.pose[rows][:_EXAMPLES], children.activation[rows][:_EXAMPLES]
-    )
+    finite = [field.flatten(1).isfinite().all(1) for field in children]
+    rows = finite[0] & finite[1]
+    few = Capsules(*(field[rows][:_EXAMPLES] for field in children))
     if not len(few.pose):
         return 1.0
     factor = _Probe(layer, few).factor(target)
@@ -305,7 +305,7 @@ class _Probe:
         for _ in range(8):
             middle = math.sqrt(low * high)
             if (self.mean(middle) < goal) == below:
-                low, high = (middle, high)
+                low = middle
             else:
-                low, high = (low, middle)
+                high = middle
         return low
