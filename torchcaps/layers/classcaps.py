@@ -176,12 +176,7 @@ class ClassCaps(CapsuleLayer):
             # Raises an error if votes are too small for it.
             coordinate_addition(*[1] * axes, math.prod(self.out_pose))
         self.weight = nn.Parameter(
-            torch.empty(
-                in_types,
-                classes,
-                self.in_pose[-1],
-                self.out_pose[-1],
-            )
+            torch.empty(in_types, classes, self.in_pose[-1], self.out_pose[-1])
         )
         shape = LayerShape(None, classes, self.in_pose, self.out_pose, types=in_types)
         self.routing = routing_of(shape, routing, EMRouting())

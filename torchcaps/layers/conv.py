@@ -124,15 +124,8 @@ class CapsConvNd(CapsuleLayer):
         self.competition = competition
         self.backend = known_backend(backend)
         places = math.prod(self.kernel_size)
-        self.weight = nn.Parameter(
-            torch.empty(
-                places,
-                in_types,
-                out_types,
-                self.in_pose[-1],
-                self.out_pose[-1],
-            )
-        )
+        P, D = self.in_pose[-1], self.out_pose[-1]
+        self.weight = nn.Parameter(torch.empty(places, in_types, out_types, P, D))
         shape = LayerShape(places * in_types, out_types, self.in_pose, self.out_pose)
         self.routing = routing_of(shape, routing, EMRouting())
         if self.routing.within_window and competition != "window":
@@ -149,7 +142,7 @@ class CapsConvNd(CapsuleLayer):
         self.identity_path = IdentityPath(in_types, out_types) if residual else None
         self.pose_norm = norm_of(out_types, out_pose, pose_norm)
         if init_std is None:
-            init_std = math.sqrt(places * in_types / self.in_pose[-1])
+            init_std = math.sqrt(places * in_types / P)
         self.bias = vote_bias_of(self, self.routing, vote_bias, self.out_pose)
         nn.init.normal_(self.weight, std=init_std)
         start_vote_bias(self.bias, init_std)
@@ -162,10 +155,10 @@ class CapsConvNd(CapsuleLayer):
         *,
         initial: Routed | None = None,
     ) -> Routed:
-        """Route as :meth:`forward` does, but return the votes and the last assignment
-        too.
+        """Route as :meth:`forward` does, but also return the votes and the last
+        assignment.
 
-        Batch and windows share the first axis of what is returned, B = N * windows.
+        Batch and windows share the first axis of the result, B = N * windows.
 
         Args:
             children: the children, on a grid.
@@ -220,8 +213,8 @@ class CapsConvNd(CapsuleLayer):
         children: Capsules,
         mask: Tensor | None = None,
     ) -> Capsules:
-        """What :meth:`route` returned for these children, as :meth:`forward` returns
-        it.
+        """Return the result of :meth:`route` for these children in the form of
+        :meth:`forward`.
         """
         children = from_pair(children)
         windows = self.windows(children)

@@ -25,8 +25,8 @@ class IdentityPath(SuggestsNames, nn.Module):
     the activations. Where each parent lies at the place of a child (stride 1, as many
     windows as places), :math:`\tilde M_{wt}` is that child instead of a mean. With as
     many types of parents as of children c is the identity; otherwise it is learned, one
-    number for each pair of types. Numbers commute with a change of
-    viewpoint, :math:`M \to T M`: the path is equivariant.
+    number for each pair of types. Numbers commute with a change of viewpoint, :math:`M
+    \to T M`: the path is equivariant.
 
     Args:
         in_types: types of children.
@@ -36,12 +36,12 @@ class IdentityPath(SuggestsNames, nn.Module):
         ValueError: if an argument is not a size.
 
     Source: Liu et al. 2025, "Capsule networks with residual pose routing" (ResCaps), by
-    its abstract and its released
-    code. There the identity replaces the routing: each child has one vote, :math:`M W +
-    M`, and no parents to choose from (in the code 1 is added to every number of W, and
-    a 1x1 convolution then mixes all numbers of the poses, which no change of viewpoint
-    passes through). An identity beside a routing that stays, means of windows, and one
-    number for each pair of types are this library's.
+    its abstract and its released code. There the identity replaces the routing: each
+    child has one vote, :math:`M W + M`, and no parents to choose from (in the code 1 is
+    added to every number of W, and a 1x1 convolution then mixes all numbers of the
+    poses, which no change of viewpoint passes through). An identity beside a routing
+    that stays, means of windows, and one number for each pair of types are this
+    library's.
 
     Example:
         >>> from torchcaps.ops import Windows
@@ -74,9 +74,8 @@ class IdentityPath(SuggestsNames, nn.Module):
         children = from_pair(children)
         dtype = compute_dtype(children.pose, self.mix)
         with full_precision(children.pose):
-            pose = children.pose.to(dtype).flatten(
-                2 + windows.axes
-            )  # [B, *grid, in_types, H]
+            # [B, *grid, in_types, H]
+            pose = children.pose.to(dtype).flatten(2 + windows.axes)
             if windows.out != windows.size or max(windows.stride) > 1:
                 pose = self._means(pose, children.activation.to(dtype), windows)
             if self.mix is not None:
@@ -91,15 +90,12 @@ class IdentityPath(SuggestsNames, nn.Module):
     ) -> Tensor:
         """The mean of each window's children of each type, (B, *grid', in_types, H)."""
         weight = activation[..., None]
-        both = windows.pad(
-            torch.cat([weight * pose, weight], -1)
-        )  # [B, children, H + 1]
-        sites = windows.children(
-            self.in_types, pose.device
-        )  # [windows, places * in_types]
-        seen = both.index_select(1, sites.flatten()).unflatten(
-            1, (len(sites), -1, self.in_types)
-        )
+        # [B, children, H + 1]
+        both = windows.pad(torch.cat([weight * pose, weight], -1))
+        # [windows, places * in_types]
+        sites = windows.children(self.in_types, pose.device)
+        seen = both.index_select(1, sites.flatten())
+        seen = seen.unflatten(1, (len(sites), -1, self.in_types))
         total, mass = seen.sum(2).split([both.shape[-1] - 1, 1], -1)
         return (total / torch.where(mass > 0, mass, 1.0)).unflatten(1, windows.out)
 

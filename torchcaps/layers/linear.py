@@ -41,9 +41,9 @@ def reflected(vectors: Tensor) -> Tensor:
     Source: Householder 1958; for transforms of capsules Geng et al. 2024 (OrthCaps),
     section 3.3.
     """
-    product = torch.eye(
-        vectors.shape[-1], dtype=vectors.dtype, device=vectors.device
-    ).expand_as(vectors)
+    P = vectors.shape[-1]
+    identity = torch.eye(P, dtype=vectors.dtype, device=vectors.device)
+    product = identity.expand_as(vectors)
     with full_precision(vectors):
         for vector in nn.functional.normalize(vectors, dim=-1).unbind(-2):
             product = product - 2 * (product @ vector[..., None]) * vector[..., None, :]
@@ -160,8 +160,8 @@ class CapsLinear(CapsuleLayer):
             alike=transforms == "subspace" and not vote_bias,
         )
         bound = routing_of(shape, routing, DynamicRouting())
-        # A bias would not tell the parents apart: it moves a parent's centre and its
-        # votes by the same.
+        # A bias does not tell the parents apart: it moves a parent's centre as far as
+        # its votes.
         if transforms == "subspace" and bound.hard and not bound.evidence:
             raise ValueError(
                 f"routing must not be hard with transforms='subspace', by which all "
@@ -251,14 +251,12 @@ class CapsLinear(CapsuleLayer):
             initial: parents of an earlier call, from which a ``resumable`` routing goes
                 on.
         """
-        if mask is None:
-            child_mask, pairs = (None, None)
-        else:
+        child_mask = pairs = None
+        if mask is not None:
             child_mask, pairs = self._masks(children, mask)
         pose, activation = self._as_children(children, child_mask)
-        return self.routing(
-            self._votes(pose, child_mask), activation, initial=initial, pairs=pairs
-        )
+        votes = self._votes(pose, child_mask)
+        return self.routing(votes, activation, initial=initial, pairs=pairs)
 
     def forward(
         self,
@@ -327,22 +325,16 @@ class CapsLinear(CapsuleLayer):
         activation = children.activation if isinstance(children, Capsules) else None
         # Before the length: its gradient would be NaN where a pose is.
         if mask is not None:
-            masked = present(
-                Capsules(
-                    pose, pose.new_zeros(sites) if activation is None else activation
-                ),
-                mask,
-            )
+            known = pose.new_zeros(sites) if activation is None else activation
+            masked = present(Capsules(pose, known), mask)
             pose = masked.pose
             activation = None if activation is None else masked.activation
         if len(sites) > 2:
             pose = pose.flatten(1, len(sites) - 1)
             activation = None if activation is None else activation.flatten(1)
-        if activation is not None:
-            return pose, activation
-        return pose, length(
-            pose, tuple(range(2, pose.ndim))
-        ) if self.routing.uses_activation else None
+        if activation is None and self.routing.uses_activation:
+            activation = length(pose, tuple(range(2, pose.ndim)))
+        return pose, activation
 
     def extra_repr(self) -> str:
         """Return shapes and the kind of transforms."""

@@ -17,21 +17,13 @@ from torchcaps.routing.batch_norm import (
 )
 from torchcaps.squashing import kind_of, length, squash
 
-_CONVOLUTIONS = {
-    1: nn.Conv1d,
-    2: nn.Conv2d,
-    3: nn.Conv3d,
-}
-_NORMS = {
-    1: EarlyBatchNorm1d,
-    2: EarlyBatchNorm2d,
-    3: EarlyBatchNorm3d,
-}
+_CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+_NORMS = {1: EarlyBatchNorm1d, 2: EarlyBatchNorm2d, 3: EarlyBatchNorm3d}
 
 
 class _OnePlace(nn.Module):
-    """Mixed into a convolution of each channel alone without padding: a map that has
-    one place is a product.
+    """A mixin for depthwise convolutions without padding: where the result has one
+    place, it is a product and a sum.
     """
 
     def forward(self: Any, features: Tensor) -> Tensor:
@@ -212,14 +204,10 @@ class PrimaryCapsNd(CapsuleLayer):
                 f"features must be (B, {self.conv.in_channels}, {AXES[self.axes]}), "
                 f"got shape {tuple(features.shape)}"
             )
-        # Raises an error if there is no site.
-        self.sites(*features.shape[2:])
-        pose = (
-            self.norm(self.conv(features))
-            .movedim(1, -1)
-            .unflatten(-1, (self.types, *self.dim))
-            .contiguous()
-        )
+        self.sites(*features.shape[2:])  # raises an error if there is none
+        channels = self.norm(self.conv(features)).movedim(1, -1)
+        # [B, *grid', types, *dim]
+        pose = channels.unflatten(-1, (self.types, *self.dim)).contiguous()
         if self.bias is not None:
             pose = pose / self.types + self.bias
         axes = tuple(range(-len(self.dim), 0))
