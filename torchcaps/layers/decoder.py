@@ -106,7 +106,7 @@ class FullyConnectedDecoder(SuggestsNames, nn.Module):
 
 @settings
 class PoseInput(SuggestsNames, nn.Module):
-    r"""What a decoder is told of the class that it draws.
+    r"""Make the input of a decoder, which draws one class, from the poses of all.
 
     ================== ======= ==========================================================================
     kind               numbers what a pose dimension means

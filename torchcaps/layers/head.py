@@ -61,9 +61,8 @@ class CapsHead(CapsuleLayer):
     scaled so that the mean length at the start does not depend on positions and
     features, see :func:`~torchcaps.layers.start_length`. The root of the factor is a
     constant, so that the same learning rates fit few and many positions. Take real
-    inputs: the
-    positions of a constant image agree more than others, and the classes then start
-    shorter.
+    inputs: the positions of a constant image agree more than others, and the classes
+    then start shorter.
 
     Args:
         classes: parents, J.
@@ -164,12 +163,7 @@ class CapsHead(CapsuleLayer):
                 "prune, normalise or otherwise parametrize it"
             )
         std = math.sqrt(1 / self.dim)
-        nn.init.trunc_normal_(
-            self.class_caps.weight,
-            std=std,
-            a=-2 * std,
-            b=2 * std,
-        )
+        nn.init.trunc_normal_(self.class_caps.weight, std=std, a=-2 * std, b=2 * std)
         # A batch of zeros, which only sets sizes, says nothing about children to come.
         # Standardised features are like random ones.
         finite = rows.isfinite().flatten(1).all(1)

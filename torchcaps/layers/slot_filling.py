@@ -67,9 +67,9 @@ class SlotCaps(SuggestsNames, nn.Module):
     with the parents :math:`v_k = \operatorname{squash} \sum_t R_{tk} V_{tk}`, from
     :math:`\alpha = 0`. The answer for a word t is R after the last step, trained by
     cross-entropy: one assignment more than the steps made, so that with one step it has
-    seen the parents once. The parents of a
-    first routing without the last term are routed to intents; its pose :math:`\hat u`
-    is that of the most active one, and the words are then routed again (re-routing).
+    seen the parents once. The parents of a first routing without the last term are
+    routed to intents; :math:`\hat u` is the pose of the most active one, and the words
+    are then routed again (re-routing).
 
     Args:
         features: numbers of a word, P, as from a recurrent network.

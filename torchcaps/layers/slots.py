@@ -181,8 +181,8 @@ class Slots(CapsuleLayer):
         slots: int | None = None,
         initial: Routed | None = None,
     ) -> Routed:
-        """Route as :meth:`forward` does, but return the votes and the assignment
-        too.
+        """Route as :meth:`forward` does, but also return the votes and the last
+        assignment.
         """
         votes = self.votes(features, mask, slots=slots)
         _, activation = _rows(features, mask)
@@ -211,7 +211,7 @@ class Slots(CapsuleLayer):
         return as_capsules(routed, (self.dim,), self._dtype(features))
 
     def _dtype(self, features: Capsules | Tensor) -> torch.dtype:
-        """Of the features and the weights together."""
+        """The dtype of the slots: the wider one of the features' and the weights'."""
         features = from_pair(features)
         pose = features.pose if isinstance(features, Capsules) else features
         return torch.promote_types(pose.dtype, dtype_of(self.routing, pose.dtype))
