@@ -46,7 +46,7 @@ class SlotMixtureRouting(Routing):
 
         \bar x_j = \frac{\sum_i a_i R_{ij} x_i}{\sum_i a_i R_{ij}}, \quad
         \mu_j \leftarrow \operatorname{update}(\bar x_j, \mu_j), \quad
-        \sigma_j^2 = \frac{\sum_i a_i R_{ij} (x_i - \mu_j)^2}{\sum_i a_i R_{ij}}, \quad
+        \sigma_j^2 = \frac{\sum_i a_i R_{ij} (x_i - \mu_j)^2}{\sum_i a_i R_{ij}} + f, \quad
         \pi_j = \frac{\sum_i a_i R_{ij}}{\sum_i a_i}
 
     from :math:`\sigma = 1` and equal :math:`\pi`, with the update of
@@ -59,7 +59,7 @@ class SlotMixtureRouting(Routing):
 
     The activation of a slot is :math:`\pi_j`.
 
-    The gradient is exact, but with a small ``variance_floor`` f it changes within
+    The gradient is exact, but with a small floor f it changes within
     :math:`\sqrt f` of the children: central differences with a step h are off by about
     8 h² of it at f = 1e-4, so by 8 % for h = 0.1 and by 1e-7 for h = 1e-4.
 
@@ -72,7 +72,7 @@ class SlotMixtureRouting(Routing):
             slot; 0 for no MLP, and a linear readout.
         readout: whether the pose is made from means and deviations; without, it is the
             mean.
-        variance_floor: added to the variances, above 0; children are normalised.
+        variance_floor: f, added to the variances, above 0; children are normalised.
         gradient: through ``all`` steps; or only through the ``last``, as in
             :class:`~torchcaps.routing.SlotAttentionRouting`.
 
