@@ -1,4 +1,4 @@
-"""What every routing algorithm is: some steps of soft clustering of the votes."""
+"""The base of every routing algorithm: some steps of soft clustering of the votes."""
 
 import copy
 import math
@@ -366,9 +366,9 @@ class Routing(SuggestsNames, nn.Module, ABC):
         if not evident and type(votes) is not Votes:
             return None
         path = FAST.get((type(self), votes.plan.choice.backend))
-        if path is None or (evident and "evidence" in path.others):
+        if path is None or (evident and "evidence" in path.defaults):
             return None
-        for name, default in path.others.items():
+        for name, default in path.defaults.items():
             if getattr(self, name) != default:
                 return None
         return path.make(self, votes, activation)
@@ -393,12 +393,12 @@ class FastPath(NamedTuple):
     Args:
         make: from the routing, votes and child activations to the parents; or None for
             votes that it cannot do.
-        others: the settings of the routing that it does not know, with the defaults
-            that they must have.
+        defaults: those of the settings that it does not know: if one differs, the
+            routing goes step by step.
     """
 
     make: Callable[[Any, Votes, Tensor | None], Routed | None]
-    others: dict[str, Any]
+    defaults: dict[str, Any]
 
 
 FAST: dict[tuple[type[Routing], str], FastPath] = {}
@@ -420,13 +420,12 @@ def fast(
     """
 
     def enter(make: Callable[..., Routed | None]) -> Callable[..., Routed | None]:
-        arguments = declared(routing).arguments
-        others = {
+        defaults = {
             name: argument.default
-            for name, argument in arguments.items()
+            for name, argument in declared(routing).arguments.items()
             if name not in reads
         }
-        FAST[routing, backend] = FastPath(make, others)
+        FAST[routing, backend] = FastPath(make, defaults)
         return make
 
     return enter
