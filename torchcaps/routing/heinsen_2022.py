@@ -202,15 +202,16 @@ class Heinsen2022Routing(Routing):
             count = present.sum(1, keepdim=True).clamp(min=1).to(children.dtype)
         # The children get this factor when they are added up.
         scale = count.rsqrt()
-        evidence = torch.einsum("bid,id->bi", children, weights.presence.expand(I, -1))
-        presence = (evidence * scale + weights.presence_bias).sigmoid()
+        logit = torch.einsum("bid,id->bi", children, weights.presence.expand(I, -1))
+        presence = (logit * scale + weights.presence_bias).sigmoid()
         if present is not None:
             presence = presence * present
         weighted = presence[..., None] * children
         cost = weights.cost.mT  # [J, I] or [B, J, I]
         gain = (weights.benefit + weights.cost).mT
-        apart = None if pairs is None else ~pairs.mT  # [B, J, I]
+        apart = None
         if pairs is not None:
+            apart = ~pairs.mT  # [B, J, I]
             gain = gain * pairs.mT
             cost = cost * pairs.mT
         logits = children.new_zeros(J, I)
@@ -222,6 +223,7 @@ class Heinsen2022Routing(Routing):
                 # Finite, so that a child without parents has neither shares nor
                 # gradients of NaN.
                 logits = logits.masked_fill(apart, torch.finfo(children.dtype).min)
+            # phi / f = (beta_use + beta_ign) R - beta_ign, [J, I] or [B, J, I]
             shares = torch.addcmul(-cost, logits.softmax(-2), gain)
             pooled = torch.matmul(shares, weighted) * scale[..., None]  # [B, J, d]
             mass = shares @ presence[..., None]  # [B, J, 1]
