@@ -116,7 +116,7 @@ class InterestRouting(Routing):
             return self._released(votes, activation, logits, pairs)
         steps = self.steps
         for step in range(steps):
-            logits = _paired(logits, pairs)
+            logits = _masked(logits, pairs)
             pose = squash(votes.moments(Given(logits), activation).sum)
             if step < steps - 1:
                 logits = logits + self.sharpness * votes.logits(InnerProduct(pose))
@@ -140,9 +140,8 @@ class InterestRouting(Routing):
         weights = shrink if activation is None else activation * shrink
         steps = self.steps
         for step in range(steps):
-            logits = _paired(logits, pairs)
-            # The squash before this division would square the length: 1e-10 of float32
-            # were 0 then.
+            logits = _masked(logits, pairs)
+            # Not squashed before: the square of a length of 1e-10 is negligible.
             total = votes.moments(Given(logits), weights).sum
             pose = quotient(total, length(total)[..., None])
             if step < steps - 1:
@@ -151,8 +150,10 @@ class InterestRouting(Routing):
         return Routed(pose, length(pose), votes, Given(logits))
 
 
-def _paired(logits: Tensor, pairs: Tensor | None) -> Tensor:
-    """The logits (B, I, J), the least of the dtype where a pair is apart."""
+def _masked(logits: Tensor, pairs: Tensor | None) -> Tensor:
+    """The logits (B, I, J), the least of the dtype where a child must not vote for a
+    parent.
+    """
     if pairs is None:
         return logits
     return logits.masked_fill(~pairs, torch.finfo(logits.dtype).min)

@@ -94,8 +94,10 @@ def _straight_through(
     return hard + (soft - soft.detach())
 
 
-def _read(votes: Votes, similarity: Similarity | None, assignment: Assignment) -> Votes:
-    """The votes under the competition of the last step: the first step is soft."""
+def _as_assigned(
+    votes: Votes, similarity: Similarity | None, assignment: Assignment
+) -> Votes:
+    """The votes under the competition of the last step; the first step is soft."""
     if assignment == "soft" or similarity is None:
         return votes
     return votes.restricted(hard=True)
@@ -187,11 +189,11 @@ class InnerProductKMeansRouting(AgreementRouting):
                     similarity = self._along(centre)
         assert centre is not None
         pose = self.squashed(centre)
-        assigned = _read(votes, similarity, self.assignment)
+        assigned = _as_assigned(votes, similarity, self.assignment)
         return Routed(pose, length(pose), assigned, similarity)
 
     def _along(self, centre: Tensor) -> InnerProduct:
-        """How far votes point in the directions of these centres."""
+        """The similarity to the directions of these centres."""
         return InnerProduct(self.sharpness * direction(centre))
 
 
@@ -277,11 +279,11 @@ class EuclideanKMeansRouting(AgreementRouting):
                 if step < self.steps - 1:
                     similarity = self._near(mean)
         assert mean is not None
-        assigned = _read(votes, similarity, self.assignment)
+        assigned = _as_assigned(votes, similarity, self.assignment)
         return Routed(mean, length(mean), assigned, similarity)
 
     def _near(self, mean: Tensor) -> Similarity:
-        """How near votes are to these means."""
+        """The similarity to these means."""
         if self.distance == "squared":
             return Gaussian.spherical(mean, self.sharpness)
         return Distance(mean, self.sharpness)

@@ -1,6 +1,4 @@
-"""What slots are started from and updated by, in slot attention and in the slot
-mixture.
-"""
+"""The start and the update of slots, in slot attention and in the slot mixture."""
 
 from typing import Annotated, Any, Literal
 
@@ -166,7 +164,9 @@ class SlotUpdate(SuggestsNames, nn.Module):
 
 
 def passed_on(first: Tensor, slots: Tensor) -> Tensor:
-    """The slots, whose gradient is that of the start (Jia, Liu & Huang 2023)."""
+    """The slots with the gradient of the start, as a straight-through estimator has it
+    (Jia, Liu & Huang 2023).
+    """
     return first + (slots - first).detach()
 
 
@@ -238,7 +238,7 @@ def matrix_of(
 
 
 def hooked(module: nn.Module) -> bool:
-    """Whether somebody wants to see the calls of a module."""
+    """Whether a module has hooks, which must see its calls."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
@@ -248,7 +248,7 @@ def hooked(module: nn.Module) -> bool:
 
 
 def applied(module: nn.Module, *inputs: Tensor) -> Tensor:
-    """What a module gives for these tensors, computed in their dtype."""
+    """Apply a module in the dtype of its inputs."""
     dtype = inputs[0].dtype
     if _all_are(module, dtype):
         result: Tensor = module(*inputs)

@@ -46,7 +46,7 @@ class Entmax(Competition):
         excess = (1 - deviation) / count
         some = excess > 0
         threshold = mean - torch.where(some, torch.where(some, excess, 1.0).sqrt(), 0.0)
-        # It is 0 for NaN only, which stays NaN.
+        # The count is 0 for NaN alone, which stays NaN.
         last = ((threshold <= largest) & some).sum(-1, keepdim=True).clamp(min=1) - 1
         return (half - threshold.gather(-1, last)).relu().square()
 

@@ -91,11 +91,11 @@ class _Distances:
         """Mass and sum of the votes under their distances from means, (B, J, H)."""
         difference = mean[:, None] - self.centre
         of_poses = torch.einsum("btjd,tjpd->btjp", difference, self.transforms)
-        nearest = difference.square().sum(-1, keepdim=True)
+        squared = difference.square().sum(-1, keepdim=True)
         sums, mass = folded.pooled(
             *(self.poses, self.places, self.weights),
             torch.cat([2 * self.sharpness * of_poses, self.of_products], -1),
-            -self.sharpness * nearest,
+            -self.sharpness * squared,
             leaky=self.leaky,
             shared=self.shared,
         )

@@ -52,7 +52,7 @@ def routed(
 
 
 def agreement(routing: DynamicRouting, votes: Votes) -> Routed | None:
-    """Dynamic routing; None where it cannot be."""
+    """Dynamic routing; None where that cannot be in C++."""
     if routing.squash == "learned":
         return None
     constant = kind_of(routing.squash).constant

@@ -1,4 +1,4 @@
-"""What the routings in Triton share: whether they fit, and their kernels."""
+"""The test whether Triton can make all steps of a routing at once, and its kernels."""
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
