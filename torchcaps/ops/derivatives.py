@@ -46,11 +46,11 @@ def about_mean(
     """Gradients of mass and sum for a backward pass that takes the scatter about a mean
     that is rounded.
 
-    The mean of the votes is ``mean + rest``. About that, weighted deviations add up to
-    0; about the rounded mean they do not, which matters beside the steep
+    The mean of the votes is ``mean + remainder``. About that, weighted deviations add
+    up to 0; about the rounded mean they do not, which matters beside the steep
     gradients of the scatter that tight Gaussians have. So ``grad_scatter ((V - mean -
-    rest)^2 - (V - mean)^2)``, which is linear in V but for the square of the rest, is
-    put into the other two.
+    remainder)^2 - (V - mean)^2)``, which is linear in V but for the square of the
+    remainder, is added to the other two.
     """
     slope = 2 * grad_scatter * remainder
     return grad_mass + (slope * mean).sum(-1), grad_sum - slope
