@@ -25,9 +25,9 @@ Schedule = Literal["linear", "stepped", "sigmoid", "constant"]
 Reduction = Literal["mean", "sum"]
 
 
-def _given(activation: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """The activations in float32 at least, and labels (B,) or a mask (B, E) as a mask
-    (B, E).
+def _checked(activation: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """The activations in float32 at least, and the target, labels (B,) or a mask (B,
+    E), as a mask.
     """
     real_dtype("activation", activation)
     activation = activation.to(compute_dtype(activation))
@@ -39,8 +39,8 @@ def _given(activation: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _weighted(losses: Tensor, mask: Tensor, weight: Tensor | None) -> Tensor:
-    """The losses (B,), each times the mean weight of the classes in its image, which
-    the mask (B, E) has.
+    """The losses (B,), each times the mean weight of the classes of its image, which
+    are in the mask (B, E).
     """
     if weight is None:
         return losses
@@ -94,7 +94,7 @@ def margin_loss(
     Source: Sabour, Frosst & Hinton 2017, equation 4; the code released with it.
     """
     check_choice("weighting", weighting, get_args(Weighting))
-    activation, mask = _given(activation, target)
+    activation, mask = _checked(activation, target)
     missed = mask * (present - activation).relu().square()
     invented = (activation - absent).relu().square()
     loss = torch.addcmul(missed, 1 - mask, invented, value=down_weight)
@@ -103,7 +103,7 @@ def margin_loss(
 
 
 class ActivationLoss(SuggestsNames, nn.Module, ABC):
-    """Base of the losses on class activations: what the command line's ``--loss``
+    """Base of the losses on class activations, which ``--loss`` of the command line
     takes.
     """
 
@@ -145,17 +145,12 @@ class ActivationLoss(SuggestsNames, nn.Module, ABC):
         """
 
     def probabilities(self, activation: Tensor) -> Tensor:
-        """What this loss takes the activations (B, E, ...) for: shares of their sum,
-        unless it has a softmax.
+        """Return the probabilities of activations (B, E, ...) under this loss: their
+        shares of the sum, unless it has a softmax.
         """
         return activation / activation.sum(1, keepdim=True).clamp_min(1e-12)
 
-    def advance(
-        self,
-        epoch: int,
-        epochs: int,
-        step: int,
-    ) -> None:
+    def advance(self, epoch: int, epochs: int, step: int) -> None:
         """Tell the loss how far training has come, before each step; most losses
         ignore it.
 
@@ -164,6 +159,10 @@ class ActivationLoss(SuggestsNames, nn.Module, ABC):
             epochs: the number of all.
             step: steps so far, over all epochs.
         """
+
+
+LOSSES = Registry("loss", ActivationLoss)
+"""The losses on class activations by the names of their classes, for ``--loss``."""
 
 
 @settings
@@ -217,10 +216,11 @@ def length_cross_entropy(
         weight: see :func:`margin_loss`.
 
     Raises:
+        TypeError: if the activation or the target is not a tensor.
         ValueError: if shapes do not fit, or a label or the mask is out of range, as in
             :func:`margin_loss`.
     """
-    activation, mask = _given(activation, target)
+    activation, mask = _checked(activation, target)
     losses = F.cross_entropy(inverse_temperature * activation, mask, reduction="none")
     return _weighted(losses, mask, weight).mean()
 
@@ -271,10 +271,11 @@ def negative_log_likelihood(
         weight: see :func:`margin_loss`.
 
     Raises:
+        TypeError: if the activation or the target is not a tensor.
         ValueError: if shapes do not fit, or a label or the mask is out of range, as in
             :func:`margin_loss`.
     """
-    activation, mask = _given(activation, target)
+    activation, mask = _checked(activation, target)
     logs = activation.clamp_min(torch.finfo(activation.dtype).tiny).log()
     losses = F.cross_entropy(logs, mask, reduction="none")
     return _weighted(losses, mask, weight).mean()
@@ -310,7 +311,8 @@ def reconstruction_loss(reconstruction: Tensor, images: Tensor) -> Tensor:
         images: (B, C, H, W).
 
     Raises:
-        ValueError: if the shapes differ.
+        TypeError: if one is not a tensor.
+        ValueError: if the shapes differ, or one is complex.
 
     Source: Sabour, Frosst & Hinton 2017, section 4.1.
     """
@@ -326,12 +328,6 @@ def reconstruction_loss(reconstruction: Tensor, images: Tensor) -> Tensor:
     return F.mse_loss(
         reconstruction.to(dtype), images.to(dtype), reduction="sum"
     ) / len(images)
-
-
-LOSSES = Registry("loss", ActivationLoss)
-"""The losses on class activations: what the command line's ``--loss`` takes, by the
-names of their classes.
-"""
 
 
 @settings
@@ -381,13 +377,14 @@ def spread_loss(
             B times this one.
 
     Raises:
+        TypeError: if the activation or the target is not a tensor.
         ValueError: if shapes do not fit, the target is not labels, a label is out of
             range, or there is no such reduction.
 
     Source: Hinton, Sabour & Frosst 2018, equation 3.
     """
     check_choice("reduction", reduction, get_args(Reduction))
-    activation, mask = _given(activation, target)
+    activation, mask = _checked(activation, target)
     if mask.shape == target.shape:
         raise ValueError(
             "target must be labels (B,): spread loss has one true class for each "
@@ -449,12 +446,7 @@ class SpreadLoss(ActivationLoss):
         self.margin = self.end
         self.advance(0, 1, 0)
 
-    def advance(
-        self,
-        epoch: int,
-        epochs: int,
-        step: int,
-    ) -> None:
+    def advance(self, epoch: int, epochs: int, step: int) -> None:
         """Set the margin for the next step."""
         if self.schedule == "linear":
             self.margin = Ramp(self.start, self.end).at(Advance(epoch, epochs, step))
