@@ -204,13 +204,13 @@ def _as_capsules(hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 @exportable
 class Places(NamedTuple):
-    """What a network that finds things says of each place of a batch of images.
+    """What a network that locates things predicts at each place of a batch of images.
 
     Args:
         children: the capsules of the places, poses (B, H', W', D).
         maps: how much of each place belongs to each class, (B, E, H', W').
-        boxes: that each place votes for, (B, H' W', 4): left, top, right, bottom in
-            pixels of the image; None if they do not vote.
+        boxes: the box that each place votes for, (B, H' W', 4): left, top, right,
+            bottom in pixels of the image; None if places do not vote.
         centres: x and y of each place, in the same pixels, (B, H' W', 2).
 
     Example:
@@ -249,14 +249,14 @@ class Prediction(NamedTuple):
         capsules: the capsules of the classes; None for a network without capsules.
         reconstruction: (B, C, H, W); None for a network without a decoder.
         boxes: where each class is, (B, E, 4): left, top, right, bottom in pixels of the
-            image; zeros for nowhere. None for a network that does not say.
-        places: what each place says; None for a network that does not find things.
+            image; zeros for nowhere. None for a network that does not locate things.
+        places: what it predicts at each place; None likewise.
         masks: how much of each pixel each capsule draws, (B, E, H, W), 1 in all; None
             for a network whose capsules draw no parts.
         assigned: how much of each pixel of the image belongs to each capsule, likewise:
-            the masks, after a look at the colour of the pixel. None in training.
-        features: what the capsules draw, where it is not the image but features of it;
-            None otherwise.
+            the masks, corrected by the colour of the pixel. None in training.
+        features: the features that the capsules draw; None for a network whose capsules
+            draw the image.
         colours: what each capsule draws, (B, E, C, H, W); None for a network that does
             not draw each by itself.
 
