@@ -82,7 +82,7 @@ def fit(hint: Any, value: Any, place: str) -> Any:
 
 
 def _expected(hint: Any) -> str:
-    """What a type hint takes, for people."""
+    """The values that a type hint takes, in words."""
     return " or ".join(
         dict.fromkeys(
             words for part, _ in alternatives(hint) if (words := _words(part))
@@ -127,7 +127,7 @@ class Within:
                 )
 
     def _beyond(self, number: Any) -> str:
-        """What the number should be and is not; empty if it is within."""
+        """The bound that the number breaks, in words; empty if it is within."""
         if not is_finite(number):
             return "finite"
         if self.zero and number == 0:
@@ -295,17 +295,15 @@ def _thing(
             f"{place} must have a name beside its arguments ({given}), one of "
             f"{', '.join(names)}"
         )
-    if isinstance(value["name"], Typed):
-        name = value["name"].text
-    else:
-        name = value["name"]
+    name = value["name"]
+    if isinstance(name, Typed):
+        name = name.text
     cls = registry.find(name, place)
     if issubclass(kind, registry.base) and not issubclass(cls, kind):
         raise ValueError(f"{place} must be a {kind.__name__}, got {name!r}")
-    arguments = {key: item for key, item in value.items() if key != "name"}
-    return Spec(
-        cls, complete(cls, arguments, place, int(registry.factory)), place, registry
-    )
+    values = {key: item for key, item in value.items() if key != "name"}
+    arguments = complete(cls, values, place, int(registry.factory))
+    return Spec(cls, arguments, place, registry)
 
 
 class UnknownOption(ValueError):
@@ -355,14 +353,10 @@ def complete(
             completed[name] = argument.default
         elif _is_plain(argument.default):
             completed[name] = fit_default(argument, within + name)
-    return {
-        **completed,
-        **{
-            name: _untyped(value, within + name)
-            for name, value in values.items()
-            if name not in completed
-        },
-    }
+    for name, value in values.items():
+        if name not in completed:
+            completed[name] = _untyped(value, within + name)
+    return completed
 
 
 def fit_default(argument: Argument, place: str) -> Any:
@@ -384,8 +378,8 @@ def _is_plain(default: Any) -> bool:
 
 
 def _words(part: Any) -> str:
-    """What one alternative of a type hint takes, for people; empty if that cannot be
-    written.
+    """The values that one alternative of a type hint takes, in words; empty if these
+    cannot be written.
     """
     kind = get_origin(part) or part
     registry = registry_of(part)

@@ -86,7 +86,7 @@ class Registry(dict[str, Any]):
         return self.imported()
 
     def imported(self) -> list[type]:
-        """Those whose modules are imported."""
+        """The classes that can be made and whose modules are imported."""
         return [
             cls
             for cls in subclasses(self.base)
@@ -148,7 +148,7 @@ class Registry(dict[str, Any]):
         return f"{'an' if self.kind[0] in 'aeiou' else 'a'} {self.kind}"
 
     def unknown(self, name: object, place: str) -> str:
-        """What to say of a name that is not known."""
+        """The message for an unknown name."""
         classes = sorted({cls.__name__ for cls in self.classes()})
         names = sorted(self) or classes
         hint = meant(str(name), [*self, *classes])
@@ -250,12 +250,7 @@ def declared(cls: Callable[..., Any], skip: int = 0) -> Declared:
     maker: Any = cls.__init__ if inspect.isclass(cls) else cls
     try:
         hints = get_type_hints(maker, include_extras=True)
-    # Hints of a module that is not imported.
-    except (
-        NameError,
-        TypeError,
-        AttributeError,
-    ):
+    except (NameError, TypeError, AttributeError):  # of a module that is not imported
         hints = {}
     taken = parameters(cls, skip)
     named = {
@@ -263,25 +258,16 @@ def declared(cls: Callable[..., Any], skip: int = 0) -> Declared:
         for name, parameter in taken.items()
         if parameter.kind not in _GATHERED
     }
-    if is_dataclass(cls):
-        defaults = {
-            parameter.name: parameter.default_factory for parameter in fields(cls)
-        }
-    else:
-        defaults = {}
     arguments = {
         name: Argument(hints.get(name, Any), parameter.default)
         for name, parameter in named.items()
     }
-    arguments |= {
-        name: arguments[name]._replace(default=make())
-        for name, make in defaults.items()
-        if name in arguments and callable(make)
-    }
-    return Declared(
-        arguments,
-        inspect.Parameter.VAR_KEYWORD in [part.kind for part in taken.values()],
-    )
+    for item in fields(cls) if is_dataclass(cls) else ():
+        if item.name in arguments and callable(item.default_factory):
+            default = item.default_factory()
+            arguments[item.name] = arguments[item.name]._replace(default=default)
+    kinds = [parameter.kind for parameter in taken.values()]
+    return Declared(arguments, inspect.Parameter.VAR_KEYWORD in kinds)
 
 
 @cache
@@ -317,27 +303,18 @@ def refused(name: str, cls: type, arguments: Sequence[str]) -> str:
     ``name``; empty if it does.
     """
     declaration = declared(cls)
-    if declaration.open:
-        wrong = None
-    else:
-        wrong = next(
-            (
-                argument
-                for argument in arguments
-                if argument not in declaration.arguments
-            ),
-            None,
-        )
-    if wrong is None:
+    unknown = [name for name in arguments if name not in declaration.arguments]
+    if declaration.open or not unknown:
         return ""
+    wrong = unknown[0]
     takes = ", ".join(declaration.arguments) or "none"
     hint = _taken_by(wrong, declaration) or meant(wrong, declaration.arguments)
     return f"{name} takes no argument {wrong!r}{hint}; it takes {takes}"
 
 
 def _taken_by(argument: str, declaration: Declared) -> str:
-    """Where an argument goes that is not one of a class, but of a thing that the class
-    takes by name, such as its routing; empty if it goes nowhere.
+    """The argument of a class, such as its routing, that takes this one, in words; empty
+    if there is none.
     """
     for name, taken in declaration.arguments.items():
         registry = next(filter(None, map(registry_of, get_args(taken.hint))), None)
