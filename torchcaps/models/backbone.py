@@ -115,8 +115,8 @@ class TimmBackbone(Backbone):
         self,
         name: str,
         image_shape: Sequence[int],
-        weights: str | None = None,
-        level: int = 1,
+        weights: str | None,
+        level: int,
     ) -> None:
         super().__init__()
         if ":" in name or "/" in name:
@@ -197,7 +197,9 @@ def _loaded(make: Callable[..., nn.Module], weights: str) -> nn.Module:
 
 
 def _reason(error: Exception) -> str:
-    """What an error of timm says; many of its assertions say nothing."""
+    """The message of an error of timm, or the line that raised it: many of its
+    assertions have no message.
+    """
     line = traceback.extract_tb(error.__traceback__)[-1].line
     return str(error) or f"{type(error).__name__} at {line!r}"
 
@@ -245,7 +247,7 @@ def make_backbone(
     blocks: int,
     stride: int,
     weights: str | None,
-    level: int = 1,
+    level: int,
 ) -> Backbone:
     """A backbone by name; arguments and errors as in :class:`CapsNetOnBackbone` and
     :class:`TimmBackbone`.

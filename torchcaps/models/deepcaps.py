@@ -281,7 +281,7 @@ def field_routing(
     transforms: Tensor,
     positions: int,
     bias: Tensor,
-    steps: int = 3,
+    steps: int,
 ) -> Tensor:
     r"""Dynamic routing of types of capsules over maps.
 

@@ -252,8 +252,8 @@ class InstanceNorm(nn.GroupNorm):
     Chiaberge 2021.
     """
 
-    def __init__(self, channels: int, eps: float = 1e-3) -> None:
-        super().__init__(channels, channels, eps)
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, channels, eps=1e-3)
 
     def reset_parameters(self) -> None:
         """Draw scale and shift anew."""
