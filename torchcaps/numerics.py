@@ -259,7 +259,7 @@ def any_batched(upstream: Sequence[Tensor | None]) -> bool:
     return False
 
 
-def at_hand(tensor: Tensor) -> bool:
+def can_be_read(tensor: Tensor) -> bool:
     """Whether the numbers of a tensor can be read at once: on a CPU, outside of tracing
     and ``torch.func``.
 
@@ -481,7 +481,7 @@ def _check_mask(mask: Tensor) -> None:
     """Check that a mask (B, E) has numbers in [0, 1], up to rounding, where they can
     be read at once.
     """
-    if mask.dtype == torch.bool or not mask.numel() or not at_hand(mask):
+    if mask.dtype == torch.bool or not mask.numel() or not can_be_read(mask):
         return
     low, high = (float(bound) for bound in mask.detach().aminmax())
     if not (low >= -_ROUNDING and high <= 1 + _ROUNDING):

@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from torchcaps.numerics import Finite, at_hand
+from torchcaps.numerics import Finite, can_be_read
 from torchcaps.routing.base import MOST_STEPS
 from torchcaps.spec import SuggestsNames, Within, check, settings
 
@@ -117,7 +117,7 @@ def self_weighted_pooling(
                 f"mask must be bool (B, n) = {tuple(logits.shape)}, got {mask.dtype} "
                 f"{tuple(mask.shape)}"
             )
-        if at_hand(mask) and not mask.any(-1).all():
+        if can_be_read(mask) and not mask.any(-1).all():
             raise ValueError("mask leaves a sequence without members")
         logits = logits.masked_fill(~mask, -torch.inf)
         sequence = torch.where(mask[..., None], sequence, 0.0)

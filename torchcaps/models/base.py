@@ -22,7 +22,7 @@ from torchcaps.layers.decoder import DecoderInput, ToldDecoder, chosen_classes
 from torchcaps.models.differences import take_differences
 from torchcaps.models.network import KEPT_FOR_ANY_CLASSES, Network
 from torchcaps.models.outline import outlined
-from torchcaps.numerics import at_hand, check_series, check_size, dtype_of
+from torchcaps.numerics import can_be_read, check_series, check_size, dtype_of
 from torchcaps.routing import Routed, Routing
 
 
@@ -272,7 +272,7 @@ def check_batch(
         raise ValueError(
             f"{name} must be {dtype}, as the parameters are, got {batch.dtype}"
         )
-    if at_hand(batch) and not all_finite(batch):  # elsewhere the loss tells
+    if can_be_read(batch) and not all_finite(batch):  # elsewhere the loss tells
         raise ValueError(f"{name} hold NaN or infinite values")
 
 

@@ -13,7 +13,7 @@ from torchcaps.capsules import Capsules, Prediction
 from torchcaps.layers import ClassCaps, PrimaryCaps1d
 from torchcaps.models.base import all_finite, layer_routing
 from torchcaps.models.network import Network
-from torchcaps.numerics import ProperShare, Size, Sizes, at_hand
+from torchcaps.numerics import ProperShare, Size, Sizes, can_be_read
 from torchcaps.routing import EuclideanKMeansRouting, Routed, Routing
 from torchcaps.routing.batch_norm import EarlyBatchNorm1d
 from torchcaps.spec import settings
@@ -122,7 +122,7 @@ class SetClassifier(Network):
                 f"there must be bool (B, N) = {(B, N)}, got {there.dtype} "
                 f"{tuple(there.shape)}"
             )
-        if at_hand(there) and not there.any(1).all():
+        if can_be_read(there) and not there.any(1).all():
             raise ValueError(
                 "there must leave an element in each set, got an empty set"
             )
@@ -140,7 +140,7 @@ class SetClassifier(Network):
             ("elements", elements.masked_fill(~there[..., None], 0.0)),
             ("edges", edges),
         ):
-            if values is None or not at_hand(values):
+            if values is None or not can_be_read(values):
                 continue
             if not all_finite(values):
                 raise ValueError(f"{name} hold NaN or infinite values")

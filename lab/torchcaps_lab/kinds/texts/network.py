@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from torchcaps.layers import PrimaryCaps1d
 from torchcaps.models.base import ClassifierNetwork
-from torchcaps.numerics import ProperShare, at_hand, check_size
+from torchcaps.numerics import ProperShare, can_be_read, check_size
 from torchcaps.spec import check
 from torchcaps_lab.kinds.texts.words import PADDING, RESERVED, UNKNOWN
 
@@ -114,7 +114,7 @@ class TextClassifier(ClassifierNetwork):
             )
         if words.dtype != torch.int64:
             raise ValueError(f"words must be whole numbers, int64, got {words.dtype}")
-        if words.numel() and at_hand(words):
+        if words.numel() and can_be_read(words):
             low = int(words.min())
             high = int(words.max())
             if low < 0 or high >= RESERVED + self.vocabulary:
