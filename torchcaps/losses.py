@@ -140,8 +140,8 @@ class ActivationLoss(SuggestsNames, nn.Module, ABC):
 
     @abstractmethod
     def forward(self, activation: Tensor, target: Tensor) -> Tensor:
-        """The loss, a scalar, of activations (B, E) and labels (B,) or a mask (B,
-        E).
+        """Return the loss, a scalar, of activations (B, E) and labels (B,) or a mask
+        (B, E).
         """
 
     def probabilities(self, activation: Tensor) -> Tensor:

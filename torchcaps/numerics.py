@@ -70,8 +70,8 @@ FourSizes = Annotated[Sequence[int], Several(count=4)]
 
 
 def positive(mass: Tensor) -> Tensor:
-    """The mass, at least a tiny positive number: a divisor whose inverse is finite, and
-    the gradient of that too.
+    """Return the mass, at least a tiny positive number: a divisor whose inverse is
+    finite, and the gradient of that too.
     """
     return mass.clamp(min=_SMALLEST_DIVISOR[mass.dtype])
 
@@ -82,20 +82,22 @@ def negligible(mass: Tensor) -> Tensor:
 
 
 def quotient(part: Tensor, divisor: Tensor) -> Tensor:
-    """``part / divisor``; where the divisor is negligible, 0 with a gradient of 0."""
+    """Return ``part / divisor``; where the divisor is negligible, 0 with a gradient of
+    0.
+    """
     return part / infinite_if_negligible(divisor)
 
 
 def infinite_if_negligible(mass: Tensor) -> Tensor:
-    """The mass as a divisor: infinite where it is :func:`negligible`, so that quotients
-    and their gradients are 0.
+    """Return the mass as a divisor: infinite where it is :func:`negligible`, so that
+    quotients and their gradients are 0.
     """
     return torch.threshold(mass, _SMALLEST_DIVISOR[mass.dtype], math.inf)
 
 
 def infinite_if_0(size: Tensor) -> Tensor:
-    """A size as a divisor of something that shrinks with it: infinite where it is 0, or
-    so small that its inverse is not finite.
+    """Return a size as a divisor of something that shrinks with it: infinite where it
+    is 0, or so small that its inverse is not finite.
 
     Squares of lengths need it: those of lengths of 1e-10 are :func:`negligible` masses.
     """
@@ -103,8 +105,8 @@ def infinite_if_0(size: Tensor) -> Tensor:
 
 
 def resolution(size: Tensor, roundings: float = 64) -> Tensor:
-    """The least difference that means something between numbers of this size, without
-    gradient: 64 units of rounding.
+    """Return the least difference that means something between numbers of this size,
+    without gradient: 64 units of rounding.
 
     Sums over thousands of terms and their inner products, which should be equal, differ
     by 2 to 20. Where a difference is divided by itself, compare it with this and not
@@ -125,8 +127,8 @@ _SMALLEST_DIVISOR = {
 
 
 def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
-    """The dtype that routing computes in: the widest of the inputs, and float32 at
-    least.
+    """Return the dtype that routing computes in: the widest of the inputs, and float32
+    at least.
 
     If all are integers it is the default dtype, as for ``torch.sqrt``, and float32 at
     least.
@@ -147,14 +149,14 @@ def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
 
 
 def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """The tensor in that dtype: ``to``, which takes a microsecond even where there is
-    nothing to do.
+    """Return the tensor in that dtype: ``to``, which takes a microsecond even where
+    there is nothing to do.
     """
     return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
 def real_dtype(name: str, tensor: Tensor) -> torch.dtype:
-    """The dtype of a result computed from a tensor: its own, or for integers the
+    """Return the dtype of a result computed from a tensor: its own, or for integers the
     default one, as for ``torch.sqrt``.
 
     Raises:
@@ -171,7 +173,8 @@ def real_dtype(name: str, tensor: Tensor) -> torch.dtype:
 
 
 def dtype_of(module: nn.Module, otherwise: torch.dtype) -> torch.dtype:
-    """The dtype of the first parameter of a module, or another for one without any.
+    """Return the dtype of the first parameter of a module, or another for one without
+    any.
 
     The replicas of ``torch.nn.DataParallel`` have no parameters, but tensors in their
     place.
@@ -209,8 +212,8 @@ def transformed() -> bool:
 
 
 def as_constants() -> AbstractContextManager[Any]:
-    """A context in which results are constants: no gradient flows through them, and in
-    forward mode no tangent.
+    """Return a context in which results are constants: no gradient flows through them,
+    and in forward mode no tangent.
 
     ``torch.no_grad`` alone lets the tangents of ``torch.func.jvp`` through.
     """
@@ -218,7 +221,7 @@ def as_constants() -> AbstractContextManager[Any]:
 
 
 def as_variables() -> AbstractContextManager[Any]:
-    """A context in which gradients and tangents flow, even within
+    """Return a context in which gradients and tangents flow, even within
     :func:`as_constants`.
     """
     return _differentiated(True)
@@ -384,7 +387,7 @@ def _is_sequence(value: Any) -> bool:
 
 
 def check_choice(argument: str, value: Choice, choices: tuple[str, ...]) -> Choice:
-    """The value, checked.
+    """Return the value, checked.
 
     Raises:
         ValueError: if it is not one of the choices; names the argument.
@@ -395,8 +398,8 @@ def check_choice(argument: str, value: Choice, choices: tuple[str, ...]) -> Choi
 
 
 def class_mask(activation: Tensor, target: Tensor) -> Tensor:
-    """Labels (B,), or a mask (B, E), as a mask (B, E) in the dtype of the activations
-    (B, E).
+    """Return labels (B,), or a mask (B, E), as a mask (B, E) in the dtype of the
+    activations (B, E).
 
     Raises:
         TypeError: if one is not a tensor.
@@ -467,7 +470,7 @@ class Ramp(NamedTuple):
     end: float
 
     def at(self, progress: Advance) -> float:
-        """The number at that point of a training."""
+        """Return the number at that point of a training."""
         if progress.share == 1:
             return self.end
         return self.start + (self.end - self.start) * progress.share

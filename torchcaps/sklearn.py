@@ -341,7 +341,7 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
 
     @torch.no_grad()
     def predict_proba(self, X: ArrayLike) -> NDArray[Any]:
-        """The probability of each class, (n, E).
+        """Return the probability of each class, (n, E).
 
         Raises:
             ValueError: if rows are so large that the network's numbers overflow.
@@ -362,7 +362,7 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
         return (_INVERSE_TEMPERATURE * lengths).softmax(1).cpu().numpy()
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
-        """The most probable label of each row, (n,)."""
+        """Return the most probable label of each row, (n,)."""
         most = self.predict_proba(X).argmax(1)
         return self.classes_[most]
 

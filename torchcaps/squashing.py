@@ -114,8 +114,8 @@ class _Length(torch.autograd.Function):
 
 
 def direction(pose: Tensor) -> Tensor:
-    """The pose (..., D), float32 at least, with length 1; 0 if it is so short that its
-    square vanishes, which in float32 is 1e-19.
+    """Return the pose (..., D), float32 at least, with length 1; 0 if it is so short
+    that its square vanishes, which in float32 is 1e-19.
 
     ``torch.nn.functional.normalize`` shortens poses of less than 1e-12 in any dtype,
     and the sum of votes that no parent wants is shorter.
@@ -260,7 +260,7 @@ def squash(pose: Tensor, kind: str = "sabour", dim: Dims = -1) -> Tensor:
 
 
 def squash_by(constant: float, pose: Tensor) -> Tensor:
-    """The squash n² / (c + n²) along the last axis, as a formula.
+    """Return the squash n² / (c + n²) along the last axis, as a formula.
 
     Args:
         constant: c.

@@ -286,7 +286,7 @@ def _with_each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def folder_instead(path: Path) -> str:
-    """What to say where a file was given for the folder of a run or of a network."""
+    """Return the message for a file in place of the folder of a run or of a network."""
     problem = f"{path} is a file."
     folder = path.parent
     run = folder.parent if folder.name in _FOLDERS_OF_RUN else folder
@@ -302,8 +302,8 @@ def folder_instead(path: Path) -> str:
 
 
 def network_folder(folder: Path) -> Path:
-    """Where the files of a network are: ``model`` in the folder of a run, else the
-    folder itself.
+    """Return where the files of a network are: ``model`` in the folder of a run, else
+    the folder itself.
 
     Raises:
         FileNotFoundError: if it is that of a run that has not ended.
@@ -322,8 +322,8 @@ def network_folder(folder: Path) -> Path:
 
 
 def is_there(kind: Callable[[], bool]) -> bool:
-    """The result of a check such as ``path.is_dir``; False without permission to look,
-    and for a text that is too long for the name of a file.
+    """Return the result of a check such as ``path.is_dir``; False without permission to
+    look, and for a text that is too long for the name of a file.
     """
     try:
         return kind()
@@ -332,8 +332,8 @@ def is_there(kind: Callable[[], bool]) -> bool:
 
 
 def seen_from(path: str | Path) -> str:
-    """For messages about a path that is missing: the folder that a relative one was
-    looked for in, and what has nearly its name.
+    """Return, for messages about a path that is missing, the folder that a relative one
+    was looked for in, and what has nearly its name.
     """
     if re.match(r"\w+:/", str(path)) and not Path(path).is_absolute():
         return "; addresses are not opened: download it, and name the file or folder"
@@ -344,8 +344,8 @@ def seen_from(path: str | Path) -> str:
 
 
 def nearest(path: Path) -> Path | None:
-    """A path that exists, of which one part is spelt a little otherwise than in a
-    missing one; None if there is none.
+    """Return a path that exists, of which one part is spelt a little otherwise than in
+    a missing one; None if there is none.
     """
     missing = path
     while missing != missing.parent and not missing.parent.is_dir():

@@ -43,8 +43,8 @@ def coordinate_addition(
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
-    r"""What coordinate addition adds to the votes of each position, a tensor of shape
-    ``sizes``, (\*grid, H).
+    r"""Return what coordinate addition adds to the votes of each position, a tensor of
+    shape ``sizes``, (\*grid, H).
 
     The first elements of a vote, one for each axis of the grid, get the position along
     that axis, in (0, 1) times the scale: on an image :math:`((y + \frac12) /

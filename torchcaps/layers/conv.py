@@ -229,7 +229,7 @@ class CapsConvNd(CapsuleLayer):
         )
 
     def out_mask(self, mask: Tensor) -> Tensor:
-        """The mask of the parents, True where one has a child: bool (B, *grid,
+        """Return the mask of the parents, True where one has a child: bool (B, *grid,
         in_types) to (B, *grid', out_types).
         """
         windows = self._windows_on(tuple(mask.shape[1:-1]))
@@ -239,7 +239,7 @@ class CapsConvNd(CapsuleLayer):
         return seen[..., None].expand(*seen.shape, self.out_types)
 
     def windows(self, children: Capsules) -> Windows:
-        """The windows over the grid of these children.
+        """Return the windows over the grid of these children.
 
         Raises:
             ValueError: if the children do not fit the layer.
@@ -252,7 +252,7 @@ class CapsConvNd(CapsuleLayer):
         return Windows(grid, self.kernel_size, self.stride, self.padding)
 
     def extra_repr(self) -> str:
-        """Shapes, window and competition."""
+        """Return shapes, window and competition."""
         windows = "kernel_size", "stride", "padding"
         settings = shown(self, "in_pose", "out_pose", *windows, "competition")
         return f"{self.in_types}, {self.out_types}, {settings}"

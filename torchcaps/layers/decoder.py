@@ -47,8 +47,8 @@ def mask_capsules(capsules: Capsules, target: Tensor | None = None) -> Tensor:
 
 
 def chosen_classes(capsules: Capsules, target: Tensor | None = None) -> Tensor:
-    """The classes that :func:`mask_capsules` keeps, as a mask (B, J) in the dtype of
-    the activations.
+    """Return the classes that :func:`mask_capsules` keeps, as a mask (B, J) in the
+    dtype of the activations.
     """
     activation = from_pair(capsules).activation
     return class_mask(activation, activation.argmax(-1) if target is None else target)
@@ -172,7 +172,7 @@ class PoseInput(SuggestsNames, nn.Module):
             self.register_buffer("updates", torch.zeros(self.classes))
 
     def forward(self, poses: Tensor, chosen: Tensor | None = None) -> Tensor:
-        """The input of the decoder, (B, numbers).
+        """Return the input of the decoder, (B, numbers).
 
         Args:
             poses: masked, (B, J, *pose).
@@ -224,8 +224,8 @@ class PoseInput(SuggestsNames, nn.Module):
         self.updates += (count > 0).squeeze(1)
 
     def shared(self, poses: Tensor, source: Tensor) -> Tensor:
-        """What the decoder is told besides the class, (B, H), of poses (B, *pose) of
-        the classes ``source`` (B,).
+        """Return what the decoder is told besides the class, (B, H), of poses (B,
+        *pose) of the classes ``source`` (B,).
         """
         poses = poses.flatten(1)
         if self.kind == "pose_and_class":
@@ -238,8 +238,8 @@ class PoseInput(SuggestsNames, nn.Module):
         source: Tensor,
         target: Tensor,
     ) -> Tensor:
-        """Poses (B, *pose) of the classes ``source`` (B,) as poses of ``target`` (B,)
-        with the same :meth:`shared`.
+        """Return poses (B, *pose) of the classes ``source`` (B,) as poses of ``target``
+        (B,) with the same :meth:`shared`.
 
         With ``pose_and_class`` a pose then differs from others of the target's class as
         it did from those of the source's; with the other kinds it stays the same.
@@ -250,7 +250,7 @@ class PoseInput(SuggestsNames, nn.Module):
         return moved.to(real_dtype("poses", poses)).reshape(poses.shape)
 
     def extra_repr(self) -> str:
-        """Kind and noise."""
+        """Return kind and noise."""
         return f"kind={self.kind!r}, noise={self.noise}"
 
 

@@ -18,7 +18,7 @@ StepsOrNone = Annotated[int, Within(0, MOST_STEPS)]
 def implicit_activation(
     x: Tensor, function: Callable[[Tensor], Tensor] = torch.cos, steps: int = 3
 ) -> Tensor:
-    r"""The y that solves :math:`y + f(y) = x`, by iteration.
+    r"""Return the y that solves :math:`y + f(y) = x`, by iteration.
 
     .. math:: y_0 = x, \quad y_{n+1} = x - f(y_n)
 
@@ -64,7 +64,7 @@ class ImplicitActivation(SuggestsNames, nn.Module):
         return implicit_activation(x, self.function, self.steps)
 
     def extra_repr(self) -> str:
-        """The number of steps."""
+        """Return the number of steps."""
         return f"steps={self.steps}"
 
 
@@ -147,5 +147,5 @@ class SelfWeightedPooling(SuggestsNames, nn.Module):
         return self_weighted_pooling(sequence, mask, self.steps, self.sharpness)
 
     def extra_repr(self) -> str:
-        """Steps and sharpness."""
+        """Return steps and sharpness."""
         return f"steps={self.steps}, sharpness={self.sharpness}"

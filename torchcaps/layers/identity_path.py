@@ -64,8 +64,8 @@ class IdentityPath(SuggestsNames, nn.Module):
             nn.init.normal_(self.mix, std=1 / math.sqrt(self.in_types))
 
     def forward(self, children: Capsules, windows: Windows) -> Tensor:
-        """What is added to the parents' poses, (B, *grid', out_types, *pose), float32
-        at least.
+        """Return what is added to the parents' poses, (B, *grid', out_types, *pose),
+        float32 at least.
 
         Args:
             children: poses (B, *grid, in_types, *pose), 0 for those that are not there.
@@ -100,5 +100,5 @@ class IdentityPath(SuggestsNames, nn.Module):
         return (total / torch.where(mass > 0, mass, 1.0)).unflatten(1, windows.out)
 
     def extra_repr(self) -> str:
-        """Types, and whether they are mixed."""
+        """Return types, and whether they are mixed."""
         return f"{self.in_types}, {self.out_types}, mixed={self.mix is not None}"

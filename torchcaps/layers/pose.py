@@ -23,7 +23,7 @@ AXES = {1: "L", 2: "H, W", 3: "D, H, W"}
 
 
 def pose_shape(argument: str, pose: Pose | tuple[int, ...]) -> tuple[int, ...]:
-    """(D,) or (M, D).
+    """Return (D,) or (M, D).
 
     Raises:
         ValueError: if it is neither, or a number is less than 1; names the argument.
@@ -42,7 +42,7 @@ def pose_shape(argument: str, pose: Pose | tuple[int, ...]) -> tuple[int, ...]:
 def pose_shapes(
     in_pose: Pose, out_pose: Pose
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The poses of children and of parents, each (D,) or (M, D).
+    """Return the poses of children and of parents, each (D,) or (M, D).
 
     Raises:
         ValueError: if one is neither, or they have different rows: a transform acts on
@@ -59,7 +59,7 @@ def pose_shapes(
 
 
 def check_axes(axes: int) -> int:
-    """The number of axes of a grid, checked.
+    """Return the number of axes of a grid, checked.
 
     Raises:
         ValueError: if it is not 1, 2 or 3.
@@ -75,7 +75,7 @@ def per_axis(
     axes: int,
     least: int,
 ) -> tuple[int, ...]:
-    """One number for each axis of a grid.
+    """Return one number for each axis of a grid.
 
     Raises:
         ValueError: if there are more or fewer, or one is less than ``least``; names the
@@ -99,7 +99,7 @@ def check_map(
     pose: tuple[int, ...],
     axes: int,
 ) -> tuple[int, ...]:
-    """The size of the grid on which children lie, (B, *grid, types).
+    """Return the size of the grid on which children lie, (B, *grid, types).
 
     Raises:
         TypeError: if they are no :class:`Capsules`.
@@ -142,8 +142,8 @@ def vote_bias_of(
     vote_bias: bool,
     pose: tuple[int, ...],
 ) -> nn.Parameter | None:
-    r"""The biases of a layer's votes, :math:`V_{ij} = u_i W_{ij} + b_{ij}`, not yet
-    drawn; None without them.
+    r"""Return the biases of a layer's votes, :math:`V_{ij} = u_i W_{ij} + b_{ij}`, not
+    yet drawn; None without them.
 
     Votes are linear in the pose of a child, so without a bias a child and its negative,
     -u, vote for opposite poses of equal length, and most routings give their parents
@@ -238,8 +238,8 @@ def _make_anew(
 
 
 def present(children: Capsules, mask: Tensor | None) -> Capsules:
-    """The children with poses and activations 0 where the mask, bool (B, *sites), is
-    False, even if they are NaN.
+    """Return the children with poses and activations 0 where the mask, bool (B,
+    *sites), is False, even if they are NaN.
 
     Raises:
         TypeError: if the mask is not a tensor.

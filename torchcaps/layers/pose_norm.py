@@ -127,7 +127,8 @@ class PoseNorm(SuggestsNames, nn.Module):
 
 
 def norm_of(types: int, pose: Pose, pose_norm: PoseScale | None) -> PoseNorm | None:
-    """The normalisation of a layer with this argument ``pose_norm``, None for None.
+    """Return the normalisation of a layer with this argument ``pose_norm``, None for
+    None.
 
     Raises:
         ValueError: if there is no such kind.
@@ -162,7 +163,7 @@ class PoseMagnitude(SuggestsNames, nn.Module):
 
     @torch.no_grad()
     def forward(self, pose: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The magnitude, float32 at least.
+        """Return the magnitude, float32 at least.
 
         Args:
             pose: (B, *sites, *pose), 0 for capsules that are not there.

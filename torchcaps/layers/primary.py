@@ -160,8 +160,8 @@ class PrimaryCapsNd(CapsuleLayer):
         )
 
     def sites(self, *grid: int) -> tuple[int, ...]:
-        """(*grid', types) for a feature map of that size, (H', W', types) for one of
-        (H, W).
+        """Return (*grid', types) for a feature map of that size, (H', W', types) for
+        one of (H, W).
 
         Raises:
             ValueError: if the map has another number of axes, or is smaller than the

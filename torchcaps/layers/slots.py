@@ -50,7 +50,7 @@ class PositionCode(SuggestsNames, nn.Module):
         self.linear = nn.Linear(4, self.channels)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """The maps with their code."""
+        """Return the maps with their code."""
         if maps.ndim != 4 or maps.shape[1] != self.channels:
             raise ValueError(
                 f"maps must be (B, {self.channels}, H, W), got {tuple(maps.shape)}"
@@ -61,7 +61,7 @@ class PositionCode(SuggestsNames, nn.Module):
         return maps + self.linear(places).movedim(-1, 0)
 
     def extra_repr(self) -> str:
-        """The number of channels."""
+        """Return the number of channels."""
         return f"{self.channels}"
 
 
@@ -71,8 +71,8 @@ def positions(
     dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
 ) -> Tensor:
-    """The coordinates y, x, 1 - y and 1 - x of each place of a grid, (H, W, 4), from 0
-    to 1.
+    """Return the coordinates y, x, 1 - y and 1 - x of each place of a grid, (H, W, 4),
+    from 0 to 1.
     """
     wide = torch.promote_types(dtype, torch.float32)
     options: dict[str, Any] = {"dtype": wide, "device": device}
@@ -154,7 +154,9 @@ class Slots(CapsuleLayer):
         *,
         slots: int | None = None,
     ) -> Votes:
-        """The features as children of this many slots; the routing forms the votes."""
+        """Return the features as children of this many slots; the routing forms the
+        votes.
+        """
         if slots is not None:
             check_size(slots=slots)
         rows, _ = _rows(features, mask)
@@ -197,7 +199,7 @@ class Slots(CapsuleLayer):
         slots: int | None = None,
         initial: Routed | None = None,
     ) -> Capsules:
-        """The slots of these features.
+        """Return the slots of these features.
 
         Args:
             features: the features of each image; capsules count by their activations.
@@ -217,7 +219,7 @@ class Slots(CapsuleLayer):
         return torch.promote_types(pose.dtype, dtype_of(self.routing, pose.dtype))
 
     def extra_repr(self) -> str:
-        """The number of slots and the size of their poses."""
+        """Return the number of slots and the size of their poses."""
         return shown(self, "slots", "dim", "features")
 
 

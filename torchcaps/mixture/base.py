@@ -25,15 +25,15 @@ Array = NDArray[Any]
 
 
 def numbers_of(array: Array) -> Tensor:
-    """The numbers of an array, copied in C order: torch reads none that runs backwards
-    through its memory, as ``X[::-1]`` does.
+    """Return the numbers of an array, copied in C order: torch reads none that runs
+    backwards through its memory, as ``X[::-1]`` does.
     """
     return torch.from_numpy(np.array(array, order="C"))
 
 
 def point_votes(points: Tensor, clusters: int, *, hard: bool = False) -> Votes:
-    r"""Points as children that vote for every cluster with themselves, :math:`V_{ij} =
-    x_i`.
+    r"""Return points as children that vote for every cluster with themselves,
+    :math:`V_{ij} = x_i`.
 
     Args:
         points: (I, D).
@@ -53,8 +53,8 @@ def point_votes(points: Tensor, clusters: int, *, hard: bool = False) -> Votes:
 def shares_of_points(
     votes: Votes, similarity: Similarity, weights: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    r"""The share of each point in each cluster, and the logarithms of the clusters'
-    masses.
+    r"""Return the share of each point in each cluster, and the logarithms of the
+    clusters' masses.
 
     .. math:: r_{ij} = \frac{w_i R_{ij}}{N_j}, \quad \log N_j = \log \sum_i w_i R_{ij}
 
@@ -86,7 +86,8 @@ def plusplus_points(
     weights: Tensor | None,
     random_state: Any,
 ) -> Tensor:
-    """The places of the points that k-means++ chooses as first centres, int64 (J,).
+    """Return the places of the points that k-means++ chooses as first centres, int64
+    (J,).
 
     Args:
         points: (I, D).
@@ -102,8 +103,8 @@ def plusplus_points(
 
 
 def cluster_moments(points: Tensor, share: Tensor, *, scatter: bool = False) -> Moments:
-    """The moments of points (I, D) under their shares (I, J): each cluster an example,
-    (J, 1, D).
+    """Return the moments of points (I, D) under their shares (I, J): each cluster an
+    example, (J, 1, D).
     """
     clusters = share.shape[1]
     votes_of_one = point_votes(points, 1)
@@ -129,7 +130,8 @@ class _Run(NamedTuple):
 
 
 def distinct(points: Tensor, most: int) -> int:
-    """How many points are further from each other than rounding, ``most`` at most.
+    """Return how many points are further from each other than rounding, ``most`` at
+    most.
 
     Each is the farthest from those before it (Gonzalez 1985).
 
@@ -359,13 +361,13 @@ class Clustering(SuggestsNames, BaseEstimator, ABC):
         return self.fit(X, sample_weight=sample_weight).labels_
 
     def predict_proba(self, X: ArrayLike) -> Array:
-        """The assignment probabilities ``R_ij`` of points to clusters, (n_samples,
-        clusters); rows sum to 1.
+        """Return the assignment probabilities ``R_ij`` of points to clusters,
+        (n_samples, clusters); rows sum to 1.
         """
         return self._assignment(self._points(X), self._state()).numpy()
 
     def predict(self, X: ArrayLike) -> Array:
-        """The most probable cluster of each point, (n_samples,)."""
+        """Return the most probable cluster of each point, (n_samples,)."""
         return self._assignment(self._points(X), self._state()).argmax(-1).numpy()
 
     def _assignment(self, points: Tensor, state: Any) -> Tensor:
@@ -389,19 +391,19 @@ class Clustering(SuggestsNames, BaseEstimator, ABC):
 
 
 def weighted_sum(values: Tensor, weights: Tensor | None) -> Tensor:
-    """The sum of (I,) numbers, each times its weight."""
+    """Return the sum of (I,) numbers, each times its weight."""
     return (values if weights is None else values * weights).sum()
 
 
 def weighted_mean(values: Tensor, weights: Tensor | None) -> Tensor:
-    """The mean of (I,) numbers under their weights."""
+    """Return the mean of (I,) numbers under their weights."""
     return weighted_sum(values, weights) / (
         len(values) if weights is None else weights.sum()
     )
 
 
 def check_weights(weights: ArrayLike | None, points: Tensor) -> Tensor | None:
-    """The weights of the points, (I,), in their dtype.
+    """Return the weights of the points, (I,), in their dtype.
 
     Raises:
         ValueError: if there is not one for each point, one is negative or not finite,
@@ -431,7 +433,7 @@ def check_initial(
     shape: tuple[int, ...],
     points: Tensor,
 ) -> Tensor:
-    """A given start, in the dtype of the points.
+    """Return a given start, in the dtype of the points.
 
     Raises:
         ValueError: if it has another shape, or a number in it is not finite.

@@ -90,22 +90,22 @@ class Mixture(DensityMixin, Clustering):
         self.lower_bound_ = objectives[-1]
 
     def score_samples(self, X: ArrayLike) -> Array:
-        """The log-likelihood of each point, (n_samples,), natural logarithm."""
+        """Return the log-likelihood of each point, (n_samples,), natural logarithm."""
         return self._log_likelihood(self._points(X), self._state()).numpy()
 
     def score(self, X: ArrayLike, y: Any = None) -> float:
-        """The mean log-likelihood of the points, natural logarithm."""
+        """Return the mean log-likelihood of the points, natural logarithm."""
         return float(self.score_samples(X).mean())
 
     def bic(self, X: ArrayLike) -> float:
-        r"""The Bayesian information criterion, :math:`-2 \log L + k \log n` for k
-        numbers that are learned: lower is better.
+        r"""Return the Bayesian information criterion, :math:`-2 \log L + k \log n` for
+        k numbers that are learned: lower is better.
         """
         points = self.score_samples(X)
         return float(self._count() * math.log(len(points)) - 2 * points.sum())
 
     def aic(self, X: ArrayLike) -> float:
-        r"""The Akaike information criterion, :math:`-2 \log L + 2 k`: lower is
+        r"""Return the Akaike information criterion, :math:`-2 \log L + 2 k`: lower is
         better.
         """
         return float(2 * self._count() - 2 * self.score_samples(X).sum())

@@ -67,11 +67,11 @@ class Diagonal:
     """
 
     def shape(self, components: int, size: int) -> tuple[int, ...]:
-        """(J, D)."""
+        """Return (J, D)."""
         return components, size
 
     def inverse(self, precisions: Tensor) -> Tensor:
-        """Covariances from precisions, entry by entry.
+        """Return covariances from precisions, entry by entry.
 
         Raises:
             ValueError: if one is not above 0; names ``precisions_init``.
@@ -83,8 +83,8 @@ class Diagonal:
         return precisions.reciprocal()
 
     def view(self, points: Tensor, state: Gaussians) -> tuple[Votes, Gaussian]:
-        """Votes and similarity whose logits are ``log pi_j p_j(x_i)``: points as they
-        are, precisions ``1 / sigma^2``.
+        """Return votes and similarity whose logits are ``log pi_j p_j(x_i)``: points as
+        they are, precisions ``1 / sigma^2``.
         """
         variances = state.covariances
         _check_definite((variances > 0).all(-1))
@@ -100,8 +100,8 @@ class Diagonal:
         share: Tensor,
         floor: float,
     ) -> tuple[Tensor, Tensor]:
-        """Means (J, D) and variances of the points (I, D) under their shares (I, J),
-        whose columns sum to 1, from sum and scatter of the votes.
+        """Return means (J, D) and variances of the points (I, D) under their shares (I,
+        J), whose columns sum to 1, from sum and scatter of the votes.
         """
         moments = cluster_moments(points, share, scatter=True)
         mean = moments.mean[:, 0]
@@ -123,11 +123,11 @@ class Full:
     """
 
     def shape(self, components: int, size: int) -> tuple[int, ...]:
-        """(J, D, D)."""
+        """Return (J, D, D)."""
         return components, size, size
 
     def inverse(self, precisions: Tensor) -> Tensor:
-        """Covariances from precisions, matrix by matrix.
+        """Return covariances from precisions, matrix by matrix.
 
         Raises:
             ValueError: if one is not positive definite; names ``precisions_init``.
@@ -141,8 +141,8 @@ class Full:
         return torch.linalg.inv(precisions)
 
     def view(self, points: Tensor, state: Gaussians) -> tuple[Votes, Gaussian]:
-        """Votes and similarity whose logits are ``log pi_j p_j(x_i)``: points whitened
-        by each component, precisions 1.
+        """Return votes and similarity whose logits are ``log pi_j p_j(x_i)``: points
+        whitened by each component, precisions 1.
         """
         factors, failed = torch.linalg.cholesky_ex(state.covariances)
         pivots = factors.diagonal(dim1=-2, dim2=-1).square()
@@ -172,8 +172,8 @@ class Full:
         share: Tensor,
         floor: float,
     ) -> tuple[Tensor, Tensor]:
-        """Means (J, D) and covariances of the points (I, D) under their shares (I, J),
-        whose columns sum to 1.
+        """Return means (J, D) and covariances of the points (I, D) under their shares
+        (I, J), whose columns sum to 1.
         """
         means = share.T @ points
         centred = points - means[:, None]  # [J, I, D]

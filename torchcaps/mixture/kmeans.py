@@ -179,7 +179,7 @@ class CentreClustering(
         return state.centres.numpy()
 
     def transform(self, X: ArrayLike) -> Array:
-        """How far each point is from each centre, (n_samples, n_clusters): the
+        """Return how far each point is from each centre, (n_samples, n_clusters): the
         Euclidean distance, or the d(x, c) of other metrics.
         """
         points = self._points(X)
@@ -201,7 +201,7 @@ class CentreClustering(
         y: Any = None,
         sample_weight: ArrayLike | None = None,
     ) -> float:
-        """Minus the loss of these points: higher is better."""
+        """Return minus the loss of these points: higher is better."""
         points = self._points(X)
         return -self._loss(points, check_weights(sample_weight, points), self._state())
 

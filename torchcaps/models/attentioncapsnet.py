@@ -129,7 +129,7 @@ class AttentionCapsNet(CapsuleClassifier):
         return [self.conv_caps1, self.conv_caps2, self.class_caps]
 
     def primary_of(self, images: Tensor) -> Capsules:
-        """The primary capsules, poses (B, H', W', types, *pose)."""
+        """Return the primary capsules, poses (B, H', W', types, *pose)."""
         self._check(images)
         pose = (
             self.primary(self.features(images))
@@ -140,8 +140,8 @@ class AttentionCapsNet(CapsuleClassifier):
         return Capsules(pose.unflatten(-1, self.pose), length(pose))
 
     def children_of(self, images: Tensor) -> Capsules:
-        """The capsules that vote for the classes in the last round, poses (B, H', W',
-        types, *pose).
+        """Return the capsules that vote for the classes in the last round, poses (B,
+        H', W', types, *pose).
         """
         return self._below(self.primary_of(images))
 
@@ -152,7 +152,9 @@ class AttentionCapsNet(CapsuleClassifier):
         )[-1]
 
     def route(self, images: Tensor) -> Routed:
-        """The last routing of the classes, with the activations of :meth:`encode`."""
+        """Return the last routing of the classes, with the activations of
+        :meth:`encode`.
+        """
         primary = self.primary_of(images)
         children = self._below(primary)
         routed = self._routed(primary, children)
@@ -173,7 +175,7 @@ class AttentionCapsNet(CapsuleClassifier):
         return self.class_caps.route(children, initial=initial)
 
     def encode(self, images: Tensor) -> Capsules:
-        """The class capsules, whose activations add up to 1."""
+        """Return the class capsules, whose activations add up to 1."""
         capsules = concurrent_routing(
             self._layers, self.primary_of(images), self.rounds
         )[-1]

@@ -85,7 +85,7 @@ class ResidualBackbone(Backbone):
                 )
 
     def forward(self, images: Tensor) -> Tensor:
-        """The features of the last stage."""
+        """Return the features of the last stage."""
         return self.stages(F.relu(self.stem(images)))
 
 
@@ -161,7 +161,7 @@ class TimmBackbone(Backbone):
             self.register_buffer(key, values.clone()[:, None, None])
 
     def forward(self, images: Tensor) -> Tensor:
-        """The features of the level, (B, C, H, W)."""
+        """Return the features of the level, (B, C, H, W)."""
         features: Tensor = self.network((images - self.mean) / self.std)[-1]
         if features.shape[1] == self.channels:
             return features
@@ -249,8 +249,8 @@ def make_backbone(
     weights: str | None,
     level: int,
 ) -> Backbone:
-    """A backbone by name; arguments and errors as in :class:`CapsNetOnBackbone` and
-    :class:`TimmBackbone`.
+    """Return a backbone by name; arguments and errors as in :class:`CapsNetOnBackbone`
+    and :class:`TimmBackbone`.
     """
     if name.startswith(TIMM):
         return TimmBackbone(name.removeprefix(TIMM), image_shape, weights, level)
@@ -325,8 +325,8 @@ class OnBackbone(ImageClassifier):
             self.features.requires_grad_(False)
 
     def train(self, mode: bool = True) -> Any:
-        """Training or evaluation mode; a frozen backbone, or one that keeps its
-        statistics, stays in the latter.
+        """Switch to training or evaluation mode; a frozen backbone, or one that keeps
+        its statistics, stays in the latter.
         """
         super().train(mode)
         if self.frozen or self.keep_statistics:
@@ -478,7 +478,7 @@ class CapsNetOnBackbone(_ClassesOnBackbone, CapsuleClassifier):
         self.decoder = self._told_decoder(FullyConnectedDecoder, self.decoder_hidden)
 
     def children_of(self, images: Tensor) -> Capsules:
-        """The primary capsules, poses (B, H', W', types, primary_dim)."""
+        """Return the primary capsules, poses (B, H', W', types, primary_dim)."""
         self._check(images)
         return self.primary_caps(self.features(images))
 
@@ -523,7 +523,7 @@ class BackboneTwin(_ClassesOnBackbone):
         self.head = nn.Linear(self.features.channels, self.classes)
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
-        """The probability of each class."""
+        """Return the probability of each class."""
         self._check(images)
         return Prediction(
             self.head(self.features(images).mean((2, 3))).softmax(-1), None, None

@@ -277,7 +277,9 @@ def check_batch(
 
 
 def in_precision_of(network: nn.Module, inputs: Tensor) -> Tensor:
-    """Images in the dtype of the network's parameters; numbers of words as they are."""
+    """Return images in the dtype of the network's parameters; numbers of words as they
+    are.
+    """
     if not inputs.is_floating_point():
         return inputs
     return inputs.to(dtype_of(network, inputs.dtype))
@@ -315,8 +317,8 @@ def check_extent(
 
 
 def same_padded(features: Tensor, kernel_size: int, stride: int) -> Tensor:
-    """Padded as by TensorFlow's ``same``, for extents divided by the stride, rounded
-    up; an odd one goes to the end.
+    """Pad as TensorFlow's ``same`` does, for extents divided by the stride, rounded up;
+    an odd one goes to the end.
     """
     pads = []
     for extent in reversed(features.shape[2:]):
@@ -337,8 +339,8 @@ class _RoutingOf(property):
 
 
 def layer_routing(layer: str, doc: str) -> Any:
-    """The default of an ``InitVar`` that is a routing, None; the attribute of that name
-    is the routing of a layer.
+    """Return the default of an ``InitVar`` that is a routing, None; the attribute of
+    that name is the routing of a layer.
     """
     return _RoutingOf(lambda network: network.get_submodule(layer).routing, doc=doc)
 

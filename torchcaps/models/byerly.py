@@ -140,7 +140,7 @@ class ByerlyCapsNet(CapsuleClassifier):
         return (channels, positions)
 
     def children_of_branches(self, images: Tensor) -> list[Capsules]:
-        """The children of each branch, poses (B, I, dim), as many numbers as
+        """Return the children of each branch, poses (B, I, dim), as many numbers as
         ``capsules_from`` says.
         """
         self._check(images)
@@ -155,7 +155,7 @@ class ByerlyCapsNet(CapsuleClassifier):
         return children
 
     def children_of(self, images: Tensor) -> Capsules:
-        """The children of the last branch."""
+        """Return the children of the last branch."""
         return self.children_of_branches(images)[-1]
 
     @property
@@ -170,14 +170,14 @@ class ByerlyCapsNet(CapsuleClassifier):
         ]
 
     def route(self, images: Tensor) -> Routed:
-        """The last branch, with the activations of all."""
+        """Return the routing of the last branch, with the activations of all."""
         scores, last = self._scores_before(images)
         routed = self.class_caps.route(last)
         return routed._replace(activation=self._merged([*scores, routed.activation]))
 
     def encode(self, images: Tensor) -> Capsules:
-        """The class capsules of the last branch, with the activations of all, which add
-        up to 1.
+        """Return the class capsules of the last branch, with the activations of all,
+        which add up to 1.
         """
         scores, last = self._scores_before(images)
         capsules = self.class_caps(last)
@@ -221,7 +221,7 @@ class ShiftedNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, features: Tensor) -> Tensor:
-        """The same shape and dtype."""
+        """Return the same shape and dtype."""
         return self.standard(features) + self.bias.to(features.dtype)[:, None, None]
 
 

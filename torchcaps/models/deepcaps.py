@@ -130,7 +130,9 @@ class DeepCaps(CapsuleClassifier):
         return class_caps
 
     def children_of(self, images: Tensor) -> Capsules:
-        """The capsules of the last cell and of the one before it, poses (B, I, dim)."""
+        """Return the capsules of the last cell and of the one before it, poses (B, I,
+        dim).
+        """
         self._check(images)
         features = self.norm(F.relu(self.conv(images)))
         maps = []
@@ -180,7 +182,7 @@ class Cell(nn.Module):
         )
 
     def forward(self, features: Tensor) -> Tensor:
-        """Sums of poses, not squashed again."""
+        """Return sums of poses, not squashed again."""
         down = self.down(features)
         return self.through(down) + self.beside(down)
 
@@ -283,7 +285,7 @@ def field_routing(
     bias: Tensor,
     steps: int,
 ) -> Tensor:
-    r"""Dynamic routing of types of capsules over maps.
+    r"""Route types of capsules dynamically over maps.
 
     .. math::
         R_{ijp} = \operatorname{softmax}_{jp} b_{ijp}, \quad
@@ -335,7 +337,7 @@ class FieldWide(Competition):
     def log_partition(
         self, source: VoteSource, similarity: Similarity | None
     ) -> Tensor:
-        """The log-partition of each child over the positions, (N, G)."""
+        """Return the log-partition of each child over the positions, (N, G)."""
         of_windows = source.log_partition(similarity, leaky=False).unflatten(
             0, (-1, self.positions)
         )
@@ -413,5 +415,5 @@ class TransposedDecoder(SuggestsNames, nn.Module):
 
 
 def capsules_of(features: Tensor, types: int) -> Tensor:
-    """A map (B, types x dim, H, W) as poses (B, H, W, types, dim)."""
+    """Return a map (B, types x dim, H, W) as poses (B, H, W, types, dim)."""
     return features.unflatten(1, (types, -1)).permute(0, 3, 4, 1, 2)

@@ -239,7 +239,7 @@ class EfficientCapsNet(CapsuleClassifier):
             zero_bias(last)
 
     def children_of(self, images: Tensor) -> Capsules:
-        """The primary capsules, poses (B, H', W', types, primary_dim)."""
+        """Return the primary capsules, poses (B, H', W', types, primary_dim)."""
         self._check(images)
         return self.primary_caps(self.features(images))
 

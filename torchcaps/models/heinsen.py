@@ -137,11 +137,11 @@ class HeinsenCapsNet(CapsuleClassifier):
             nn.init.normal_(layer.weight, std=1 / self.pose[1])
 
     def children_of(self, images: Tensor) -> Capsules:
-        """The parts, poses (B, parts, *pose)."""
+        """Return the parts, poses (B, parts, *pose)."""
         return self.part_caps(self.primary_of(images))
 
     def primary_of(self, images: Tensor) -> Capsules:
-        """The capsules at each position, poses (B, H', W', parts, *pose)."""
+        """Return the capsules at each position, poses (B, H', W', parts, *pose)."""
         self._check(images)
         check_extent("images", images.shape, self._smallest, self._reason)
         features = self.features(torch.cat([images, _coordinates(images)], 1))

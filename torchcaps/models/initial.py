@@ -20,8 +20,8 @@ def cut_normal(weight: Tensor, deviation: float) -> None:
 
 
 def he_deviation(fan_in: int) -> float:
-    """The deviation before the cut, such that it is :math:`\\sqrt{2 / \\text{fan in}}`
-    after it.
+    """Return the deviation before the cut, such that it is
+    :math:`\\sqrt{2 / \\text{fan in}}` after it.
     """
     return math.sqrt(2 / fan_in) / _CUT
 
@@ -34,7 +34,7 @@ def zero_bias(layer: nn.Module) -> None:
 
 
 def glorot(layer: nn.Module) -> None:
-    """Glorot's uniform weights, and biases of 0, as Keras has them."""
+    """Draw Glorot's uniform weights, and set biases to 0, as Keras does."""
     assert isinstance(layer, Affine)
     nn.init.xavier_uniform_(layer.weight)
     zero_bias(layer)

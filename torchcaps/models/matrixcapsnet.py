@@ -251,6 +251,6 @@ class MatrixCapsNetTwin(ImageClassifier):
         )
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
-        """The probability of each class."""
+        """Return the probability of each class."""
         self._check(images)
         return Prediction(self.head(self.features(images)).softmax(-1), None, None)

@@ -49,7 +49,7 @@ class TooLarge(ValueError):
 
 
 def read_shapes(path: Path) -> list[torch.Size]:
-    """The shapes of the tensors in a file of safetensors, which must hold their
+    """Return the shapes of the tensors in a file of safetensors, which must hold their
     bytes; none of these is read.
 
     Raises:

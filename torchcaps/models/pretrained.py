@@ -20,8 +20,8 @@ CARD_FILE = "card.md"
 
 
 def list_pretrained(pattern: str = "*") -> list[str]:
-    """The names of the trained networks that come with the package, those that match a
-    shell pattern.
+    """Return the names of the trained networks that come with the package, those that
+    match a shell pattern.
 
     A name is ``data/network``: ``mnist/efficient_capsnet``.
     """
@@ -30,8 +30,8 @@ def list_pretrained(pattern: str = "*") -> list[str]:
 
 
 def pretrained_folder(name: str) -> Path:
-    """The folder of a trained network that comes with the package, its files checked
-    against their hashes.
+    """Return the folder of a trained network that comes with the package, its files
+    checked against their hashes.
 
     Args:
         name: one of :func:`list_pretrained`.

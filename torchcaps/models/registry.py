@@ -114,7 +114,7 @@ def list_models(pattern: str = "*", takes: str | None = None) -> list[str]:
 
 
 def taken_by(name: str) -> str:
-    """What the network of this name takes: images, unless it says otherwise.
+    """Return what the network of this name takes: images, unless it says otherwise.
 
     Raises:
         ValueError: if there is no such model.

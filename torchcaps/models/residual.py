@@ -49,7 +49,7 @@ class Residual(nn.Module):
             )
 
     def forward(self, features: Tensor) -> Tensor:
-        """The features, changed by a residual."""
+        """Return the features, changed by a residual."""
         changed = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(features)))))
         return F.relu(changed + self._shortcut(features))
 

@@ -90,7 +90,9 @@ def box_iou(one: Tensor, other: Tensor) -> Tensor:
 
 
 def box_area(boxes: Tensor) -> Tensor:
-    """Areas (...) of boxes (..., 4); 0 of one whose sides are in the wrong order."""
+    """Return areas (...) of boxes (..., 4); 0 of one whose sides are in the wrong
+    order.
+    """
     return (boxes[..., 2:] - boxes[..., :2]).clamp_min(0).prod(-1)
 
 
@@ -341,7 +343,7 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
         )
 
     def children_of(self, images: Tensor) -> Capsules:
-        """What each place looks like: poses (B, H', W', child_dim)."""
+        """Return what each place looks like: poses (B, H', W', child_dim)."""
         return self._children(self._features_of(images))
 
     def _children(self, features: Tensor) -> Capsules:
@@ -349,7 +351,7 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
         return Capsules(pose, length(pose))
 
     def encode(self, images: Tensor) -> Capsules:
-        """The class capsules: poses (B, E, pose_dim + 4), the last four the box."""
+        """Return the class capsules, poses (B, E, pose_dim + 4) that end with the box."""
         return self._seen(images)[0]
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
@@ -378,8 +380,8 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
         image: Tensor,
         there: Tensor,
     ) -> Capsules:
-        """The class capsules of some children alone, such as those of one thing: poses
-        (N, E, pose_dim + 4).
+        """Return the class capsules of some children alone, such as those of one thing:
+        poses (N, E, pose_dim + 4).
 
         Args:
             places: the places of images.
@@ -394,14 +396,14 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
         )
 
     def maps_of(self, images: Tensor) -> Tensor:
-        """How active the children of each class are: (B, E, H', W')."""
+        """Return how active the children of each class are: (B, E, H', W')."""
         children = self.children_of(images)
         return self._maps(self.class_caps.route(children), children)
 
     @torch.no_grad()
     def things_of(self, images: Tensor, least: float = 0.5) -> list[list[Thing]]:
-        """What is in each image, several things of a class among them, the most active
-        first.
+        """Return what is in each image, several things of a class among them, the most
+        active first.
 
         The map of a class is cut as for boxes, at ``cut`` of its largest value: each
         connected part of what is left is a thing. With ``boxes``, places that vote for
@@ -423,7 +425,7 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
     def things_in(
         self, prediction: Prediction, least: float = 0.5
     ) -> list[list[Thing]]:
-        """The same, of images that the network has looked at."""
+        """Return the same for images that the network has looked at."""
         assert prediction.places is not None
         places = prediction.places
         present = (prediction.activation > least)[..., None, None]
@@ -536,7 +538,7 @@ class SceneTwin(_SceneNetwork):
         self.bias = nn.Parameter(torch.zeros(self.classes))
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
-        """The probability of each class, and its box."""
+        """Return the probability of each class, and its box."""
         scores = self._scores(images)
         maps = scores.detach().relu()
         boxes = boxes_of_maps(maps, self.cell, self.cut, self.reach)
@@ -544,7 +546,7 @@ class SceneTwin(_SceneNetwork):
         return Prediction(activation.to(self.bias.dtype), None, None, boxes)
 
     def maps_of(self, images: Tensor) -> Tensor:
-        """The class-activation maps, (B, E, H', W')."""
+        """Return the class-activation maps, (B, E, H', W')."""
         return self._scores(images).relu()
 
     def _scores(self, images: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ class Segmenter(ImageClassifier):
 
     @abstractmethod
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
-        """Activations (B, E, *grid) of images (B, C, *grid).
+        """Return activations (B, E, *grid) of images (B, C, *grid).
 
         Args:
             images: the batch, with values in [0, 1].
@@ -232,7 +232,7 @@ class SegCaps(Segmenter):
         )
 
     def encode(self, images: Tensor) -> Capsules:
-        """The class capsules of every pixel: poses (B, *grid, E, class_dim)."""
+        """Return the class capsules of every pixel: poses (B, *grid, E, class_dim)."""
         self._check(images)
         capsules: Capsules = self.primary_caps(self.stem(images))
         fine = []
@@ -246,8 +246,8 @@ class SegCaps(Segmenter):
         return self._run(self.class_caps, capsules)
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
-        """The lengths of the class capsules, the capsules, and with a decoder the
-        reconstruction.
+        """Return the lengths of the class capsules, the capsules, and with a decoder
+        the reconstruction.
         """
         capsules = self.encode(images)
         activation = capsules.activation.movedim(-1, 1).contiguous()
@@ -258,8 +258,8 @@ class SegCaps(Segmenter):
         )
 
     def decode(self, capsules: Capsules, target: Tensor | None = None) -> Tensor:
-        """The image at the pixels of all classes but the first, elsewhere 0: (B, C,
-        *grid).
+        """Return the image at the pixels of all classes but the first, elsewhere 0: (B,
+        C, *grid).
 
         Args:
             capsules: the capsules of :meth:`encode`.
@@ -350,7 +350,7 @@ class UNet(Segmenter):
         self.scores = _CONV[axes](self.channels[0], self.classes, 1)
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
-        """The probabilities of the classes of every pixel."""
+        """Return the probabilities of the classes of every pixel."""
         self._check(images)
         features = self.first(images)
         fine = []

@@ -139,7 +139,7 @@ class SelfRoutingResNet(CapsuleClassifier):
             nn.init.uniform_(layer.weight, -bound, bound)
 
     def children_of(self, images: Tensor) -> Capsules:
-        """The capsules that vote for the classes, poses (B, H', W', types,
+        """Return the capsules that vote for the classes, poses (B, H', W', types,
         pose_dim).
         """
         self._check(images)

@@ -184,7 +184,7 @@ class SharedCapsNetTwin(ImageClassifier):
         )
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
-        """The probability of each class."""
+        """Return the probability of each class."""
         self._check(images)
         check_extent("images", images.shape, _SMALLEST)
         return Prediction(self.head(self.features(images).mean((2, 3))), None, None)
@@ -239,7 +239,7 @@ class SharedCapsNetMaps(ImageClassifier):
         self.evidence = nn.Conv2d(self.channels[-1], self.classes, 1)
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
-        """The probability of each class."""
+        """Return the probability of each class."""
         self._check(images)
         check_extent("images", images.shape, _SMALLEST)
         evidence = self.evidence(self.features(images)).flatten(2)  # [B, E, H' W']

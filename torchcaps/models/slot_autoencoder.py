@@ -112,7 +112,7 @@ class SpatialBroadcastDecoder(SuggestsNames, nn.Module):
         height: int,
         width: int,
     ) -> Drawing:
-        """Colours and claims of an image of that size."""
+        """Return colours and claims of an image of that size."""
         rows = -(-height // _SCALE)
         columns = -(-width // _SCALE)
         copies = pose.flatten(0, 1)[..., None, None].expand(-1, -1, rows, columns)
@@ -165,11 +165,11 @@ class SlotNetwork(ImageClassifier):
             )
 
     def features_of(self, images: Tensor) -> Tensor | Capsules:
-        """The features of places that slots share out, (B, I, dim)."""
+        """Return the features of places that slots share out, (B, I, dim)."""
         raise NotImplementedError
 
     def parts(self, pictures: Tensor, prediction: Prediction) -> Tensor:
-        """What each slot draws, on grey where it draws nothing, (B, J, C, H, W).
+        """Return what each slot draws, on grey where it draws nothing, (B, J, C, H, W).
 
         Args:
             pictures: the images as people see them, (B, C, H, W) in [0, 1].
@@ -178,11 +178,11 @@ class SlotNetwork(ImageClassifier):
         raise NotImplementedError
 
     def drawing(self, prediction: Prediction) -> Tensor:
-        """What all slots draw together, as pictures (B, C, H, W) in [0, 1]."""
+        """Return what all slots draw together, as pictures (B, C, H, W) in [0, 1]."""
         raise NotImplementedError
 
     def route(self, images: Tensor) -> Routed:
-        """Where the features of images go, with the slots."""
+        """Route the features of images to the slots."""
         self._check(images)
         features = self.features_of(images)
         routed: Routed = self.slots.route(features, **self._start(images, features))
@@ -193,13 +193,14 @@ class SlotNetwork(ImageClassifier):
         return {}
 
     def begun_at(self, images: Tensor) -> Self:
-        """A network with the same weights that starts all images as this one starts the
-        first of some.
+        """Return a network with the same weights that starts all images as this one
+        starts the first of some.
         """
         return self
 
     def with_slots(self, slots: int) -> Self:
-        """A copy of this network with another number of slots, and the same weights.
+        """Return a copy of this network with another number of slots, and the same
+        weights.
 
         Raises:
             ValueError: if the slots do not start from one learned Gaussian.
@@ -220,8 +221,8 @@ class SlotNetwork(ImageClassifier):
 
 
 def on_grey(pictures: Tensor, masks: Tensor) -> Tensor:
-    """Pictures (B, J, C, H, W) where masks (B, J, H, W) are 1, and grey where they are
-    0.
+    """Return pictures (B, J, C, H, W) where masks (B, J, H, W) are 1, and grey where
+    they are 0.
     """
     grey = torch.full_like(pictures, 0.5)
     return torch.lerp(grey, pictures.clamp(0, 1), masks[:, :, None])
@@ -326,8 +327,8 @@ class SlotAutoencoder(SlotNetwork):
             fixed_buffer(self, "noise", like, partial(_noise_of_starts, *sizes))
 
     def features_of(self, images: Tensor) -> Tensor | Capsules:
-        """The features of places, with the code of their place, (B, I, dim); with a
-        ground also their activations, (B, I).
+        """Return the features of places, with the code of their place, (B, I, dim);
+        with a ground also their activations, (B, I).
         """
         return self._features_of(images - self.drawn_from(images))
 
@@ -343,8 +344,8 @@ class SlotAutoencoder(SlotNetwork):
         return Capsules(features, energy / (energy + threshold))
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
-        """The slots of images (B, C, H, W), their masks, and what they draw together;
-        ``target`` changes nothing.
+        """Return the slots of images (B, C, H, W), their masks, and what they draw
+        together; ``target`` changes nothing.
         """
         self._check(images)
         colour = self.drawn_from(images)
@@ -360,8 +361,8 @@ class SlotAutoencoder(SlotNetwork):
         )
 
     def begun_at(self, images: Tensor) -> Self:
-        """A network with the same weights that starts all images as this one starts the
-        first of some.
+        """Return a network with the same weights that starts all images as this one
+        starts the first of some.
         """
         if self.starts == 1:
             return self
@@ -399,8 +400,8 @@ class SlotAutoencoder(SlotNetwork):
         return Routed(pose, share, self.slots.votes(features), None)
 
     def drawn_from(self, images: Tensor) -> Tensor:
-        """The colour from which differences are drawn, (B, C, 1, 1): that of the ground,
-        and 0 without one.
+        """Return the colour from which differences are drawn, (B, C, 1, 1): that of the
+        ground, and 0 without one.
         """
         if not self.ground:
             return images.new_zeros(*images.shape[:2], 1, 1)
@@ -409,8 +410,8 @@ class SlotAutoencoder(SlotNetwork):
         return pixels[:, :, pixels.shape[2] // 2, None, None]
 
     def drawn(self, pose: Tensor, colour: Tensor) -> Prediction:
-        """What slots of these poses, (B, J, dim), draw from a colour (B, C, 1, 1); the
-        ground is added to them.
+        """Return what slots of these poses, (B, J, dim), draw from a colour (B, C, 1,
+        1); the ground is added to them.
         """
         _, height, width = self.image_shape
         differences, claims = self.decoder(pose, height, width)
@@ -432,13 +433,13 @@ class SlotAutoencoder(SlotNetwork):
         )
 
     def parts(self, pictures: Tensor, prediction: Prediction) -> Tensor:
-        """What each slot draws, on grey where it draws nothing, (B, J, C, H, W)."""
+        """Return what each slot draws, on grey elsewhere, (B, J, C, H, W)."""
         assert prediction.colours is not None
         assert prediction.masks is not None
         return on_grey(prediction.colours, prediction.masks)
 
     def drawing(self, prediction: Prediction) -> Tensor:
-        """The reconstruction, in [0, 1]."""
+        """Return the reconstruction, in [0, 1]."""
         assert prediction.reconstruction is not None
         return prediction.reconstruction.clamp(0, 1)
 
@@ -452,8 +453,8 @@ def _noise_of_starts(
 
 
 def merged_slots(colours: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
-    r"""What slots draw, with those that draw the same pixels as one: the first of them
-    has their masks together, and the others have none.
+    r"""Return what slots draw, with those that draw the same pixels as one: the first
+    of them has their masks together, and the others have none.
 
     Two slots draw the same if the cosine of their masks is above 0.7. So do those that are
     joined by a chain of such pairs. The first slot, which is the ground, stays by itself.
@@ -495,8 +496,8 @@ def merged_slots(colours: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def assigned_pixels(images: Tensor, colours: Tensor, masks: Tensor) -> Tensor:
-    r"""How much of each pixel belongs to each slot, given the image: an E-step, in
-    which the masks are the shares of a mixture, and the colours its means.
+    r"""Return how much of each pixel belongs to each slot, given the image: an E-step,
+    in which the masks are the shares of a mixture, and the colours its means.
 
     .. math::
         R_{jp} = \operatorname{softmax}_j \Big( \log m_{jp} -

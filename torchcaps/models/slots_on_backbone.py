@@ -63,7 +63,7 @@ class FeatureDecoder(nn.Module):
         self.draw = nn.Sequential(*layers, nn.Linear(hidden, features + 1))
 
     def forward(self, pose: Tensor) -> Drawing:
-        """The features and the claims of slots."""
+        """Return the features and the claims of slots."""
         drawn = self.draw(pose[:, :, None] + self.place)  # (B, J, H' W', F + 1)
         features, claims = drawn.mT.unflatten(3, self.grid).tensor_split([-1], 2)
         return Drawing(features, claims.squeeze(2))
@@ -155,15 +155,15 @@ class SlotsOnBackbone(OnBackbone, SlotNetwork):
         self.decoder = FeatureDecoder(self.dim, self.hidden, channels, grid)
 
     def features_of(self, images: Tensor) -> Tensor:
-        """The features of places, projected to the size of a pose, (B, I, dim)."""
+        """Return the features of places, projected to the size of poses, (B, I, dim)."""
         return self._projected(self.features(images))
 
     def _projected(self, maps: Tensor) -> Tensor:
         return self.project(maps.flatten(2).mT)
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
-        """The slots of images (B, C, H, W), their masks, and the features that they
-        draw together; ``target`` changes nothing.
+        """Return the slots of images (B, C, H, W), their masks, and the features that
+        they draw together; ``target`` changes nothing.
         """
         self._check(images)
         maps = self.features(images)
@@ -183,15 +183,17 @@ class SlotsOnBackbone(OnBackbone, SlotNetwork):
         )
 
     def parts(self, pictures: Tensor, prediction: Prediction) -> Tensor:
-        """The part of the pictures that each slot claims, on grey, (B, J, C, H, W)."""
+        """Return the part of the pictures that each slot claims, on grey, (B, J, C, H,
+        W).
+        """
         assert prediction.masks is not None
         slots = prediction.masks.shape[1]
         copies = pictures[:, None].expand(-1, slots, -1, -1, -1)
         return on_grey(copies, prediction.masks)
 
     def drawing(self, prediction: Prediction) -> Tensor:
-        """The drawn features as colours: red, green and blue are the three directions
-        in which the true features of the picture differ most.
+        """Return the drawn features as colours: red, green and blue are the three
+        directions in which the true features of the picture differ most.
         """
         assert prediction.features is not None
         assert prediction.masks is not None

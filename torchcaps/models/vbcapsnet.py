@@ -118,7 +118,7 @@ class VBCapsNet(CapsuleClassifier):
             nn.init.uniform_(caps.weight, -bound, bound)
 
     def primary_of(self, images: Tensor) -> Capsules:
-        """The primary capsules, poses (B, H', W', types, *pose)."""
+        """Return the primary capsules, poses (B, H', W', types, *pose)."""
         self._check(images)
         check_extent("images", images.shape, _SMALLEST)
         features = F.relu(self.norm(self.conv(images)))
@@ -136,7 +136,7 @@ class VBCapsNet(CapsuleClassifier):
         return Capsules(poses, torch.sigmoid(activations))
 
     def children_of(self, images: Tensor) -> Capsules:
-        """The capsules of the last convolutional layer, poses (B, H', W', types,
+        """Return the capsules of the last convolutional layer, poses (B, H', W', types,
         *pose).
         """
         return self.conv_caps2(self.conv_caps1(self.primary_of(images)))

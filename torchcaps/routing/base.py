@@ -141,8 +141,8 @@ class LayerShape:
 
 
 def shape_of(shape: LayerShape | int, size: int | None) -> LayerShape:
-    """The shape of a layer, or of one with any number of children as vectors of the
-    size of its parents.
+    """Return the shape of a layer, or of one with any number of children as vectors of
+    the size of its parents.
 
     Raises:
         TypeError: if there is a number of parents without a size.
@@ -382,7 +382,7 @@ class Routing(SuggestsNames, nn.Module, ABC):
         return {name: kept(self, name) for name in declared(type(self)).arguments}
 
     def extra_repr(self) -> str:
-        """The constructor's arguments, as far as they are kept."""
+        """Return the constructor's arguments, as far as they are kept."""
         arguments = declared(type(self)).arguments
         return shown(self, *(name for name in arguments if hasattr(self, name)))
 
@@ -459,8 +459,8 @@ def create_routing(name: str, **arguments: Any) -> Routing:
 
 
 def routing_of(shape: LayerShape, routing: Any, default: Routing) -> Routing:
-    """The routing of a layer, with parameters for it: the one that was given, by name
-    or as an object, or the default for None.
+    """Return the routing of a layer, with parameters for it: the one that was given, by
+    name or as an object, or the default for None.
 
     Raises:
         TypeError: if what was given is not a routing.
@@ -479,8 +479,8 @@ def routing_of(shape: LayerShape, routing: Any, default: Routing) -> Routing:
 def gradient_context(
     gradient: Gradient, step: int, steps: int
 ) -> AbstractContextManager[object]:
-    """The context of a step: without gradients for all but the last step where only
-    that has them.
+    """Return the context of a step: without gradients for all but the last step where
+    only that has them.
 
     The last step then takes what the earlier ones found as a fixed point: its gradient
     is the first term of the gradient of the fixed point, and memory does not grow with
@@ -517,7 +517,7 @@ def check_parents(
 
 
 def unbound(routing: Routing) -> RuntimeError:
-    """The error to raise where a routing is called before it has its parameters."""
+    """Return the error for a routing that is called before it has its parameters."""
     return RuntimeError(
         f"this {type(routing).__name__} has no parameters yet: give it to a layer, or "
         "call bind(parents, size)"
@@ -525,7 +525,7 @@ def unbound(routing: Routing) -> RuntimeError:
 
 
 def as_capsules(routed: Routed, pose_shape: tuple[int, ...], dtype: Any) -> Capsules:
-    """The parents as capsules with poses of that shape, in that dtype.
+    """Return the parents as capsules with poses of that shape, in that dtype.
 
     Raises:
         TypeError: if they are not what a routing returns.

@@ -11,7 +11,7 @@ from torchcaps.spec import check
 
 
 def early_share(batches: Tensor, momentum: float = 0.1) -> Tensor:
-    r"""The share of the n-th batch in a running value that follows early,
+    r"""Return the share of the n-th batch in a running value that follows early,
     :math:`m_n = \max(m, \tfrac{10}{9 + n})`.
 
     The first batch replaces what the value starts from. After n batches it is a mean
@@ -172,7 +172,7 @@ class BatchStandard(EarlyBatchNorm1d):
         super().__init__(features, eps=epsilon, momentum=momentum, affine=False)
 
     def forward(self, input: Tensor) -> Tensor:
-        """The same shape, standardised."""
+        """Return the same shape, standardised."""
         many = self.training
         # In a statement: where a compiler leaves sizes open it decides here.
         if input.numel() <= self.num_features:

@@ -29,7 +29,7 @@ class Degree(Similarity):
     epsilon: float = 1e-8
 
     def logits(self, votes: Tensor) -> Tensor:
-        """The logits (B, I, J) of votes (B, I, J, H)."""
+        """Return the logits (B, I, J) of votes (B, I, J, H)."""
         squared = votes.square().sum(-1)
         # Divided by epsilon, a vote of 0 would have a gradient of 1 / epsilon.
         squared = torch.threshold(squared, self.epsilon, math.inf)
@@ -41,7 +41,7 @@ class Exponential(Competition):
     r"""For logits that are normalised already: :math:`R_{ij} = \exp l_{ij}`."""
 
     def shares(self, logits: Tensor, log_partition: Tensor | None = None) -> Tensor:
-        """The assignments (B, I, J) of logits (B, I, J)."""
+        """Return the assignments (B, I, J) of logits (B, I, J)."""
         return logits.exp()
 
 

@@ -55,11 +55,11 @@ class Evidence(SuggestsNames, nn.Module):
         nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, votes: Votes) -> EvidentVotes:
-        """The votes with evidence."""
+        """Return the votes with evidence."""
         return EvidentVotes(votes, self.weight, self.bias, self.gaussian)
 
     def extra_repr(self) -> str:
-        """Sizes of the weights."""
+        """Return sizes of the weights."""
         kinds, parents, numbers = self.weight.shape
         return f"kinds={kinds}, parents={parents}, numbers={numbers}"
 
@@ -104,8 +104,8 @@ class AgreementRouting(Routing):
     evidence: bool = argument(default=False, kw_only=True)
 
     def bind(self, shape: LayerShape | int, size: int | None = None) -> Routing:
-        """A copy of this routing with fresh parameters, those of the evidence and of a
-        learned squash too.
+        """Return a copy of this routing with fresh parameters, those of the evidence
+        and of a learned squash too.
         """
         shape = shape_of(shape, size)
         bound: Any = super().bind(shape)
@@ -116,8 +116,8 @@ class AgreementRouting(Routing):
         return bound
 
     def squashed(self, pose: Tensor) -> Tensor:
-        """The poses, squashed as the setting ``squash`` says; ``learned`` is a module
-        with its constant.
+        """Return the poses, squashed as the setting ``squash`` says; ``learned`` is a
+        module with its constant.
         """
         kind: str = getattr(self, "squash", "none")
         if kind != "learned":
@@ -129,7 +129,7 @@ class AgreementRouting(Routing):
         return shortened
 
     def prepared(self, votes: Votes) -> Votes:
-        """The votes with evidence."""
+        """Return the votes with evidence."""
         evidence = self._modules.get("local_evidence")
         if evidence is None:
             raise unbound(self)

@@ -66,7 +66,7 @@ class VectorWeights(NamedTuple):
     cost: Tensor
 
     def to(self, dtype: torch.dtype) -> "VectorWeights":
-        """The same in that dtype."""
+        """Return the same in that dtype."""
         return VectorWeights(*(tensor.to(dtype) for tensor in self))
 
 

@@ -42,7 +42,7 @@ class SquashedDistance(Similarity):
     squash_kind: str = "half"
 
     def logits(self, votes: Tensor) -> Tensor:
-        """The logits (B, I, J) of votes (B, I, J, H)."""
+        """Return the logits (B, I, J) of votes (B, I, J, H)."""
         short = squash(votes, self.squash_kind)
         constant = self.steps * (1 - short.square().sum(-1))
         return (
@@ -166,7 +166,7 @@ class MeanShiftShares(Similarity):
     rate: float = 1.0
 
     def logits(self, votes: Tensor) -> Tensor:
-        """The shares (B, I, J) of votes (B, I, J, H)."""
+        """Return the shares (B, I, J) of votes (B, I, J, H)."""
         share = votes.new_full(votes.shape[:3], 1 / votes.shape[2])
         for centre in self.centres:
             share = share + self.rate * epanechnikov(votes, centre, self.width)
@@ -190,7 +190,7 @@ class KernelMixtureShares(Similarity):
     width: float = 2.0
 
     def logits(self, votes: Tensor) -> Tensor:
-        """The shares (B, I, J) of votes (B, I, J, H)."""
+        """Return the shares (B, I, J) of votes (B, I, J, H)."""
         share = self.weight[:, None] * epanechnikov(votes, self.centre, self.width)
         return quotient(share, share.sum(-1, keepdim=True))
 
@@ -210,7 +210,7 @@ class KernelDensity(Similarity):
     width: float = 2.0
 
     def logits(self, votes: Tensor) -> Tensor:
-        """The products (B, I, J) of votes (B, I, J, H)."""
+        """Return the products (B, I, J) of votes (B, I, J, H)."""
         share: Tensor | float = 1 / votes.shape[2]
         if self.shares is not None:
             share = self.shares.logits(votes)
@@ -222,12 +222,12 @@ class Direct(Competition):
     """The logits are the assignment: :math:`R_{ij} = l_{ij}`."""
 
     def shares(self, logits: Tensor, log_partition: Tensor | None = None) -> Tensor:
-        """The assignments (B, I, J) of logits (B, I, J)."""
+        """Return the assignments (B, I, J) of logits (B, I, J)."""
         return logits
 
 
 def epanechnikov(votes: Tensor, centre: Tensor, width: float) -> Tensor:
-    """The kernel ``max(0, 1 - |V - v|^2 / (H w^2))``, (B, I, J)."""
+    """Return the kernel ``max(0, 1 - |V - v|^2 / (H w^2))``, (B, I, J)."""
     return (1 - (votes - centre[:, None]).square().mean(-1) / width**2).relu()
 
 

@@ -55,8 +55,8 @@ def _moved_sum(moments: Moments, old: Tensor) -> Tensor:
 
 
 def moved_mean(moments: Moments, old: Tensor | None) -> Tensor:
-    """The means of the votes, (B, J, H), but the old ones, if there are any, of parents
-    that no vote chose.
+    """Return the means of the votes, (B, J, H), but the old ones, if there are any, of
+    parents that no vote chose.
     """
     mean = mean_of(moments)
     return mean if old is None else _moved(moments, mean, old)

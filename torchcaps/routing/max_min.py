@@ -34,7 +34,7 @@ class MaxMin(Competition):
     """
 
     def shares(self, logits: Tensor, log_partition: Tensor | None = None) -> Tensor:
-        """The assignments (B, I, J) of logits (B, I, J)."""
+        """Return the assignments (B, I, J) of logits (B, I, J)."""
         if not logits.numel():  # There is no largest one.
             return logits
         least = logits.amin(-1, keepdim=True)

@@ -13,8 +13,8 @@ from torchcaps.ops import Moments, Similarity, Votes
 
 
 def weights_for_means(votes: Votes, weights: Tensor | None) -> Tensor:
-    """Child activations times one large number, (N, G): a parent's mass is negligible
-    below 1e-29, not below 1e-19.
+    """Return child activations times one large number, (N, G): a parent's mass is
+    negligible below 1e-29, not below 1e-19.
 
     A parent far from all votes may take 1e-25 of each child. Its mean is still that of
     the votes, but in float32 ``Moments.mean`` divides by no less than 1e-19, so that no
@@ -65,8 +65,8 @@ def moments_and_shares(
     *,
     scatter: bool = False,
 ) -> tuple[Moments, Tensor]:
-    r"""The moments of the votes, up to one factor of mass and sum, and what each parent
-    takes of the children, (B, J).
+    r"""Return the moments of the votes, up to one factor of mass and sum, and what each
+    parent takes of the children, (B, J).
 
     .. math:: \frac{\sum_i a_i R_{ij}}{\sum_i a_i}
 

@@ -116,7 +116,7 @@ class SlotAttentionRouting(Routing):
         return True
 
     def make_parameters(self, shape: LayerShape) -> None:
-        """The start, the projections, the normalisations and the update."""
+        """Create the start, the projections, the normalisations and the update."""
         size = shape.size
         child_size = math.prod(shape.in_pose)
         hidden = 2 * size if self.hidden is None else self.hidden

@@ -103,7 +103,9 @@ class SlotMixtureRouting(Routing):
         return True
 
     def make_parameters(self, shape: LayerShape) -> None:
-        """The start, the projection, the normalisation, the update and the readout."""
+        """Create the start, the projection, the normalisation, the update and the
+        readout.
+        """
         size = shape.size
         child_size = math.prod(shape.in_pose)
         hidden = 2 * size if self.hidden is None else self.hidden

@@ -68,7 +68,7 @@ class SlotStart(SuggestsNames, nn.Module):
         slots: int,
         dtype: torch.dtype,
     ) -> Tensor:
-        """The slots to start from.
+        """Return the slots to start from.
 
         Raises:
             ValueError: if there are queries for another number of slots.
@@ -83,7 +83,7 @@ class SlotStart(SuggestsNames, nn.Module):
         return self.at(self._drawn(examples, slots), dtype)
 
     def at(self, noise: Tensor, dtype: torch.dtype) -> Tensor:
-        """The slots of this noise, (..., J, H), of a learned Gaussian."""
+        """Return the slots of this noise, (..., J, H), of a learned Gaussian."""
         mean = self.mean.to(dtype)
         return mean + self.log_deviation.to(dtype).exp() * noise.to(mean)
 
@@ -95,12 +95,14 @@ class SlotStart(SuggestsNames, nn.Module):
         return noise[:slots].expand(examples, -1, -1)
 
     def extra_repr(self) -> str:
-        """The kind."""
+        """Return the kind."""
         return self.kind
 
 
 def kept_noise(slots: int, size: int) -> Tensor:
-    """Normal numbers (J, H), always the same; those of fewer slots are the first."""
+    """Return normal numbers (J, H), always the same; those of fewer slots are the
+    first.
+    """
     generator = torch.Generator("cpu").manual_seed(_SEED)
     options: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
     # One after the other: of tensors of two sizes the first numbers may differ.
@@ -150,7 +152,7 @@ class SlotUpdate(SuggestsNames, nn.Module):
             )
 
     def forward(self, collected: Tensor, slots: Tensor) -> Tensor:
-        """The slots of the next step."""
+        """Return the slots of the next step."""
         if self.cell is None:
             slots = collected
         else:
@@ -164,8 +166,8 @@ class SlotUpdate(SuggestsNames, nn.Module):
 
 
 def passed_on(first: Tensor, slots: Tensor) -> Tensor:
-    """The slots with the gradient of the start, as a straight-through estimator has it
-    (Jia, Liu & Huang 2023).
+    """Return the slots with the gradient of the start, as a straight-through estimator
+    has it (Jia, Liu & Huang 2023).
     """
     return first + (slots - first).detach()
 
@@ -177,8 +179,8 @@ def projected_votes(
     *,
     folded: bool = False,
 ) -> Votes:
-    """Votes of the same children, normalised and projected alike for all parents, (B,
-    I, J, H); their own transforms and coordinates are not used.
+    """Return votes of the same children, normalised and projected alike for all
+    parents, (B, I, J, H); their own transforms and coordinates are not used.
 
     Args:
         votes: the votes of the children.
@@ -220,7 +222,7 @@ def projected_votes(
 def matrix_of(
     projection: nn.Module, numbers: int, like: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """The matrix (P, H) and the bias (1, H) of a linear map, if it has one.
+    """Return the matrix (P, H) and the bias (1, H) of a linear map, if it has one.
 
     Args:
         projection: the map.

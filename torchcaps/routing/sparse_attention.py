@@ -35,7 +35,7 @@ class Entmax(Competition):
     """
 
     def shares(self, logits: Tensor, log_partition: Tensor | None = None) -> Tensor:
-        """The assignments (B, I, J) of logits (B, I, J)."""
+        """Return the assignments (B, I, J) of logits (B, I, J)."""
         half = (logits - logits.detach().amax(-1, keepdim=True)) / 2
         largest = half.sort(-1, descending=True).values
         count = torch.arange(

@@ -51,8 +51,8 @@ def check(hint: Any, value: Any, place: str) -> None:
 
 
 def fit(hint: Any, value: Any, place: str) -> Any:
-    """A plain value as a type hint asks for it: checked, with a :class:`Spec` wherever
-    it describes a thing.
+    """Return a plain value as a type hint asks for it: checked, with a :class:`Spec`
+    wherever it describes a thing.
 
     Args:
         hint: the type hint of an argument. Where it is a class with a
@@ -163,7 +163,7 @@ def is_finite(number: Any) -> TypeGuard[float]:
 
 
 def alternatives(hint: Any) -> list[tuple[Any, tuple[Within, ...]]]:
-    """The alternatives of a type hint in their order, each with its bounds."""
+    """Return the alternatives of a type hint in their order, each with its bounds."""
     found: list[tuple[Any, tuple[Within, ...]]] = []
     waiting: list[tuple[Any, tuple[Within, ...]]] = [(hint, ())]
     while waiting:
@@ -329,8 +329,8 @@ def complete(
     place: str,
     skip: int = 0,
 ) -> dict[str, Any]:
-    """The arguments of a class, each as its type hint asks for it, with the defaults of
-    those that are not given.
+    """Return the arguments of a class, each as its type hint asks for it, with the
+    defaults of those that are not given.
 
     Raises:
         UnknownOption: if the class takes no argument of a name.
@@ -360,8 +360,8 @@ def complete(
 
 
 def fit_default(argument: Argument, place: str) -> Any:
-    """The default of an argument, as it would be read; as it is where it does not fit
-    its own type hint.
+    """Return the default of an argument, as it would be read; as it is where it does
+    not fit its own type hint.
     """
     try:
         return fit(argument.hint, argument.default, place)

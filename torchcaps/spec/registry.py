@@ -82,11 +82,11 @@ class Registry(dict[str, Any]):
         return enter
 
     def classes(self) -> list[type]:
-        """All classes of the kind that can be made."""
+        """Return all classes of the kind that can be made."""
         return self.imported()
 
     def imported(self) -> list[type]:
-        """The classes that can be made and whose modules are imported."""
+        """Return the classes that can be made and whose modules are imported."""
         return [
             cls
             for cls in subclasses(self.base)
@@ -96,7 +96,7 @@ class Registry(dict[str, Any]):
         ]
 
     def find(self, name: object, place: str = "") -> type:
-        """The class of a name.
+        """Return the class of a name.
 
         Args:
             name: the name of the class, or that it is registered under. A dotted path
@@ -148,7 +148,7 @@ class Registry(dict[str, Any]):
         return f"{'an' if self.kind[0] in 'aeiou' else 'a'} {self.kind}"
 
     def unknown(self, name: object, place: str) -> str:
-        """The message for an unknown name."""
+        """Return the message for an unknown name."""
         classes = sorted({cls.__name__ for cls in self.classes()})
         names = sorted(self) or classes
         hint = meant(str(name), [*self, *classes])
@@ -159,8 +159,8 @@ class Registry(dict[str, Any]):
         )
 
     def name_of(self, cls: type) -> str:
-        """The name that :meth:`find` knows a class by: as registered, or its own, or
-        its path.
+        """Return the name that :meth:`find` knows a class by: as registered, or its
+        own, or its path.
 
         Raises:
             ValueError: if it takes an argument called ``name``.
@@ -176,7 +176,7 @@ class Registry(dict[str, Any]):
 
 
 def package_of(name: str) -> str:
-    """The package that a dotted name begins with; ``torchcaps_lab`` counts as
+    """Return the package that a dotted name begins with; ``torchcaps_lab`` counts as
     ``torchcaps``.
     """
     first = name.partition(".")[0]
@@ -184,8 +184,8 @@ def package_of(name: str) -> str:
 
 
 def registry_of(kind: Any) -> Registry | None:
-    """The registry that an argument with this type hint takes a name of; None if it
-    takes no class.
+    """Return the registry that an argument with this type hint takes a name of; None if
+    it takes no class.
     """
     result = kind
     if get_origin(kind) is Callable or kind is Callable:
@@ -199,7 +199,7 @@ def registry_of(kind: Any) -> Registry | None:
 
 
 def subclasses(base: type) -> list[type]:
-    """A class and all that are derived from it so far."""
+    """Return a class and all that are derived from it so far."""
     waiting = [base]
     found: dict[type, None] = {}
     while waiting:
@@ -240,8 +240,8 @@ class Declared(NamedTuple):
 
 @cache
 def declared(cls: Callable[..., Any], skip: int = 0) -> Declared:
-    """The arguments that a class declares in the signature of its constructor, or a
-    function in its own.
+    """Return the arguments that a class declares in the signature of its constructor,
+    or a function in its own.
 
     Args:
         cls: the class or function.
@@ -272,7 +272,7 @@ def declared(cls: Callable[..., Any], skip: int = 0) -> Declared:
 
 @cache
 def parameters(cls: Callable[..., Any], skip: int = 0) -> dict[str, inspect.Parameter]:
-    """What a class or a function takes, by name, without ``self`` and the first
+    """Return what a class or a function takes, by name, without ``self`` and the first
     arguments that are left out; the type hints need not be known yet.
     """
     maker: Any = cls.__init__ if inspect.isclass(cls) else cls
@@ -282,8 +282,8 @@ def parameters(cls: Callable[..., Any], skip: int = 0) -> dict[str, inspect.Para
 
 @cache
 def argument_names(cls: type) -> dict[str, str]:
-    """The names of the arguments of a dataclass by those of the attributes that keep
-    them.
+    """Return the names of the arguments of a dataclass by those of the attributes that
+    keep them.
     """
     return {
         attribute.name: attribute.metadata.get("argument", attribute.name)
@@ -294,13 +294,13 @@ def argument_names(cls: type) -> dict[str, str]:
 
 @cache
 def attribute_names(cls: type) -> dict[str, str]:
-    """The names of the attributes of a dataclass by those of its arguments."""
+    """Return the names of the attributes of a dataclass by those of its arguments."""
     return {argument: name for name, argument in argument_names(cls).items()}
 
 
 def refused(name: str, cls: type, arguments: Sequence[str]) -> str:
-    """Why the constructor of a class does not take these arguments, in words about
-    ``name``; empty if it does.
+    """Return why the constructor of a class does not take these arguments, in words
+    about ``name``; empty if it does.
     """
     declaration = declared(cls)
     unknown = [name for name in arguments if name not in declaration.arguments]
@@ -352,7 +352,7 @@ _NEAR = 0.7
 
 
 def meant(name: str, names: Mapping[str, Any] | Sequence[str]) -> str:
-    """A question after the known name that looks like an unknown one."""
+    """Return a question after the known name that looks like an unknown one."""
     near = [
         candidate for candidate in names if name and candidate.startswith(name)
     ] or get_close_matches(name, names, 1, _NEAR)

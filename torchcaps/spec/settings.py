@@ -24,7 +24,7 @@ def argument(
     kw_only: bool = False,
     init: bool = True,
 ) -> Any:
-    """A declared argument of :func:`settings` that is more than a type hint and a
+    """Declare an argument of :func:`settings` that is more than a type hint and a
     default.
 
     Args:

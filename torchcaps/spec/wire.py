@@ -54,7 +54,7 @@ class Spec:
     registry: Registry | None = None
 
     def make(self) -> Any:
-        """The thing; of an optimizer or a scheduler, a function that makes it.
+        """Make the thing, or for an optimizer or a scheduler a function that makes it.
 
         Raises:
             ValueError: if the arguments do not fit each other.
@@ -66,7 +66,7 @@ class Spec:
             return self.cls(**arguments)
 
     def plain(self) -> dict[str, Any]:
-        """The name and all arguments, ready for JSON and YAML."""
+        """Return the name and all arguments, ready for JSON and YAML."""
         if self.registry is None:
             name = {}
         else:
@@ -98,7 +98,7 @@ def _named(place: str) -> Iterator[None]:
 
 
 def make(value: Any) -> Any:
-    """The value with the things that it describes, at any depth, made."""
+    """Return the value with the things that it describes, at any depth, made."""
     if isinstance(value, Spec):
         return value.make()
     if isinstance(value, Given):
@@ -111,8 +111,8 @@ def make(value: Any) -> Any:
 
 
 def plain(value: Any, place: str = "argument") -> Any:
-    """A value as JSON and YAML hold it: things as their names and arguments, paths as
-    text, tuples as lists, numbers and texts of NumPy as those of Python.
+    """Return a value as JSON and YAML hold it: things as their names and arguments,
+    paths as text, tuples as lists, numbers and texts of NumPy as those of Python.
 
     Raises:
         ValueError: if it has no such form; names the place.
@@ -156,7 +156,7 @@ def plain(value: Any, place: str = "argument") -> Any:
 
 
 def kept(owner: Any, argument: str) -> Any:
-    """The attribute that holds an argument of the constructor.
+    """Return the attribute that holds an argument of the constructor.
 
     Raises:
         ValueError: if there is none of that name.
@@ -174,13 +174,13 @@ def kept(owner: Any, argument: str) -> Any:
 
 
 def shown(owner: Any, *arguments: str) -> str:
-    """The attributes of these names with their values, for a ``repr``."""
+    """Return the attributes of these names with their values, for a ``repr``."""
     return ", ".join(f"{name}={getattr(owner, name)!r}" for name in arguments)
 
 
 def jsonable(value: Any) -> Any:
-    """A value for JSON, which has no NaN and no infinity: None in their place, in lists
-    and mappings too.
+    """Return a value for JSON, which has no NaN and no infinity: None in their place,
+    in lists and mappings too.
     """
     if isinstance(value, Mapping):
         return {name: jsonable(item) for name, item in value.items()}

@@ -34,7 +34,7 @@ class Cauchy(Similarity):
     steepness: Tensor = axes("J")
 
     def logits(self, votes: Tensor) -> Tensor:
-        """The logits (B, I, J) of votes (B, I, J, H)."""
+        """Return the logits (B, I, J) of votes (B, I, J, H)."""
         distance = (votes - self.centre[:, None]).square().sum(-1)
         return self.peak * self.steepness - distance.log1p()
 
@@ -48,7 +48,7 @@ class Doubtful(Competition):
     belief: Tensor = axes("J")
 
     def shares(self, logits: Tensor, log_partition: Tensor | None = None) -> Tensor:
-        """The assignments (B, I, J) of logits (B, I, J)."""
+        """Return the assignments (B, I, J) of logits (B, I, J)."""
         return logits.softmax(-1) * self.belief
 
 
@@ -67,8 +67,8 @@ class Problem:
     windows: bool = False
 
     def tensors(self, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-        """Leaf tensors for all inputs of a call, the same for all dtypes except for
-        rounding.
+        """Return leaf tensors for all inputs of a call, the same for all dtypes except
+        for rounding.
         """
         B, I, J, (M, P), D = (
             self.rows,
@@ -107,8 +107,8 @@ class Problem:
         }
 
     def sites(self, device: torch.device) -> Tensor | None:
-        """Indices of the children of two windows, which share all but two; None for one
-        window.
+        """Return indices of the children of two windows, which share all but two; None
+        for one window.
         """
         if not self.windows:
             return None

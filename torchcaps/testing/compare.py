@@ -82,8 +82,8 @@ def with_gradients(
     learned: Collection[str] | None = None,
     seed: int = 2,
 ) -> dict[str, Tensor]:
-    """The outputs, and the gradients of the inputs for random ones of the outputs,
-    always the same.
+    """Return the outputs, and the gradients of the inputs for random ones of the
+    outputs, always the same.
 
     Args:
         outputs: by name; an infinite one, as the log-partition of no parents is, gives no
@@ -135,7 +135,7 @@ def attempt(
 def by_name(
     checks: Iterable[Callable[[Subject], None]], skip: Collection[str]
 ) -> dict[str, Callable[[Subject], None]]:
-    """The checks by their names, those of the functions without the underscore.
+    """Return the checks by their names, those of the functions without the underscore.
 
     Raises:
         ValueError: if a name to skip is not that of a check.

@@ -69,12 +69,12 @@ class Subject:
         return "mask" in inspect.signature(self.layer.forward).parameters
 
     def copy(self, dtype: torch.dtype = torch.float64) -> nn.Module:
-        """The same layer, in training if it can train."""
+        """Return the same layer, in training if it can train."""
         return copy.deepcopy(self.layer).to(dtype).train(self.learns)
 
     def apart(self) -> nn.Module:
-        """The same layer, in evaluation if the examples of a batch share statistics in
-        training.
+        """Return the same layer, in evaluation if the examples of a batch share
+        statistics in training.
         """
         layer = self.copy()
         shared = any(
@@ -84,7 +84,7 @@ class Subject:
         return layer.eval() if shared else layer
 
     def as_dtype(self, dtype: torch.dtype, scale: float = 1.0) -> Capsules:
-        """The children, their poses multiplied."""
+        """Return the children, their poses multiplied."""
         return Capsules(
             (self.children.pose * scale).to(dtype), self.children.activation.to(dtype)
         )

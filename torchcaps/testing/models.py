@@ -34,13 +34,13 @@ class Subject:
     batch: Callable[[Network, int], Tensor]
 
     def copy(self) -> Network:
-        """The same network, without gradients."""
+        """Return the same network, without gradients."""
         twin = copy.deepcopy(self.network)
         twin.zero_grad()
         return twin
 
     def changed(self, **changes: Any) -> Network:
-        """A fresh network with other arguments."""
+        """Return a fresh network with other arguments."""
         return type(self.network).from_config({**self.network.config(), **changes})
 
 

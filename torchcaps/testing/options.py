@@ -19,8 +19,8 @@ Make = Callable[..., Any]
 
 
 def values_of(argument: Argument, least: bool = False) -> list[Any]:
-    """A few values of a declared argument: its default, all choices, true and false,
-    None, and another number within the bounds.
+    """Return a few values of a declared argument: its default, all choices, true and
+    false, None, and another number within the bounds.
 
     Args:
         argument: the argument.
@@ -85,8 +85,8 @@ def rows_of(
     fits: Callable[[Row], bool],
     together: int = 2,
 ) -> Iterator[Row]:
-    """Rows of values, a covering array: any values of so many options meet in one, unless
-    they do not fit together.
+    """Return rows of values, a covering array: any values of so many options meet in
+    one, unless they do not fit together.
 
     Args:
         options: the values of each option.
@@ -178,8 +178,8 @@ def _shown(row: Row) -> str:
 def options_of(
     make: Make, kept: Mapping[str, Any] | None = None, least: bool = False
 ) -> dict[str, list[Any]]:
-    """The values to try of each option of a class, or of a ``functools.partial`` of one,
-    that has several.
+    """Return the values to try of each option of a class, or of a ``functools.partial``
+    of one, that has several.
 
     Args:
         make: the class, or the partial; what it is given is not an option.
@@ -239,7 +239,7 @@ def _anew(votes: Votes) -> Votes:
 
 
 def forgetful(module: nn.Module) -> nn.Module:
-    """The module, whose routings get :class:`Fresh` votes from now on."""
+    """Return the module, after giving its routings :class:`Fresh` votes."""
     for routing in module.modules():
         if isinstance(routing, Routing):
             _forget(routing)

@@ -52,7 +52,7 @@ class Problem:
         shared: bool = False,
         dtype: torch.dtype = torch.float64,
     ) -> "Problem":
-        """Random numbers, always the same."""
+        """Return random numbers, always the same."""
         generator = torch.Generator().manual_seed(0)
         shapes = (
             (batch, children, M, P),
@@ -80,7 +80,7 @@ class Problem:
         )
 
     def of_children(self, index: Tensor) -> "Problem":
-        """The problem with these children only, in this order; for shared
+        """Return the problem with these children only, in this order; for shared
         transforms.
         """
         return Problem(
@@ -91,18 +91,18 @@ class Problem:
         )
 
     def of_examples(self, *places: int) -> "Problem":
-        """The problem with these examples."""
+        """Return the problem with these examples."""
         index = list(places)
         return replace(
             self, children=self.children[index], activation=self.activation[index]
         )
 
     def votes(self, **settings: Any) -> Votes:
-        """The votes."""
+        """Return the votes."""
         return Votes(self.children, self.transforms, self.coordinates, **settings)
 
     def leaves(self) -> "Problem":
-        """The same numbers, as tensors that require gradients."""
+        """Return the same numbers, as tensors that require gradients."""
         return Problem(
             *(tensor.detach().requires_grad_() for tensor in vars(self).values())
         )

@@ -116,8 +116,8 @@ def _reference(sites: Tensor | None, agreement: Agreement, *tensors: Any) -> Ten
 def agreement_in_cpp(
     routing: DynamicRouting, votes: Votes, activation: Tensor | None
 ) -> Routed | None:
-    """All steps in one call: without votes where places share the transforms, else of
-    vectors.
+    """Make all steps in one call: without votes where places share the transforms, else
+    of vectors.
     """
     if votes.shares_transforms:
         routed = folded.agreement(routing, votes)
@@ -203,7 +203,7 @@ votes take a tenth of the arithmetic, but twice as many launches.
 def agreement_in_triton(
     routing: DynamicRouting, votes: Votes, activation: Tensor | None
 ) -> Routed | None:
-    """All steps in few launches."""
+    """Make all steps in few launches."""
     with full_precision(votes.children):
         many = votes.shares_transforms and math.prod(votes.shape) > _MANY
         if many and votes.folded_on_triton() is not None:

@@ -20,7 +20,7 @@ from torchcaps.squashing import length
 def euclidean(
     routing: EuclideanKMeansRouting, votes: Votes, activation: Tensor | None
 ) -> Routed | None:
-    """Euclidean K-Means."""
+    """Make all steps of Euclidean K-Means."""
     competition = votes.competition
     if type(competition) is not Competition or competition.hard:
         return None

@@ -20,8 +20,8 @@ from torchcaps.squashing import kind_of, length
 def routed(
     votes: Votes, settings: FoldedSteps, *of_parents: Tensor | None
 ) -> Routed | None:
-    """The parents, with the lengths of their poses as activations; None where that
-    cannot be in C++.
+    """Return the parents, with the lengths of their poses as activations; None where
+    that cannot be in C++.
 
     Args:
         votes: the votes.
@@ -52,7 +52,7 @@ def routed(
 
 
 def agreement(routing: DynamicRouting, votes: Votes) -> Routed | None:
-    """Dynamic routing; None where that cannot be in C++."""
+    """Make all steps of dynamic routing; None where that cannot be in C++."""
     if routing.squash == "learned":
         return None
     constant = kind_of(routing.squash).constant
@@ -71,7 +71,7 @@ def agreement(routing: DynamicRouting, votes: Votes) -> Routed | None:
 def kmeans(
     routing: InnerProductKMeansRouting, votes: Votes, activation: Tensor | None
 ) -> Routed | None:
-    """Inner-product K-Means."""
+    """Make all steps of inner-product K-Means."""
     constant = None
     if routing.squash != "learned":
         constant = kind_of(routing.squash).constant
@@ -89,7 +89,7 @@ def kmeans(
 def attention(
     routing: AttentionRouting, votes: Votes, activation: Tensor | None
 ) -> Routed | None:
-    """Inverted dot-product attention."""
+    """Make all steps of inverted dot-product attention."""
     size = votes.shape[-1]
     if size == 1 or (routing.training and routing.dropout):
         return None

@@ -16,7 +16,7 @@ every kernel: only then are all steps made at once.
 
 
 def layers() -> Any:
-    """The module of the kernels, which imports Triton."""
+    """Return the module of the kernels, which imports Triton."""
     return import_module("torchcaps.ops.fused.triton_layers")
 
 
@@ -31,7 +31,7 @@ def all_at_once(votes: VoteSource) -> bool:
 
 
 def like(places: Sequence[int]) -> Callable[..., list[Tensor]]:
-    """The shapes of the gradients of the arguments at these places."""
+    """Return the shapes of the gradients of the arguments at these places."""
 
     def shapes(*arguments: Any) -> list[Tensor]:
         present = [arguments[place] for place in places if arguments[place] is not None]
