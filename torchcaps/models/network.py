@@ -369,6 +369,9 @@ def _rounded(name: str, tensor: torch.Tensor, stored: str) -> torch.Tensor:
 
 
 def _locate(source: str | Path) -> Path:
+    """The folder with the files of a network; arguments and errors as in
+    :func:`load_pretrained`.
+    """
     if not isinstance(source, str | os.PathLike):
         raise TypeError(
             f"source must be the path or the name of a network, got {source!r}"
@@ -388,8 +391,9 @@ def _locate(source: str | Path) -> Path:
         return pretrained_folder(folder.as_posix())
     if is_file:
         raise FileNotFoundError(folder_instead(folder))
-    near = "" if is_path else meant(folder.as_posix(), list_pretrained())
-    near = near or ("" if is_path else seen_from(folder))
+    near = ""
+    if not is_path:
+        near = meant(folder.as_posix(), list_pretrained()) or seen_from(folder)
     pretrained = f"{', '.join(list_pretrained())}{near}"
     # A Hub repository reads owner/name.
     if is_path or len(folder.parts) != 2 or folder.is_absolute():
@@ -397,6 +401,20 @@ def _locate(source: str | Path) -> Path:
             f"{str(source)[:4000]} is not a folder with a saved network, nor in the "
             f"package, which has {pretrained}"
         )
+    return _from_hub(str(source), pretrained)
+
+
+def _from_hub(repository: str, pretrained: str) -> Path:
+    """The folder with a network that is fetched from the Hugging Face Hub.
+
+    Args:
+        repository: its name, owner/name.
+        pretrained: the networks of the package, for the message.
+
+    Raises:
+        ModuleNotFoundError: if the package of the Hub is not installed.
+        FileNotFoundError: if there is no such repository, or it cannot be reached.
+    """
     with needing("networks of the Hugging Face Hub", "torchcaps[hub]"):
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import (
@@ -407,7 +425,7 @@ def _locate(source: str | Path) -> Path:
 
     try:
         return Path(
-            snapshot_download(str(source), allow_patterns=[CONFIG_FILE, WEIGHTS_FILE])
+            snapshot_download(repository, allow_patterns=[CONFIG_FILE, WEIGHTS_FILE])
         )
     except (
         OSError,
@@ -416,8 +434,8 @@ def _locate(source: str | Path) -> Path:
         RepositoryNotFoundError,
     ) as error:
         raise FileNotFoundError(
-            f"{source} is not a folder, not a repository that can be reached, and not in "
-            f"the package, which has {pretrained}"
+            f"{repository} is not a folder, not a repository that can be reached, and "
+            f"not in the package, which has {pretrained}"
         ) from error
 
 
@@ -435,6 +453,36 @@ class _Saved(NamedTuple):
     extra: dict[str, Any]
     stored: torch.dtype | None
 
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> "_Saved":
+        """Find the network of a configuration.
+
+        Raises:
+            NotKnown: if there is no network of that name.
+            ValueError: if an argument names a file elsewhere.
+        """
+        name = config["network"]
+        arguments = dict(config["arguments"])
+        extra = dict(config.get("extra", {}))
+        if name not in NETWORKS and name in CLASSES_OF_THE_LAB:
+            load_lab()
+        if name not in NETWORKS:
+            known = [
+                key for key, kind in NETWORKS.items() if not inspect.isabstract(kind)
+            ]
+            raise NotKnown(
+                f"network {name!r} is not known; known are {', '.join(sorted(known))}"
+            )
+        network = NETWORKS[name]
+        for argument in network.outside:
+            if arguments.get(argument) is not None:
+                raise ValueError(
+                    f"{argument} names {arguments[argument]!r}: a saved network brings "
+                    "its own"
+                )
+        stored = STORED[config["stored"]] if "stored" in config else None
+        return cls(network, arguments, extra, stored)
+
     def make(self) -> Network:
         """The network, freshly initialised."""
         network = self.network.from_config(self.arguments)
@@ -443,52 +491,25 @@ class _Saved(NamedTuple):
 
 
 def _read(path: Path, shapes: Collection[torch.Size]) -> tuple[_Saved, Network]:
-    """A configuration, and the outline of its network; raises a `ValueError` if no
-    network can be made from it.
+    """A configuration, and the outline of its network.
 
     Args:
         path: the path of the configuration.
         shapes: those in the file of weights, which bound what it may ask for.
+
+    Raises:
+        ValueError: if no network can be made from it; names the path.
     """
     imports: tuple[str, ...] = ()
     try:
         config = read_json(path, LARGEST_NOTE)
-        name = config["network"]
-        arguments = dict(config["arguments"])
-        extra = dict(config.get("extra", {}))
         imports = tuple(map(str, config.get("imports", ())))
-        _check_numbers(arguments, SPARE + EACH * len(shapes))
-        if name not in NETWORKS and name in CLASSES_OF_THE_LAB:
-            load_lab()
-        if name not in NETWORKS:
-            network_names = ", ".join(
-                sorted(
-                    name
-                    for name, cls in NETWORKS.items()
-                    if not inspect.isabstract(cls)
-                )
-            )
-            raise NotKnown(f"network {name!r} is not known; known are {network_names}")
-        saved = _Saved(
-            NETWORKS[name],
-            arguments,
-            extra,
-            STORED[config["stored"]] if "stored" in config else None,
-        )
-        if elsewhere := [
-            name for name in saved.network.outside if arguments.get(name) is not None
-        ]:
-            raise ValueError(
-                f"{elsewhere[0]} names {arguments[elsewhere[0]]!r}: a saved network "
-                "brings its own"
-            )
+        _check_numbers(dict(config["arguments"]), SPARE + EACH * len(shapes))
+        saved = _Saved.of(config)
         outline = outlined(saved.make, shapes)
-        if empty := [
-            name
-            for name, tensor in outline.state_dict().items()
-            if not is_lazy(tensor) and not tensor.numel()
-        ]:
-            raise ValueError(f"{empty[0]} has no elements: a size is 0")
+        for name, tensor in outline.state_dict().items():
+            if not is_lazy(tensor) and not tensor.numel():
+                raise ValueError(f"{name} has no elements: a size is 0")
     except NotKnown as error:
         where = ""
         module = "my_module"
@@ -620,10 +641,9 @@ def _read_weights(
         raise ValueError(f"{wrong}: {problem}")
     for name, tensor in state.items():
         want = expected[name]
+        dtype = want.dtype
         if stored is not None and want.is_floating_point():
             dtype = stored
-        else:
-            dtype = want.dtype
         if tensor.dtype != dtype:
             raise ValueError(f"{wrong}: {name} must be {dtype}, got {tensor.dtype}")
         if tensor.is_floating_point() and not tensor.isfinite().all():
