@@ -58,20 +58,22 @@ def boxes_of_maps(
     weights = (maps - cut * maps.amax((2, 3), keepdim=True)).clamp_min(0)
     mass = weights.sum((2, 3))
     sides = []
+    divisor = mass.clamp_min(torch.finfo(mass.dtype).tiny)[..., None]
     for axis in (3, 2):
-        along = (
-            weights.sum(5 - axis)
-            / mass.clamp_min(torch.finfo(mass.dtype).tiny)[..., None]
-        )  # [B, E, extent]
-        centres = cell * (
-            torch.arange(maps.shape[axis], dtype=maps.dtype, device=maps.device) + 0.5
-        )
+        along = weights.sum(5 - axis) / divisor  # [B, E, extent]
+        centres = _centres(maps.shape[axis], cell, maps)
         mean = along @ centres
         variance = (along * (centres - mean[..., None]).square()).sum(-1)
         half = (3 * (variance + (reach * cell) ** 2 / 12)).sqrt()
         sides.append((mean - half, mean + half))
     (left, right), (top, bottom) = sides
     return torch.stack([left, top, right, bottom], -1) * (mass > 0)[..., None]
+
+
+def _centres(extent: int, cell: float, like: Tensor) -> Tensor:
+    """The centres of cells side by side, in pixels, (extent,)."""
+    places = torch.arange(extent, dtype=like.dtype, device=like.device)
+    return cell * (places + 0.5)
 
 
 def box_iou(one: Tensor, other: Tensor) -> Tensor:
@@ -163,9 +165,8 @@ def _agreeing(weights: Tensor, votes: Tensor, overlap: float) -> Tensor:
     )
     group = torch.full_like(mass, -1, dtype=torch.int64)
     while (mass > 0).any():
-        leader = (
-            (mass @ alike.to(mass.dtype)).where(mass > 0, -1.0).argmax(-1)
-        )  # [B, E]
+        voted = mass @ alike.to(mass.dtype)
+        leader = voted.where(mass > 0, -1.0).argmax(-1)  # [B, E]
         mine = (mass > 0) & alike.take_along_dim(leader[..., None], 1)
         # An empty box is unlike itself.
         mine.scatter_(2, leader[..., None], mass.gather(2, leader[..., None]) > 0)
@@ -482,14 +483,9 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
         maps: Tensor,
         features: Tensor,
     ) -> Places:
-        rows, columns = (
-            self.cell
-            * (torch.arange(extent, dtype=maps.dtype, device=maps.device) + 0.5)
-            for extent in maps.shape[2:]
-        )
-        centres = (
-            torch.cartesian_prod(rows, columns).flip(1).expand(maps.shape[0], -1, -1)
-        )  # [B, I, 2]
+        rows, columns = (_centres(extent, self.cell, maps) for extent in maps.shape[2:])
+        pairs = torch.cartesian_prod(rows, columns).flip(1)
+        centres = pairs.expand(maps.shape[0], -1, -1)  # [B, I, 2]
         if self.sides is None:
             return Places(children, maps, None, centres)
         logs = self.sides(features.to(self.sides.weight.dtype))
