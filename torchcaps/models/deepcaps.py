@@ -255,21 +255,18 @@ class CapsConvShared(nn.Module):
         self.kernel_size = kernel_size
         self.steps = steps
         size = in_dim * kernel_size**2
-        self.weight = nn.Parameter(
-            torch.empty(size, out_types, out_dim)
-        )  # [in_dim k k, J, D]
+        # [in_dim k k, J, D]
+        self.weight = nn.Parameter(torch.empty(size, out_types, out_dim))
         self.bias = nn.Parameter(torch.full((out_types, out_dim), 0.1))
         cut_normal(self.weight, he_deviation(size))
 
     def forward(self, features: Tensor) -> Tensor:
         """Route the map of each child's type to those of the parents' types."""
         H, W = features.shape[2:]
-        windows = F.unfold(
-            same_padded(features, self.kernel_size, 1), self.kernel_size
-        )  # [B, I P k k, H W]
-        children = (
-            windows.unflatten(1, (self.in_types, -1)).permute(0, 3, 1, 2).flatten(0, 1)
-        )  # [B H W, I, P k k]
+        padded = same_padded(features, self.kernel_size, 1)
+        windows = F.unfold(padded, self.kernel_size)  # [B, I P k k, H W]
+        of_types = windows.unflatten(1, (self.in_types, -1))
+        children = of_types.permute(0, 3, 1, 2).flatten(0, 1)  # [B H W, I, P k k]
         transforms = self.weight.movedim(0, 1)[None]  # [1, J, P k k, D]
         pose = field_routing(
             children, transforms, product((H, W)), self.bias, self.steps
@@ -310,13 +307,11 @@ def field_routing(
     Source: Rajasegaran et al. 2019, Procedure 1.
     """
     votes = Votes(children, transforms, competition=FieldWide(positions=positions))
-    alpha: Tensor | None = None  # of the sum of all poses so far: b = <V, alpha>
-    pose = transforms.new_zeros(())
+    alpha: Tensor | None = None  # the sum of all poses so far: b = <V, alpha>
     for _ in range(steps):
         total = votes.moments(None if alpha is None else InnerProduct(alpha)).sum + bias
-        pose = squash(
-            total.unflatten(0, (-1, positions)), dim=(1, 3)
-        )  # [B, positions, J, D]
+        # [B, positions, J, D]
+        pose = squash(total.unflatten(0, (-1, positions)), dim=(1, 3))
         flat = pose.flatten(0, 1)
         alpha = flat if alpha is None else alpha + flat
     return pose
@@ -398,15 +393,12 @@ class TransposedDecoder(SuggestsNames, nn.Module):
 
     def forward(self, poses: Tensor) -> Tensor:
         """Decode."""
-        image = self.norm(
-            F.relu(self.linear(poses.flatten(1))).unflatten(
-                1, (self._CHANNELS, *self.first)
-            )
-        )
+        numbers = F.relu(self.linear(poses.flatten(1)))
+        image = self.norm(numbers.unflatten(1, (self._CHANNELS, *self.first)))
         for layer in self.convolutions:
             assert isinstance(layer, nn.ConvTranspose2d)
-            before = 1 if layer.stride[0] == 1 else 0
             stride = layer.stride[0]
+            before = 1 if stride == 1 else 0
             height, width = (extent * stride for extent in image.shape[2:])
             image = layer(image)[
                 :, :, before : before + height, before : before + width
