@@ -100,17 +100,15 @@ class PoseNorm(SuggestsNames, nn.Module):
                 f"poses must be (B, *sites, {expected}), got shape {tuple(pose.shape)}"
             )
         dtype = real_dtype("poses", pose)
-        flat = (
-            pose.to(compute_dtype(pose)).flatten(-len(self.pose)).flatten(0, -3)
-        )  # [all sites, types, H]
+        wide = pose.to(compute_dtype(pose))
+        # [all sites, types, H]
+        flat = wide.flatten(-len(self.pose)).flatten(0, -3)
         with full_precision(pose):
             if self.norm is not None:
                 normal = self.norm(flat.flatten(1)).view_as(flat)
             else:
-                normal = (
-                    flat
-                    * (self._mean_square(flat).to(flat) + self.eps).rsqrt()[:, None]
-                )
+                scale = (self._mean_square(flat).to(flat) + self.eps).rsqrt()
+                normal = flat * scale[:, None]
         return normal.view(pose.shape).to(dtype)
 
     def _mean_square(self, flat: Tensor) -> Tensor:

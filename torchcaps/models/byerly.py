@@ -193,11 +193,9 @@ class ByerlyCapsNet(CapsuleClassifier):
 
     def _merged(self, scores: Sequence[Tensor]) -> Tensor:
         """The shares of the classes, (B, E), from the scores of each branch."""
-        stacked = torch.stack(list(scores), 1)
-        stacked = (
-            stacked.to(compute_dtype(stacked)) * self.branch_weight[:, None]
-        )  # [B, branches, E]
-        shares = self.merge_norm(stacked).sum(1).softmax(1)
+        stacked = torch.stack(list(scores), 1)  # [B, branches, E]
+        weighted = stacked.to(compute_dtype(stacked)) * self.branch_weight[:, None]
+        shares = self.merge_norm(weighted).sum(1).softmax(1)
         return shares.to(scores[-1].dtype)
 
 
@@ -215,9 +213,10 @@ class ShiftedNorm(nn.Module):
 
     def __init__(self, channels: int, momentum: float) -> None:
         super().__init__()
+        # A module of any kind: sync_batchnorm puts one of its own in this place.
         self.standard: nn.Module = EarlyBatchNorm2d(
             channels, _EPSILON, momentum, affine=False
-        )  # or what sync_batchnorm makes of it
+        )
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, features: Tensor) -> Tensor:

@@ -233,9 +233,8 @@ class EfficientCapsNet(CapsuleClassifier):
             for layer in hidden:
                 cut_normal(layer.weight, he_deviation(layer.in_features))
                 zero_bias(layer)
-            cut_normal(
-                last.weight, he_deviation(last.in_features + last.out_features)
-            )  # Glorot's normal
+            # Glorot's normal: both fans.
+            cut_normal(last.weight, he_deviation(sum(last.weight.shape)))
             zero_bias(last)
 
     def children_of(self, images: Tensor) -> Capsules:

@@ -3,7 +3,6 @@
 import math
 from dataclasses import InitVar
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -122,18 +121,11 @@ class VBCapsNet(CapsuleClassifier):
         self._check(images)
         check_extent("images", images.shape, _SMALLEST)
         features = F.relu(self.norm(self.conv(images)))
-        poses = self.primary_poses(features).unflatten(
-            1, (self.types[0], -1)
-        )  # [B, types, M D, H', W']
-        poses = (
-            self.primary_pose_norm(poses)
-            .permute(0, 3, 4, 1, 2)
-            .unflatten(-1, self.pose)
-        )
-        activations = self.primary_activation_norm(
-            self.primary_activations(features)
-        ).movedim(1, -1)
-        return Capsules(poses, torch.sigmoid(activations))
+        # [B, types, M D, H', W']
+        poses = self.primary_poses(features).unflatten(1, (self.types[0], -1))
+        poses = self.primary_pose_norm(poses).permute(0, 3, 4, 1, 2)
+        logits = self.primary_activation_norm(self.primary_activations(features))
+        return Capsules(poses.unflatten(-1, self.pose), logits.movedim(1, -1).sigmoid())
 
     def children_of(self, images: Tensor) -> Capsules:
         """Return the capsules of the last convolutional layer, poses (B, H', W', types,
