@@ -51,7 +51,7 @@ class HeadCaps(ClassCaps):
 class CapsHead(CapsuleLayer):
     r"""Replace the last linear layer of a network by capsules, one for each class.
 
-    .. math:: u_{nt} = \operatorname{squash}(W_t \, \operatorname{norm}(x_n)), \quad V_{ntj} = u_{nt} W_{tj}
+    .. math:: u_{nt} = \operatorname{squash}(W_t \, \operatorname{norm}(x_n) + b_t), \quad V_{ntj} = u_{nt} W_{tj}
 
     The features :math:`x_n` of each position n, standardised over their channels,
     become ``types`` primary capsules, which all vote for the classes. Positions share

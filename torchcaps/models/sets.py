@@ -162,7 +162,7 @@ def _pairs(edges: Tensor, present: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 class SetCapsNet(SetClassifier):
     r"""Capsules over sets: every element has ``types`` capsules, routed to the classes.
 
-    .. math:: u_{nt} = \operatorname{squash}(W_t [h^1_n, \dots, h^L_n]), \quad V_{ntj} = u_{nt} W_{tj}
+    .. math:: u_{nt} = \operatorname{squash}(W_t [h^1_n, \dots, h^L_n] + b_t), \quad V_{ntj} = u_{nt} W_{tj}
 
     All elements share the transforms, so a set of any number of elements is routed, in
     any order, and the assignment says which element spoke for which class.

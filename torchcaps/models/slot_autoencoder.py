@@ -268,7 +268,7 @@ class SlotAutoencoder(SlotNetwork):
             unlike it they are: a place i has the activation
 
             .. math::
-                a_i = \frac{d_i^2}{d_i^2 + \frac{1}{4} \operatorname{mean}_k d_k^2},
+                a_i = \frac{d_i^2}{d_i^2 + \frac{1}{4} \operatorname{mean}_k d_k^2 + 1 / 255^2},
                 \qquad d_i = \max_{p \in i} |x_p - c_1|
 
             Without it, a network spends thousands of updates on the colours of the
