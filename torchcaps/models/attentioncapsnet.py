@@ -13,10 +13,9 @@ from torchcaps.layers import CapsConv2d, CapsConvNd, CapsLinear, ClassCaps
 from torchcaps.layers.concurrent import concurrent_routing
 from torchcaps.models.base import CapsuleClassifier, check_extent
 from torchcaps.models.registry import register_model
-from torchcaps.models.residual import Residual
+from torchcaps.models.residual import residual_features
 from torchcaps.numerics import Size, TwoSizes, compute_dtype, dtype_of
 from torchcaps.routing import AttentionRouting, Routed, Routing
-from torchcaps.routing.batch_norm import EarlyBatchNorm2d
 from torchcaps.spec import settings
 from torchcaps.squashing import length
 
@@ -85,19 +84,11 @@ class AttentionCapsNet(CapsuleClassifier):
             )
         types = self.types
         pose = self.pose[0], self.pose[1]
-        first, second = self.channels
-        self.features = nn.Sequential(
-            nn.Conv2d(self.image_shape[0], first, 3, padding=1, bias=False),
-            EarlyBatchNorm2d(first),
-            nn.ReLU(),
-        )
-        self.features.extend([Residual(first, first) for _ in range(self.blocks[0])])
-        self.features.append(Residual(first, second, 2, projected=True))
-        self.features.extend(
-            [Residual(second, second) for _ in range(self.blocks[1] - 1)]
+        self.features = residual_features(
+            self.image_shape[0], self.channels, self.blocks, projected=True
         )
         size = math.prod(self.pose)
-        self.primary = nn.Conv2d(second, types * size, 1, bias=False)
+        self.primary = nn.Conv2d(self.channels[-1], types * size, 1, bias=False)
         self.primary_norm = nn.LayerNorm(size)
         shape = pose, pose
         self.conv_caps1 = CapsConv2d(

@@ -1,9 +1,41 @@
 """Residual blocks, of which some networks' features are made."""
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchcaps.routing.batch_norm import EarlyBatchNorm2d
+
+
+def residual_features(
+    in_channels: int,
+    widths: Sequence[int],
+    blocks: Sequence[int],
+    *,
+    projected: bool = False,
+) -> nn.Sequential:
+    """A 3 x 3 convolution, and stages of residual blocks, of which each but the first
+    halves the grid.
+
+    Args:
+        in_channels: the channels of the images.
+        widths: the channels of each stage.
+        blocks: the number of blocks in each stage.
+        projected: see :class:`Residual`.
+    """
+    before = widths[0]
+    features = nn.Sequential(
+        nn.Conv2d(in_channels, before, 3, padding=1, bias=False),
+        EarlyBatchNorm2d(before),
+        nn.ReLU(),
+    )
+    for stage, (width, count) in enumerate(zip(widths, blocks, strict=True)):
+        for number in range(count):
+            stride = 2 if stage > 0 and number == 0 else 1
+            features.append(Residual(before, width, stride, projected))
+            before = width
+    return features
 
 
 class Residual(nn.Module):

@@ -4,7 +4,6 @@
 
 import math
 from dataclasses import InitVar
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,7 @@ from torchcaps.layers import CapsConv2d, CapsLinear
 from torchcaps.layers.pose import fix_weight
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.models.registry import register_model
-from torchcaps.models.residual import Residual
+from torchcaps.models.residual import residual_features
 from torchcaps.numerics import Size
 from torchcaps.routing import Routing, SelfRouting
 from torchcaps.routing.batch_norm import EarlyBatchNorm2d
@@ -74,39 +73,25 @@ class SelfRoutingResNet(CapsuleClassifier):
         pose_dim = self.pose_dim
         routing = routing or SelfRouting()
 
-        self.features = nn.Sequential(
-            nn.Conv2d(self.image_shape[0], channels, 3, padding=1, bias=False),
-            EarlyBatchNorm2d(channels),
-            nn.ReLU(),
+        widths = [channels, 2 * channels, 4 * channels]
+        self.features = residual_features(
+            self.image_shape[0], widths, [self.blocks] * 3
         )
-        before = channels
-        for width in (channels, 2 * channels, 4 * channels):
-            for number in range(self.blocks):
-                self.features.append(
-                    Residual(
-                        before, width, 2 if number == 0 and width > channels else 1
-                    )
-                )
-                before = width
-        self.activations = nn.Conv2d(before, types, 3, padding=1, bias=False)
+        last = widths[-1]
+        self.activations = nn.Conv2d(last, types, 3, padding=1, bias=False)
         self.activation_norm = EarlyBatchNorm2d(types)
-        self.poses = nn.Conv2d(before, types * pose_dim, 3, padding=1, bias=False)
+        self.poses = nn.Conv2d(last, types * pose_dim, 3, padding=1, bias=False)
         self.pose_norm = EarlyBatchNorm2d(types * pose_dim)
-        options: dict[str, Any] = {
-            "kernel_size": 3,
-            "padding": 1,
-            "routing": routing,
-            "init_std": None,
-        }
+        sizes = types, types, pose_dim, pose_dim
         self.conv_caps = nn.ModuleList(
             CapsConv2d(
-                types,
-                types,
-                pose_dim,
-                pose_dim,
+                *sizes,
+                kernel_size=3,
                 stride=2 if number == 0 else 1,
+                padding=1,
+                routing=routing,
                 competition="window",
-                **options,
+                init_std=None,
             )
             for number in range(self.depth - 1)
         )
