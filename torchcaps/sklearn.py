@@ -40,8 +40,8 @@ with needing("estimators", "torchcaps[mixture]"):
 _ALIKE = 0.01
 """Lengths that differ by less from row to row, relatively, are one answer."""
 
-# Of the loss, and so of the probabilities.
 _INVERSE_TEMPERATURE = 10.0
+"""The factor of the lengths in the loss, and so in the probabilities."""
 
 
 @dataclass(eq=False, repr=False)
