@@ -115,10 +115,7 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
     # Off: gradients are on, whatever the caller's mode.
     @torch.inference_mode(False)
     def fit(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        sample_weight: ArrayLike | None = None,
+        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
     ) -> "CapsNetClassifier":
         """Train on rows X, (n, F), with labels y, (n,).
 
@@ -143,9 +140,7 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
             optimizer = self._begin(rows)
             loader = self._loader(data)
             cycle = torch.optim.lr_scheduler.OneCycleLR(
-                optimizer,
-                self.learning_rate,
-                total_steps=self.epochs * len(loader),
+                optimizer, self.learning_rate, total_steps=self.epochs * len(loader)
             )
             for _ in range(self.epochs):
                 self._pass(loader, rows, cycle)
@@ -251,23 +246,11 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
     def _network(self) -> nn.Sequential:
         """Features (B, F) to class capsules."""
         routing = create_routing(self.routing, **(self.routing_arguments or {}))
-        sizes = {
-            "types": self.types,
-            "dim": self.dim,
-            "pose_dim": self.pose_dim,
-        }
+        sizes = {"types": self.types, "dim": self.dim, "pose_dim": self.pose_dim}
         head = CapsHead(len(self.classes_), **sizes, routing=routing)
         if self.image_shape is None:
             return nn.Sequential(nn.LazyLinear(self.hidden), nn.ReLU(), head)
-        stem = [
-            nn.Conv2d(
-                self.image_shape[0],
-                self.hidden,
-                3,
-                padding=1,
-            ),
-            nn.ReLU(),
-        ]
+        stem = [nn.Conv2d(self.image_shape[0], self.hidden, 3, padding=1), nn.ReLU()]
         stem += [
             nn.Conv2d(self.hidden, self.hidden, 3, padding=1),
             nn.ReLU(),
@@ -305,9 +288,7 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
         for batch, labels, weight in loader:
             lengths = self.network_(batch.to(self.device)).activation
             terms = cross_entropy(
-                _INVERSE_TEMPERATURE * lengths,
-                labels.to(self.device),
-                reduction="none",
+                _INVERSE_TEMPERATURE * lengths, labels.to(self.device), reduction="none"
             )
             loss = (weight.to(self.device) * terms).mean()
             self._optimizer.zero_grad()

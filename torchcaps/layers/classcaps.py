@@ -82,10 +82,7 @@ def coordinate_addition(
 
 @kept_tensor
 def _places(
-    sizes: tuple[int, ...],
-    scale: float,
-    dtype: torch.dtype,
-    device: torch.device,
+    sizes: tuple[int, ...], scale: float, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """The coordinates of all places of a map, (N, axes), from (*grid, axes)."""
     field = coordinate_addition(*sizes, scale=scale, dtype=dtype, device=device)

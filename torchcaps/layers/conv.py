@@ -208,10 +208,7 @@ class CapsConvNd(CapsuleLayer):
         return self.parents(routed, children, mask)
 
     def parents(
-        self,
-        routed: Routed,
-        children: Capsules,
-        mask: Tensor | None = None,
+        self, routed: Routed, children: Capsules, mask: Tensor | None = None
     ) -> Capsules:
         """Return the result of :meth:`route` for these children in the form of
         :meth:`forward`.

@@ -232,12 +232,7 @@ class PoseInput(SuggestsNames, nn.Module):
             return (poses - self.mean[source]) / self.deviation[source]
         return poses
 
-    def carried(
-        self,
-        poses: Tensor,
-        source: Tensor,
-        target: Tensor,
-    ) -> Tensor:
+    def carried(self, poses: Tensor, source: Tensor, target: Tensor) -> Tensor:
         """Return poses (B, *pose) of the classes ``source`` (B,) as poses of ``target``
         (B,) with the same :meth:`shared`.
 

@@ -69,10 +69,7 @@ class ImplicitActivation(SuggestsNames, nn.Module):
 
 
 def self_weighted_pooling(
-    sequence: Tensor,
-    mask: Tensor | None = None,
-    steps: int = 3,
-    sharpness: float = 1.0,
+    sequence: Tensor, mask: Tensor | None = None, steps: int = 3, sharpness: float = 1.0
 ) -> Tensor:
     r"""Encode a sequence as the average that weights each member by its agreement with
     that average.

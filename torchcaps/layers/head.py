@@ -10,11 +10,7 @@ from torch.nn import functional as F
 
 from torchcaps.capsules import CapsuleLayer, Capsules
 from torchcaps.layers.classcaps import ClassCaps
-from torchcaps.layers.initial import (
-    FirstBatchLinear,
-    check_channels,
-    start_length,
-)
+from torchcaps.layers.initial import FirstBatchLinear, check_channels, start_length
 from torchcaps.numerics import check_size
 from torchcaps.routing import DynamicRouting, Routed, Routing
 from torchcaps.squashing import length, squash

@@ -82,12 +82,7 @@ class IdentityPath(SuggestsNames, nn.Module):
                 pose = torch.einsum("...th,ts->...sh", pose, self.mix.to(dtype))
         return pose.unflatten(-1, children.pose.shape[children.activation.ndim :])
 
-    def _means(
-        self,
-        pose: Tensor,
-        activation: Tensor,
-        windows: Windows,
-    ) -> Tensor:
+    def _means(self, pose: Tensor, activation: Tensor, windows: Windows) -> Tensor:
         """The mean of each window's children of each type, (B, *grid', in_types, H)."""
         weight = activation[..., None]
         # [B, children, H + 1]

@@ -63,10 +63,7 @@ def preserve_deviation(model: nn.Module, *inputs: Any) -> None:
 
 
 def _scaled(
-    layer: CapsConvNd,
-    inputs: tuple[Any, ...],
-    named: dict[str, Any],
-    parents: Capsules,
+    layer: CapsConvNd, inputs: tuple[Any, ...], named: dict[str, Any], parents: Capsules
 ) -> Capsules:
     """A forward hook: scales the transforms, and returns the output of the scaled
     layer.

@@ -15,12 +15,7 @@ from torchcaps.layers.pose import (
     vote_bias_of,
     without_own_transforms,
 )
-from torchcaps.numerics import (
-    Positive,
-    check_choice,
-    check_size,
-    full_precision,
-)
+from torchcaps.numerics import Positive, check_choice, check_size, full_precision
 from torchcaps.ops import Votes
 from torchcaps.ops.plan import known_backend
 from torchcaps.routing import DynamicRouting, LayerShape, Routed, Routing, as_capsules

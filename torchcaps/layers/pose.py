@@ -69,12 +69,7 @@ def check_axes(axes: int) -> int:
     return axes
 
 
-def per_axis(
-    argument: str,
-    value: PerAxis,
-    axes: int,
-    least: int,
-) -> tuple[int, ...]:
+def per_axis(argument: str, value: PerAxis, axes: int, least: int) -> tuple[int, ...]:
     """Return one number for each axis of a grid.
 
     Raises:
@@ -94,10 +89,7 @@ def per_axis(
 
 
 def check_map(
-    children: Capsules,
-    types: int,
-    pose: tuple[int, ...],
-    axes: int,
+    children: Capsules, types: int, pose: tuple[int, ...], axes: int
 ) -> tuple[int, ...]:
     """Return the size of the grid on which children lie, (B, *grid, types).
 
@@ -137,10 +129,7 @@ def without_own_transforms(layer: nn.Module, routing: Routing) -> None:
 
 
 def vote_bias_of(
-    layer: nn.Module,
-    routing: Routing,
-    vote_bias: bool,
-    pose: tuple[int, ...],
+    layer: nn.Module, routing: Routing, vote_bias: bool, pose: tuple[int, ...]
 ) -> nn.Parameter | None:
     r"""Return the biases of a layer's votes, :math:`V_{ij} = u_i W_{ij} + b_{ij}`, not
     yet drawn; None without them.

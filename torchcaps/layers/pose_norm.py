@@ -69,11 +69,7 @@ class PoseNorm(SuggestsNames, nn.Module):
     batches: Tensor
 
     def __init__(
-        self,
-        types: int,
-        pose: Pose,
-        kind: PoseScale = "element",
-        eps: float = 1e-5,
+        self, types: int, pose: Pose, kind: PoseScale = "element", eps: float = 1e-5
     ) -> None:
         super().__init__()
         check_choice("kind", kind, get_args(PoseScale))

@@ -45,11 +45,7 @@ class _Slots(CapsLinear):
     """A slot layer whose routing also depends on another layer."""
 
     def forward(  # type: ignore[override]
-        self,
-        words: Tensor,
-        there: Tensor | None = None,
-        *,
-        routed: Routed,
+        self, words: Tensor, there: Tensor | None = None, *, routed: Routed
     ) -> Capsules:
         """The slots that the votes of these words were routed to."""
         return self.parents(routed, words)
@@ -129,11 +125,7 @@ class SlotCaps(SuggestsNames, nn.Module):
             init_std=self.init_std,
         )
         self.intent_caps = CapsLinear(
-            self.slots,
-            self.intents,
-            self.pose_dim,
-            self.intent_dim,
-            routing=routing,
+            self.slots, self.intents, self.pose_dim, self.intent_dim, routing=routing
         )
         self.down: nn.Linear | None = None
         if self.pull:

@@ -81,10 +81,7 @@ def shares_of_points(
 
 
 def plusplus_points(
-    points: Tensor,
-    count: int,
-    weights: Tensor | None,
-    random_state: Any,
+    points: Tensor, count: int, weights: Tensor | None, random_state: Any
 ) -> Tensor:
     """Return the places of the points that k-means++ chooses as first centres, int64
     (J,).
@@ -205,20 +202,13 @@ class Clustering(SuggestsNames, BaseEstimator, ABC):
 
     @abstractmethod
     def _step(
-        self,
-        points: Tensor,
-        weights: Tensor | None,
-        state: Any,
+        self, points: Tensor, weights: Tensor | None, state: Any
     ) -> tuple[Any, float]:
         """The next state, and the objective of the given one."""
 
     @abstractmethod
     def _settled(
-        self,
-        points: Tensor,
-        old: Any,
-        new: Any,
-        objectives: list[float],
+        self, points: Tensor, old: Any, new: Any, objectives: list[float]
     ) -> bool:
         """Whether the last step changed next to nothing."""
 
@@ -245,10 +235,7 @@ class Clustering(SuggestsNames, BaseEstimator, ABC):
         return state._make(tensor.numpy() for tensor in state)
 
     def fit(
-        self,
-        X: ArrayLike,
-        y: Any = None,
-        sample_weight: ArrayLike | None = None,
+        self, X: ArrayLike, y: Any = None, sample_weight: ArrayLike | None = None
     ) -> Any:
         """Cluster the points.
 
@@ -352,10 +339,7 @@ class Clustering(SuggestsNames, BaseEstimator, ABC):
         return points
 
     def fit_predict(
-        self,
-        X: ArrayLike,
-        y: Any = None,
-        sample_weight: ArrayLike | None = None,
+        self, X: ArrayLike, y: Any = None, sample_weight: ArrayLike | None = None
     ) -> Array:
         """Cluster the points and return their clusters, (n_samples,)."""
         return self.fit(X, sample_weight=sample_weight).labels_
@@ -428,10 +412,7 @@ def check_weights(weights: ArrayLike | None, points: Tensor) -> Tensor | None:
 
 
 def check_initial(
-    name: str,
-    value: ArrayLike,
-    shape: tuple[int, ...],
-    points: Tensor,
+    name: str, value: ArrayLike, shape: tuple[int, ...], points: Tensor
 ) -> Tensor:
     """Return a given start, in the dtype of the points.
 

@@ -201,10 +201,7 @@ class BinomialMixture(Mixture):
         )
 
     def _step(
-        self,
-        points: Tensor,
-        weights: Tensor | None,
-        state: Coins,
+        self, points: Tensor, weights: Tensor | None, state: Coins
     ) -> tuple[Coins, float]:
         votes, similarity = self._view(points, state)
         share, log_mass = shares_of_points(votes, similarity, weights)

@@ -15,12 +15,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from torchcaps.mixture.base import (
-    Array,
-    Clustering,
-    check_initial,
-    weighted_mean,
-)
+from torchcaps.mixture.base import Array, Clustering, check_initial, weighted_mean
 from torchcaps.numerics import check_size
 
 
@@ -48,10 +43,7 @@ class Mixture(DensityMixin, Clustering):
         return int(self.n_components)
 
     def _mean_log_likelihood(
-        self,
-        points: Tensor,
-        weights: Tensor | None,
-        state: Any,
+        self, points: Tensor, weights: Tensor | None, state: Any
     ) -> float:
         return weighted_mean(self._log_likelihood(points, state), weights).item()
 
@@ -59,11 +51,7 @@ class Mixture(DensityMixin, Clustering):
         return self._log_partition(points, state)
 
     def _settled(
-        self,
-        points: Tensor,
-        old: Any,
-        new: Any,
-        objectives: list[float],
+        self, points: Tensor, old: Any, new: Any, objectives: list[float]
     ) -> bool:
         return len(objectives) > 1 and abs(objectives[-1] - objectives[-2]) < self.tol
 

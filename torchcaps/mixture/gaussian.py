@@ -95,10 +95,7 @@ class Diagonal:
         return point_votes(points, len(variances)), similarity
 
     def m_step(
-        self,
-        points: Tensor,
-        share: Tensor,
-        floor: float,
+        self, points: Tensor, share: Tensor, floor: float
     ) -> tuple[Tensor, Tensor]:
         """Return means (J, D) and variances of the points (I, D) under their shares (I,
         J), whose columns sum to 1, from sum and scatter of the votes.
@@ -167,10 +164,7 @@ class Full:
         )
 
     def m_step(
-        self,
-        points: Tensor,
-        share: Tensor,
-        floor: float,
+        self, points: Tensor, share: Tensor, floor: float
     ) -> tuple[Tensor, Tensor]:
         """Return means (J, D) and covariances of the points (I, D) under their shares
         (I, J), whose columns sum to 1.
@@ -273,10 +267,7 @@ class GaussianMixture(Mixture):
         return self._from_kmeans(points, weights, chance)._replace(**chosen)
 
     def _given(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        points: Tensor,
+        self, name: str, shape: tuple[int, ...], points: Tensor
     ) -> Tensor | None:
         value = getattr(self, name)
         return None if value is None else check_initial(name, value, shape, points)
@@ -308,10 +299,7 @@ class GaussianMixture(Mixture):
         return self._covariance.view(points, state)
 
     def _step(
-        self,
-        points: Tensor,
-        weights: Tensor | None,
-        state: Gaussians,
+        self, points: Tensor, weights: Tensor | None, state: Gaussians
     ) -> tuple[Gaussians, float]:
         votes, similarity = self._view(points, state)
         share, log_mass = shares_of_points(votes, similarity, weights)

@@ -9,11 +9,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from numpy.typing import ArrayLike
-from sklearn.base import (
-    ClassNamePrefixFeaturesOutMixin,
-    ClusterMixin,
-    TransformerMixin,
-)
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, ClusterMixin, TransformerMixin
 from torch import Tensor
 
 from torchcaps.mixture.base import (
@@ -117,10 +113,7 @@ class CentreClustering(
         return point_votes(points, len(state.centres), hard=self._hard), similarity
 
     def _step(
-        self,
-        points: Tensor,
-        weights: Tensor | None,
-        state: Centres,
+        self, points: Tensor, weights: Tensor | None, state: Centres
     ) -> tuple[Centres, float]:
         votes, similarity = self._view(points, state)
         if METRICS[self.metric].mean:
@@ -138,20 +131,11 @@ class CentreClustering(
         ), self._loss(points, weights, state)
 
     @abstractmethod
-    def _loss(
-        self,
-        points: Tensor,
-        weights: Tensor | None,
-        state: Centres,
-    ) -> float:
+    def _loss(self, points: Tensor, weights: Tensor | None, state: Centres) -> float:
         """The objective L of these points."""
 
     def _settled(
-        self,
-        points: Tensor,
-        old: Centres,
-        new: Centres,
-        objectives: list[float],
+        self, points: Tensor, old: Centres, new: Centres, objectives: list[float]
     ) -> bool:
         """Shifts of means are measured by the spread of the points, shifts of sums by
         the length of the sums.
@@ -196,10 +180,7 @@ class CentreClustering(
         return len(self.cluster_centers_)
 
     def score(
-        self,
-        X: ArrayLike,
-        y: Any = None,
-        sample_weight: ArrayLike | None = None,
+        self, X: ArrayLike, y: Any = None, sample_weight: ArrayLike | None = None
     ) -> float:
         """Return minus the loss of these points: higher is better."""
         points = self._points(X)
@@ -257,12 +238,7 @@ class KMeans(CentreClustering):
     _: KW_ONLY
     metric: Literal["euclidean", "inner"] = "euclidean"
 
-    def _loss(
-        self,
-        points: Tensor,
-        weights: Tensor | None,
-        state: Centres,
-    ) -> float:
+    def _loss(self, points: Tensor, weights: Tensor | None, state: Centres) -> float:
         centres = state.centres[self._assignment(points, state).argmax(-1)]
         if self.metric == "euclidean":
             distance = (points - centres).square().sum(-1)
@@ -337,12 +313,7 @@ class SoftKMeans(CentreClustering):
     def _sharpness(self) -> float:
         return float(self.sharpness)
 
-    def _loss(
-        self,
-        points: Tensor,
-        weights: Tensor | None,
-        state: Centres,
-    ) -> float:
+    def _loss(self, points: Tensor, weights: Tensor | None, state: Centres) -> float:
         return (
             -weighted_sum(self._log_partition(points, state), weights).item()
             / self._sharpness

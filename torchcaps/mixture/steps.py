@@ -124,11 +124,7 @@ def mixture_step(
 
 
 def activation_step(
-    votes: Votes,
-    parents: Parents | None,
-    costs: Costs,
-    *,
-    floor: float = 5e-4,
+    votes: Votes, parents: Parents | None, costs: Costs, *, floor: float = 5e-4
 ) -> Parents:
     r"""The prior becomes an activation: mixing weights sum to 1, but several parents
     can be there, or none.

@@ -60,11 +60,7 @@ class ResidualBackbone(Backbone):
     """
 
     def __init__(
-        self,
-        in_channels: int,
-        widths: Sequence[int],
-        blocks: int,
-        stride: int,
+        self, in_channels: int, widths: Sequence[int], blocks: int, stride: int
     ) -> None:
         super().__init__()
         self.channels = widths[-1]
@@ -112,11 +108,7 @@ class TimmBackbone(Backbone):
     std: Tensor
 
     def __init__(
-        self,
-        name: str,
-        image_shape: Sequence[int],
-        weights: str | None,
-        level: int,
+        self, name: str, image_shape: Sequence[int], weights: str | None, level: int
     ) -> None:
         super().__init__()
         if ":" in name or "/" in name:

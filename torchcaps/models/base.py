@@ -12,12 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules, Prediction
-from torchcaps.layers import (
-    CapsLinear,
-    ClassCaps,
-    PoseInput,
-    mask_capsules,
-)
+from torchcaps.layers import CapsLinear, ClassCaps, PoseInput, mask_capsules
 from torchcaps.layers.decoder import DecoderInput, ToldDecoder, chosen_classes
 from torchcaps.models.differences import take_differences
 from torchcaps.models.network import KEPT_FOR_ANY_CLASSES, Network
@@ -293,10 +288,7 @@ def all_finite(images: Tensor) -> bool:
 
 
 def check_extent(
-    argument: str,
-    shape: Sequence[int],
-    least: int,
-    reason: str = "",
+    argument: str, shape: Sequence[int], least: int, reason: str = ""
 ) -> None:
     """Check that images of a shape (..., H, W) are large enough.
 

@@ -13,14 +13,7 @@ from torchcaps.layers import CapsLinear, DecoderInput
 from torchcaps.models.base import CapsuleClassifier, same_padded
 from torchcaps.models.initial import cut_normal, glorot, he_deviation
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import (
-    AnySizes,
-    NotNegative,
-    Size,
-    Sizes,
-    ThreeSizes,
-    product,
-)
+from torchcaps.numerics import AnySizes, NotNegative, Size, Sizes, ThreeSizes, product
 from torchcaps.ops import Competition, InnerProduct, Votes, VoteSource
 from torchcaps.ops.similarity import Similarity
 from torchcaps.routing import DynamicRouting, Routing
@@ -163,11 +156,7 @@ class Cell(nn.Module):
     """
 
     def __init__(
-        self,
-        in_channels: int,
-        types: int,
-        dim: int,
-        steps: int | None = None,
+        self, in_channels: int, types: int, dim: int, steps: int | None = None
     ) -> None:
         super().__init__()
         width = types * dim
@@ -195,13 +184,7 @@ class CapsMap(nn.Module):
         (B, in_channels, H, W) to (B, types x dim, H / stride, W / stride), rounded up.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        types: int,
-        dim: int,
-        stride: int = 1,
-    ) -> None:
+    def __init__(self, in_channels: int, types: int, dim: int, stride: int = 1) -> None:
         super().__init__()
         self.types = types
         self.stride = stride
@@ -276,11 +259,7 @@ class CapsConvShared(nn.Module):
 
 
 def field_routing(
-    children: Tensor,
-    transforms: Tensor,
-    positions: int,
-    bias: Tensor,
-    steps: int,
+    children: Tensor, transforms: Tensor, positions: int, bias: Tensor, steps: int
 ) -> Tensor:
     r"""Route types of capsules dynamically over maps.
 

@@ -52,10 +52,7 @@ class _Differences:
         self.tensors: dict[int, Tensor] = {}
 
     def take(
-        self,
-        mine: nn.Module | None,
-        before: nn.Module,
-        after: nn.Module,
+        self, mine: nn.Module | None, before: nn.Module, after: nn.Module
     ) -> nn.Module | None:
         """The module that is in the place of ``mine`` from now on."""
         if mine is None:
@@ -91,12 +88,7 @@ class _Differences:
             )
         return self.tensors[id(new)]
 
-    def take_own(
-        self,
-        mine: nn.Module,
-        before: nn.Module,
-        after: nn.Module,
-    ) -> None:
+    def take_own(self, mine: nn.Module, before: nn.Module, after: nn.Module) -> None:
         """Tensors and settings of a module itself."""
         for store in ("_parameters", "_buffers"):
             tensors: dict[str, Tensor | None] = getattr(after, store)
@@ -112,10 +104,7 @@ class _Differences:
             _put(vars(mine), name, settings.get(name), name in settings)
 
     def take_children(
-        self,
-        mine: nn.Module,
-        before: nn.Module,
-        after: nn.Module,
+        self, mine: nn.Module, before: nn.Module, after: nn.Module
     ) -> None:
         """Children of a module, and theirs."""
         for name in [
@@ -158,12 +147,7 @@ def _is_as_made(mine: nn.Module, before: nn.Module, after: nn.Module) -> bool:
     return type(mine) is type(before) is type(after) and all_there
 
 
-def _put(
-    store: dict[str, Any],
-    name: str,
-    value: Any,
-    replaces: bool,
-) -> None:
+def _put(store: dict[str, Any], name: str, value: Any, replaces: bool) -> None:
     """Set a value, in the place of the old one in the order of names, or remove it."""
     if replaces:
         store[name] = value

@@ -117,12 +117,7 @@ class HeinsenCapsNet(CapsuleClassifier):
         routing = routing or Heinsen2019Routing()
         pose = self.pose[0], self.pose[1]
         self.part_caps = CapsLinear(
-            None,
-            parts,
-            pose,
-            pose,
-            transforms="shared",
-            routing=Heinsen2019Routing(),
+            None, parts, pose, pose, transforms="shared", routing=Heinsen2019Routing()
         )
         self.class_caps = SoftmaxCaps(parts, self.classes, pose, pose, routing=routing)
         self.decoder = None

@@ -17,13 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from torchcaps.capsules import KeepsProperties
 from torchcaps.models.lab_networks import CLASSES_OF_THE_LAB, load_lab
-from torchcaps.models.outline import (
-    EACH,
-    SPARE,
-    TooLarge,
-    outlined,
-    read_shapes,
-)
+from torchcaps.models.outline import EACH, SPARE, TooLarge, outlined, read_shapes
 from torchcaps.models.pretrained import list_pretrained, pretrained_folder
 from torchcaps.optional_imports import needing
 from torchcaps.routing import Routing, create_routing

@@ -29,12 +29,7 @@ LOOKED_AT = 2**12
 or one of a file looks at numbers.
 """
 
-_DRAWS = (
-    Tensor.normal_,
-    Tensor.uniform_,
-    Tensor.random_,
-    Tensor.bernoulli_,
-)
+_DRAWS = (Tensor.normal_, Tensor.uniform_, Tensor.random_, Tensor.bernoulli_)
 """What draws numbers in place. On ``meta`` there are none to draw, but torch imports
 its compiler for it, which takes seconds.
 """

@@ -7,11 +7,7 @@ from typing import Any, NamedTuple
 
 from torch.overrides import TorchFunctionMode
 
-from torchcaps.models.lab_networks import (
-    MODELS_OF_THE_LAB,
-    has_lab,
-    load_lab,
-)
+from torchcaps.models.lab_networks import MODELS_OF_THE_LAB, has_lab, load_lab
 from torchcaps.models.network import Network, load_pretrained
 from torchcaps.models.outline import outlined
 from torchcaps.models.pretrained import list_pretrained, pretrained_folder
@@ -253,11 +249,7 @@ class _Undrawn(TorchFunctionMode):
     """
 
     def __torch_function__(
-        self,
-        function: Any,
-        types: Any,
-        args: Any = (),
-        named: Any = None,
+        self, function: Any, types: Any, args: Any = (), named: Any = None
     ) -> Any:
         named = named or {}
         if (

@@ -59,11 +59,7 @@ class Residual(nn.Module):
     """
 
     def __init__(
-        self,
-        in_channels: int,
-        channels: int,
-        stride: int = 1,
-        projected: bool = False,
+        self, in_channels: int, channels: int, stride: int = 1, projected: bool = False
     ) -> None:
         super().__init__()
         # Channels of zeros that a padded shortcut adds.

@@ -31,10 +31,7 @@ from torchcaps.squashing import length
 
 
 def boxes_of_maps(
-    maps: Tensor,
-    cell: float,
-    cut: float = 0.2,
-    reach: float = 1.0,
+    maps: Tensor, cell: float, cut: float = 0.2, reach: float = 1.0
 ) -> Tensor:
     r"""Return boxes around the content of maps, from their mean and variance.
 
@@ -375,12 +372,7 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
 
         return self.class_caps(children, locate=locate), places_found[0]
 
-    def alone(
-        self,
-        places: Places,
-        image: Tensor,
-        there: Tensor,
-    ) -> Capsules:
+    def alone(self, places: Places, image: Tensor, there: Tensor) -> Capsules:
         """Return the class capsules of some children alone, such as those of one thing:
         poses (N, E, pose_dim + 4).
 
@@ -477,12 +469,7 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
             mass > 0, weights @ votes / torch.where(mass > 0, mass, 1.0), 0.0
         )
 
-    def _places(
-        self,
-        children: Capsules,
-        maps: Tensor,
-        features: Tensor,
-    ) -> Places:
+    def _places(self, children: Capsules, maps: Tensor, features: Tensor) -> Places:
         rows, columns = (_centres(extent, self.cell, maps) for extent in maps.shape[2:])
         pairs = torch.cartesian_prod(rows, columns).flip(1)
         centres = pairs.expand(maps.shape[0], -1, -1)  # [B, I, 2]

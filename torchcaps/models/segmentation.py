@@ -28,12 +28,7 @@ _NORM: dict[int, Any] = {2: EarlyBatchNorm2d, 3: EarlyBatchNorm3d}
 _POOL: dict[int, Any] = {2: F.max_pool2d, 3: F.max_pool3d}
 
 
-def _convolved(
-    before: int,
-    after: int,
-    kernel_size: int,
-    axes: int,
-) -> nn.Sequential:
+def _convolved(before: int, after: int, kernel_size: int, axes: int) -> nn.Sequential:
     """A convolution of the same size, batch normalisation, ReLU."""
     convolution = _CONV[axes](
         before, after, kernel_size, padding=kernel_size // 2, bias=False

@@ -62,10 +62,7 @@ class SetClassifier(Network):
         self.drop = nn.Dropout(self.dropout)
 
     def features(
-        self,
-        elements: Tensor,
-        there: Tensor | None,
-        edges: Tensor | None,
+        self, elements: Tensor, there: Tensor | None, edges: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return features (B, sum of the channels, N), 0 for absent elements, and the
         mask of present ones, bool (B, N).
@@ -100,10 +97,7 @@ class SetClassifier(Network):
         return features.mT, there
 
     def _check(
-        self,
-        elements: Tensor,
-        there: Tensor | None,
-        edges: Tensor | None,
+        self, elements: Tensor, there: Tensor | None, edges: Tensor | None
     ) -> Tensor:
         if (
             elements.ndim != 3
@@ -219,10 +213,7 @@ class SetCapsNet(SetClassifier):
         )
 
     def children_of(
-        self,
-        elements: Tensor,
-        there: Tensor | None = None,
-        edges: Tensor | None = None,
+        self, elements: Tensor, there: Tensor | None = None, edges: Tensor | None = None
     ) -> Capsules:
         """Return the capsules of all elements, poses (B, N, types, dim); arguments as
         in :meth:`forward`.
@@ -230,20 +221,14 @@ class SetCapsNet(SetClassifier):
         return self._children(elements, there, edges)[0]
 
     def _children(
-        self,
-        elements: Tensor,
-        there: Tensor | None,
-        edges: Tensor | None,
+        self, elements: Tensor, there: Tensor | None, edges: Tensor | None
     ) -> tuple[Capsules, Tensor]:
         features, there = self.features(elements, there, edges)
         capsules = self.primary_caps(features)
         return capsules, there[..., None].expand(capsules.activation.shape)
 
     def route(
-        self,
-        elements: Tensor,
-        there: Tensor | None = None,
-        edges: Tensor | None = None,
+        self, elements: Tensor, there: Tensor | None = None, edges: Tensor | None = None
     ) -> Routed:
         """Return the routing of the class capsules; the assignment is (B, N * types,
         classes).
@@ -251,10 +236,7 @@ class SetCapsNet(SetClassifier):
         return self.class_caps.route(*self._children(elements, there, edges))
 
     def forward(
-        self,
-        elements: Tensor,
-        there: Tensor | None = None,
-        edges: Tensor | None = None,
+        self, elements: Tensor, there: Tensor | None = None, edges: Tensor | None = None
     ) -> Prediction:
         """Return the class capsules of sets."""
         capsules = self.class_caps(*self._children(elements, there, edges))
@@ -294,10 +276,7 @@ class PooledSet(SetClassifier):
         self.head = nn.Linear(self.hidden, self.classes)
 
     def forward(
-        self,
-        elements: Tensor,
-        there: Tensor | None = None,
-        edges: Tensor | None = None,
+        self, elements: Tensor, there: Tensor | None = None, edges: Tensor | None = None
     ) -> Prediction:
         """Return the activations of the classes."""
         features, there = self.features(elements, there, edges)

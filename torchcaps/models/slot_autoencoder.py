@@ -87,11 +87,7 @@ class SpatialBroadcastDecoder(SuggestsNames, nn.Module):
     """
 
     def __init__(
-        self,
-        dim: int,
-        channels: int,
-        colours: int,
-        grid_channels: int | None = None,
+        self, dim: int, channels: int, colours: int, grid_channels: int | None = None
     ) -> None:
         super().__init__()
         self.place = PositionCode(dim)
@@ -106,12 +102,7 @@ class SpatialBroadcastDecoder(SuggestsNames, nn.Module):
         layers += [nn.Conv2d(channels, 4 * (colours + 1), 3, padding=1)]
         self.draw = nn.Sequential(*layers, nn.PixelShuffle(2))
 
-    def forward(
-        self,
-        pose: Tensor,
-        height: int,
-        width: int,
-    ) -> Drawing:
+    def forward(self, pose: Tensor, height: int, width: int) -> Drawing:
         """Return colours and claims of an image of that size."""
         rows = -(-height // _SCALE)
         columns = -(-width // _SCALE)
@@ -156,12 +147,7 @@ class SlotNetwork(ImageClassifier):
             self.slots = Slots(slots, dim, features=dim, routing=routing)
         else:
             self.slots = CapsLinear(
-                None,
-                slots,
-                dim,
-                dim,
-                transforms="shared",
-                routing=routing,
+                None, slots, dim, dim, transforms="shared", routing=routing
             )
 
     def features_of(self, images: Tensor) -> Tensor | Capsules:

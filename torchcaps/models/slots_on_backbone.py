@@ -45,11 +45,7 @@ class FeatureDecoder(nn.Module):
     """
 
     def __init__(
-        self,
-        dim: int,
-        hidden: int,
-        features: int,
-        grid: tuple[int, int],
+        self, dim: int, hidden: int, features: int, grid: tuple[int, int]
     ) -> None:
         super().__init__()
         self.grid = grid

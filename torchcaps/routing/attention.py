@@ -10,13 +10,7 @@ from torch.nn import functional
 
 from torchcaps.numerics import Floor, ProperShare, full_precision
 from torchcaps.ops import InnerProduct, Votes
-from torchcaps.routing.base import (
-    LayerShape,
-    Routed,
-    Routing,
-    Steps,
-    register_routing,
-)
+from torchcaps.routing.base import LayerShape, Routed, Routing, Steps, register_routing
 from torchcaps.spec import settings
 from torchcaps.squashing import length
 
@@ -87,10 +81,7 @@ class AttentionRouting(Routing):
             self.score = nn.Linear(shape.size, 1)
 
     def route(
-        self,
-        votes: Votes,
-        activation: Tensor | None,
-        initial: Routed | None = None,
+        self, votes: Votes, activation: Tensor | None, initial: Routed | None = None
     ) -> Routed:
         """Route the votes; the activations of the children are not used. With
         ``initial``, the first assignment is to those parents.

@@ -12,11 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.numerics import (
-    as_constants,
-    check_series,
-    check_size,
-)
+from torchcaps.numerics import as_constants, check_series, check_size
 from torchcaps.ops import EvidentVotes, Similarity, Votes
 from torchcaps.spec import (
     Registry,
@@ -494,10 +490,7 @@ def gradient_context(
 
 
 def check_parents(
-    routing: Routing,
-    parameter: Tensor | None,
-    votes: Votes,
-    axis: int = 0,
+    routing: Routing, parameter: Tensor | None, votes: Votes, axis: int = 0
 ) -> None:
     """Check that a routing has a parameter for each parent of the votes, along that
     axis of it.

@@ -162,10 +162,7 @@ class BatchStandard(EarlyBatchNorm1d):
     """
 
     def __init__(
-        self,
-        features: int,
-        epsilon: float = 1e-5,
-        momentum: float = 0.1,
+        self, features: int, epsilon: float = 1e-5, momentum: float = 0.1
     ) -> None:
         check(Share, momentum, "momentum")
         check(Floor, epsilon, "epsilon")
@@ -180,8 +177,5 @@ class BatchStandard(EarlyBatchNorm1d):
         if many:
             return self._by_the_batch(input, input.dtype)
         return functional.batch_norm(
-            input,
-            self.running_mean.to(input),
-            self.running_var.to(input),
-            eps=self.eps,
+            input, self.running_mean.to(input), self.running_var.to(input), eps=self.eps
         )

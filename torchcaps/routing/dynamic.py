@@ -128,10 +128,7 @@ class DynamicRouting(AgreementRouting):
             self.offset = nn.Parameter(torch.full((shape.parents, shape.size), 0.1))
 
     def route(
-        self,
-        votes: Votes,
-        activation: Tensor | None,
-        initial: Routed | None = None,
+        self, votes: Votes, activation: Tensor | None, initial: Routed | None = None
     ) -> Routed:
         """Route the votes; the child activations are the lengths of their poses, and
         are not used again. With ``initial``, it goes on from those parents, alpha

@@ -159,10 +159,7 @@ class Heinsen2022Routing(Routing):
         return True
 
     def route(
-        self,
-        votes: Votes,
-        activation: Tensor | None,
-        pairs: Tensor | None = None,
+        self, votes: Votes, activation: Tensor | None, pairs: Tensor | None = None
     ) -> Routed:
         """Route the children of the votes; their transforms, coordinates and
         activations are not used.

@@ -7,12 +7,7 @@ from torch import Tensor, nn
 
 from torchcaps.numerics import Floor, Share, compute_dtype, full_precision
 from torchcaps.ops import Votes
-from torchcaps.routing.base import (
-    LayerShape,
-    Routed,
-    Routing,
-    register_routing,
-)
+from torchcaps.routing.base import LayerShape, Routed, Routing, register_routing
 from torchcaps.routing.batch_norm import BatchStandard
 from torchcaps.spec import settings
 from torchcaps.squashing import length

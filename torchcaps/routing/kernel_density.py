@@ -12,12 +12,7 @@ from torch import Tensor
 from torchcaps.numerics import Positive, positive, quotient
 from torchcaps.ops import Competition, Similarity, Votes, axes
 from torchcaps.ops.backend import mean_of
-from torchcaps.routing.base import (
-    Routed,
-    Routing,
-    Steps,
-    register_routing,
-)
+from torchcaps.routing.base import Routed, Routing, Steps, register_routing
 from torchcaps.spec import settings
 from torchcaps.squashing import SquashKind, length, squash
 

@@ -21,19 +21,9 @@ from torchcaps.routing.base import (
     register_routing,
 )
 from torchcaps.routing.evidence import AgreementRouting
-from torchcaps.routing.means import (
-    Softmax,
-    check_softmax,
-    weights_for_means,
-)
+from torchcaps.routing.means import Softmax, check_softmax, weights_for_means
 from torchcaps.spec import settings
-from torchcaps.squashing import (
-    SquashInRouting,
-    SquashKind,
-    direction,
-    length,
-    squash,
-)
+from torchcaps.squashing import SquashInRouting, SquashKind, direction, length, squash
 
 Metric = Literal["euclidean", "inner"]
 Assignment = Literal["soft", "straight_through"]
@@ -165,10 +155,7 @@ class InnerProductKMeansRouting(AgreementRouting):
         self.within_window = not soft or self.softmax == "children"
 
     def route(
-        self,
-        votes: Votes,
-        activation: Tensor | None,
-        initial: Routed | None = None,
+        self, votes: Votes, activation: Tensor | None, initial: Routed | None = None
     ) -> Routed:
         """Route the votes; the child activations are the lengths of their poses, and
         are not used again. With ``initial``, it goes on from the directions of those
@@ -258,10 +245,7 @@ class EuclideanKMeansRouting(AgreementRouting):
         self.within_window = not soft
 
     def route(
-        self,
-        votes: Votes,
-        activation: Tensor | None,
-        initial: Routed | None = None,
+        self, votes: Votes, activation: Tensor | None, initial: Routed | None = None
     ) -> Routed:
         """Route the votes; a mean forgets how long the votes were, so their activations
         weight them. With ``initial``, it goes on from the means of those parents.

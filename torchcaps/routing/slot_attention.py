@@ -129,10 +129,7 @@ class SlotAttentionRouting(Routing):
             self.to_query.weight.mul_(self.first_sharpness)
 
     def route(
-        self,
-        votes: Votes,
-        activation: Tensor | None,
-        initial: Routed | None = None,
+        self, votes: Votes, activation: Tensor | None, initial: Routed | None = None
     ) -> Routed:
         """Route the children of the votes; their transforms and coordinates are not
         used.

@@ -43,12 +43,7 @@ class SlotStart(SuggestsNames, nn.Module):
         torch.Size([2, 7, 32])
     """
 
-    def __init__(
-        self,
-        kind: Start,
-        slots: int,
-        size: int,
-    ) -> None:
+    def __init__(self, kind: Start, slots: int, size: int) -> None:
         super().__init__()
         self.kind = kind
         if kind == "queries":
@@ -62,12 +57,7 @@ class SlotStart(SuggestsNames, nn.Module):
         self.noise: Tensor
         self.register_buffer("noise", kept_noise(slots, size).to(self.mean))
 
-    def forward(
-        self,
-        examples: int,
-        slots: int,
-        dtype: torch.dtype,
-    ) -> Tensor:
+    def forward(self, examples: int, slots: int, dtype: torch.dtype) -> Tensor:
         """Return the slots to start from.
 
         Raises:
@@ -134,12 +124,7 @@ class SlotUpdate(SuggestsNames, nn.Module):
         torch.Size([2, 5, 32])
     """
 
-    def __init__(
-        self,
-        size: int,
-        gru: bool = True,
-        hidden: int = 128,
-    ) -> None:
+    def __init__(self, size: int, gru: bool = True, hidden: int = 128) -> None:
         super().__init__()
         self.cell = nn.GRUCell(size, size) if gru else None
         self.mlp: nn.Sequential | None = None
@@ -173,11 +158,7 @@ def passed_on(first: Tensor, slots: Tensor) -> Tensor:
 
 
 def projected_votes(
-    votes: Votes,
-    norm: nn.LayerNorm,
-    projection: nn.Module,
-    *,
-    folded: bool = False,
+    votes: Votes, norm: nn.LayerNorm, projection: nn.Module, *, folded: bool = False
 ) -> Votes:
     """Return votes of the same children, normalised and projected alike for all
     parents, (B, I, J, H); their own transforms and coordinates are not used.

@@ -152,11 +152,7 @@ def _eigenpair(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _turn(
-    matrix: Tensor,
-    value: Tensor,
-    top: Tensor,
-    simple: Tensor,
-    push: Tensor,
+    matrix: Tensor, value: Tensor, top: Tensor, simple: Tensor, push: Tensor
 ) -> Tensor:
     """``(lambda - A)^+ b``: how far a push b turns the top eigenvector."""
     eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)

@@ -244,10 +244,7 @@ def _fitted(part: Any, value: Any, place: str) -> Any:
 
 
 def _several(
-    part: Any,
-    values: Sequence[Any],
-    place: str,
-    each: Callable[[Any, Any, str], Any],
+    part: Any, values: Sequence[Any], place: str, each: Callable[[Any, Any, str], Any]
 ) -> list[Any]:
     """What ``each``, :func:`fit` or :func:`check`, makes of the elements of a list or a
     tuple.
@@ -277,12 +274,7 @@ def _untyped(value: Any, place: str) -> Any:
     return value
 
 
-def _thing(
-    registry: Registry,
-    kind: Any,
-    value: Any,
-    place: str,
-) -> Spec:
+def _thing(registry: Registry, kind: Any, value: Any, place: str) -> Spec:
     """What a name, or a name with arguments, describes."""
     if not isinstance(value, str | Mapping):
         value = plain(value, place)
@@ -324,10 +316,7 @@ class UnknownOption(ValueError):
 
 
 def complete(
-    cls: Callable[..., Any],
-    values: Mapping[str, Any],
-    place: str,
-    skip: int = 0,
+    cls: Callable[..., Any], values: Mapping[str, Any], place: str, skip: int = 0
 ) -> dict[str, Any]:
     """Return the arguments of a class, each as its type hint asks for it, with the
     defaults of those that are not given.

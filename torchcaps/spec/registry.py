@@ -48,12 +48,7 @@ class Registry(dict[str, Any]):
 
     every: "list[Registry]" = []  # noqa: RUF012
 
-    def __init__(
-        self,
-        kind: str,
-        base: type,
-        factory: bool = False,
-    ) -> None:
+    def __init__(self, kind: str, base: type, factory: bool = False) -> None:
         super().__init__()
         self.kind = kind
         self.base = base

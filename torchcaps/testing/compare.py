@@ -114,10 +114,7 @@ def with_gradients(
 
 
 def attempt(
-    check: Callable[[Subject], None],
-    subject: Subject,
-    owner: object,
-    name: str,
+    check: Callable[[Subject], None], subject: Subject, owner: object, name: str
 ) -> None:
     """Run a check.
 

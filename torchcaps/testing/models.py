@@ -131,12 +131,7 @@ def _expect_finite(output: Any, where: str) -> list[Tensor]:
     return tensors
 
 
-def _expect_close(
-    actual: Any,
-    expected: Any,
-    where: str,
-    tolerance: float,
-) -> None:
+def _expect_close(actual: Any, expected: Any, where: str, tolerance: float) -> None:
     pairs = list(zip(_tensors(actual), _tensors(expected), strict=True))
     for number, (first, second) in enumerate(pairs):
         if first.shape != second.shape:

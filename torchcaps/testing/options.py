@@ -81,9 +81,7 @@ def _within(bounds: Sequence[Within], number: float) -> bool:
 
 
 def rows_of(
-    options: Mapping[str, Sequence[Any]],
-    fits: Callable[[Row], bool],
-    together: int = 2,
+    options: Mapping[str, Sequence[Any]], fits: Callable[[Row], bool], together: int = 2
 ) -> Iterator[Row]:
     """Return rows of values, a covering array: any values of so many options meet in
     one, unless they do not fit together.

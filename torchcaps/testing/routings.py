@@ -72,12 +72,7 @@ class Problem:
         number of children.
         """
         I = None if len(self.transforms) == 1 else len(self.transforms)
-        return LayerShape(
-            I,
-            self.transforms.shape[1],
-            (M, P),
-            (M, D),
-        )
+        return LayerShape(I, self.transforms.shape[1], (M, P), (M, D))
 
     def of_children(self, index: Tensor) -> "Problem":
         """Return the problem with these children only, in this order; for shared
@@ -340,10 +335,7 @@ def _zeros(template: Routing) -> None:
 
 def _votes_far_apart(template: Routing) -> None:
     # Some votes are near no parent, and some parents near no vote.
-    for scale in (
-        3.0,
-        100.0,
-    ):
+    for scale in (3.0, 100.0):
         problem = Problem.make(dtype=torch.float32)
         problem.children = problem.children * scale
         assert_finite(_results(_bound(template, problem), problem))

@@ -178,10 +178,7 @@ def _as_called(field: Tensor) -> Tensor:
 
 
 def _reference(
-    sites: Tensor | None,
-    seen: Tensor | None,
-    options: EMOptions,
-    *tensors: Any,
+    sites: Tensor | None, seen: Tensor | None, options: EMOptions, *tensors: Any
 ) -> Tensors:
     """Means, logits, and the tensors of what the last step compared with, from stored
     votes: differentiable to any order.

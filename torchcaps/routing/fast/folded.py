@@ -94,10 +94,7 @@ def attention(
     if size == 1 or (routing.training and routing.dropout):
         return None
     settings = FoldedSteps(
-        routing.steps,
-        "normalised",
-        scale=1 / math.sqrt(size),
-        epsilon=routing.epsilon,
+        routing.steps, "normalised", scale=1 / math.sqrt(size), epsilon=routing.epsilon
     )
     result = routed(votes, settings, None, routing.gain, routing.bias)
     if result is None:
