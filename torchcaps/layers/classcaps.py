@@ -102,7 +102,8 @@ class ClassCaps(CapsuleLayer):
         classes: parents.
         in_pose: child pose: P for vectors, (M, P) for matrices.
         out_pose: class pose: D for vectors, (M, D) for matrices.
-        routing: any routing, or the name of one; the layer keeps a copy of its own. Default: EM routing.
+        routing: any routing, or the name of one; the layer keeps a copy of its own.
+            Default: EM routing.
         coordinates: whether to add the positions to the votes: True, as
             :func:`coordinate_addition` gives them; or ``"scaled"``, times the magnitude
             of the children's poses (:class:`~torchcaps.layers.PoseMagnitude`: that of

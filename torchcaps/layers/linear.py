@@ -65,8 +65,8 @@ class CapsLinear(CapsuleLayer):
         in_pose: child pose: P for vectors, (M, P) for matrices.
         out_pose: parent pose: D for vectors, (M, D) for matrices.
         transforms: a row of the table.
-        routing: any routing, or the name of one; the layer keeps a copy of its own. Default: dynamic
-            routing in 3 steps.
+        routing: any routing, or the name of one; the layer keeps a copy of its own.
+            Default: dynamic routing in 3 steps.
         init_std: standard deviation of the transforms' normal initialisation, truncated
             at twice that. By default J / sqrt(I D), by which children of length 1 that
             agree on nothing give parents of length about 1 before the squash, at any

@@ -95,8 +95,8 @@ class Slots(CapsuleLayer):
         features: numbers of a feature. None takes features of any size: the first batch
             sets it, and a linear layer maps them to ``dim`` numbers. Pass one batch
             through before an optimizer is made.
-        routing: an object or a name, such as ``"slot_mixture"``. Default: slot attention in
-            3 steps from a learned Gaussian, which takes any number of slots.
+        routing: an object or a name, such as ``"slot_mixture"``. Default: slot attention
+            in 3 steps from a learned Gaussian, which takes any number of slots.
 
     Shape:
         Features (B, I, D), maps (B, D, H, W), or capsules, to :class:`Capsules` with
