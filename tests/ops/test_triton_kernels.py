@@ -373,15 +373,7 @@ def test_scatter_does_not_cancel(splits: int, device: str) -> None:
     children = torch.full((1, I, 1, 1), 100.0) + 0.01 * torch.randn(
         1, I, 1, 1, generator=torch.manual_seed(0)
     )
-    call = Call(
-        children.to(device),
-        torch.ones(1, 2, 1, 1, device=device),
-        None,
-        None,
-        None,
-        None,
-        (),
-    )
+    call = Call(children.to(device), torch.ones(1, 2, 1, 1, device=device))
     _, total, scatter, _ = triton_launch.moments(
         call, leaky=False, hard=False, scatter=True, tiling=Tiling(splits=splits)
     )
@@ -544,7 +536,7 @@ def test_nothing_grows_with_children_times_parents(
 ALONE = """
 import torch
 from torchcaps.ops.fused import Call, triton_launch
-call = Call(torch.ones(1, 2, 1, 2), torch.ones(2, 2, 2, 2), None, None, None, None, ())
+call = Call(torch.ones(1, 2, 1, 2), torch.ones(2, 2, 2, 2))
 for run in (triton_launch.prepare, lambda: triton_launch.moments(call, leaky=False, hard=False, scatter=False)):
     try:
         run()
@@ -640,7 +632,7 @@ def layer(M, P, D, types, parents):
     sites, seen = windows.children(types, here), windows.seen(types, here)
     G, I = 14 * 14 * types, 9 * types
     children, transforms = torch.zeros(1, G, M, P), torch.zeros(I, parents, P, D)
-    return Call(children, transforms, None, torch.zeros(1, G), None, sites, ()), seen
+    return Call(children, transforms, None, torch.zeros(1, G), sites=sites), seen
 
 conv, seen = layer(4, 4, 4, 32, 32)  # ConvCaps1
 single_steps(conv, 36, 32, 16)
@@ -650,7 +642,7 @@ mix(small, seen)
 agree(small._replace(weights=None))
 mix(layer(4, 4, 4, 16, 5)[0], None)  # its classes
 mix(*layer(1, 8, 16, 8, 16))  # a convolution with vectors
-digits = Call(torch.zeros(128, 1152, 1, 8), torch.zeros(1152, 10, 8, 16), None, None, None, None, ())
+digits = Call(torch.zeros(128, 1152, 1, 8), torch.zeros(1152, 10, 8, 16))
 agree(digits)
 single_steps(digits._replace(weights=torch.zeros(128, 1152)), 128, 10, 16)
 """

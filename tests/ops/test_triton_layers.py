@@ -73,9 +73,7 @@ class Sizes:
             normal(1 if self.shared else I, self.J, self.P, self.D),
             normal(I, self.M * self.D) if self.coordinates else None,
             normal(self.N, G).sigmoid() if self.weights else None,
-            None,
-            sites,
-            (),
+            sites=sites,
         )
 
 

@@ -129,7 +129,7 @@ def test_nothing_has_zeros(batch: int, children: int, parents: int) -> None:
     alpha = torch.ones(batch, parents, 16)
     poses = torch.ones(batch, children, 1, 8)
     transforms = torch.ones(children, parents, 8, 16)
-    call = Call(poses, transforms, None, None, None, None, (alpha,))
+    call = Call(poses, transforms, similarity=(alpha,))
     mass = torch.ones(batch, parents)
     sums, total, *_ = passes.moments(call, leaky=False, hard=False, scatter=False)
     assert not sums.any()

@@ -41,8 +41,7 @@ def _part(call: Call, rows: slice, columns: slice) -> Call:
         None if coordinates is None else coordinates[columns],
         None if weights is None else weights[rows, columns],
         None if log_partition is None else log_partition[rows, columns],
-        None,
-        tuple(field[rows] for field in similarity),
+        similarity=tuple(field[rows] for field in similarity),
     )
 
 

@@ -27,28 +27,20 @@ class Call(NamedTuple):
     batch are ``B = N * W``, row ``n * W + w``.
 
     Example:
-        >>> call = tc.ops.fused.Call(
-        ...     torch.randn(2, 6, 1, 4),
-        ...     torch.randn(6, 3, 4, 5),
-        ...     None,
-        ...     None,
-        ...     None,
-        ...     None,
-        ...     (),
-        ... )
+        >>> call = tc.ops.fused.Call(torch.randn(2, 6, 1, 4), torch.randn(6, 3, 4, 5))
         >>> tc.ops.fused.call.sizes_of(call)
         (2, 6, 3, 1, 4, 5)
     """
 
     children: Tensor  # [N, G, M, P]
     transforms: Tensor  # [I or 1, J, P, D]
-    coordinates: Tensor | None  # [I, M * D]
-    weights: Tensor | None  # [N, G]
-    log_partition: Tensor | None  # [N, G]
+    coordinates: Tensor | None = None  # [I, M * D]
+    weights: Tensor | None = None  # [N, G]
+    log_partition: Tensor | None = None  # [N, G]
     # int32 [W, I]: which of the G children each window has.
-    sites: Tensor | None
+    sites: Tensor | None = None
     # (), (alpha,) or (mean, precision, log_weight): [B, J, M * D] each, and [B, J]
-    similarity: tuple[Tensor, ...]
+    similarity: tuple[Tensor, ...] = ()
 
     @classmethod
     def of(cls, tensors: Sequence[Any], sites: Tensor | None) -> "Call":
@@ -186,7 +178,8 @@ def stored_moments(
     """
     votes, similarity = _stored(call)
     weights, partition = (
-        None if field is None else in_windows(field, call.sites) for field in call[3:5]
+        None if field is None else in_windows(field, call.sites)
+        for field in (call.weights, call.log_partition)
     )
     competition = Competition(leaky=leaky, hard=hard)
     return votes.moments(similarity, weights, competition, partition, scatter)

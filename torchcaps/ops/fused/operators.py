@@ -19,6 +19,7 @@ from torchcaps.numerics import positive
 from torchcaps.ops.derivatives import STORED, Tensors, check_forward_mode, gradients
 from torchcaps.ops.fused.call import (
     Call,
+    listed,
     readable,
     sizes_of,
     stored_moments,
@@ -130,11 +131,10 @@ _SCORES_BACKWARD = (
 
 def _opened(arguments: Sequence[Any]) -> tuple[Call, str, Sequence[Any]]:
     """The arguments of an operator: the call, the name of the backend, and the rest."""
-    return (
-        Call._make([*arguments[:6], tuple(arguments[6])]),
-        arguments[7],
-        arguments[8:],
-    )
+    count = len(Call._fields)
+    *fields, similarity = arguments[:count]
+    backend, *options = arguments[count:]
+    return Call._make([*fields, tuple(similarity)]), backend, options
 
 
 def _kernels(backend: str) -> Kernels:
@@ -328,8 +328,10 @@ def _save(ctx: Any, arguments: Sequence[Any], *results: Tensor | None) -> None:
     """Keeps the arguments of an operator and what its backward pass needs of its
     results.
     """
-    ctx.options, ctx.results = arguments[7:], len(results)
-    ctx.save_for_backward(*results, *arguments[:6], *arguments[6])
+    call, backend, options = _opened(arguments)
+    ctx.options = (backend, *options)
+    ctx.results = len(results)
+    ctx.save_for_backward(*results, call.sites, *listed(call))
 
 
 def _at_arguments(
@@ -338,13 +340,10 @@ def _at_arguments(
     """The gradients at the places of an operator's arguments."""
     # Read once: a checkpoint gives them out only once.
     saved = ctx.saved_tensors
-    results, (*fields, sites), similarity = (
-        saved[: ctx.results],
-        saved[ctx.results : ctx.results + 6],
-        saved[ctx.results + 6 :],
-    )
-    grads = gradients_of([*fields, *similarity], sites, results, upstream, *ctx.options)
-    return *grads[:5], None, list(grads[5:]), *(None for _ in ctx.options)
+    results, (sites, *tensors) = saved[: ctx.results], saved[ctx.results :]
+    grads = Call.of(gradients_of(tensors, sites, results, upstream, *ctx.options), None)
+    *fields, similarity = grads
+    return *fields, list(similarity), *(None for _ in ctx.options)
 
 
 def _moments_gradient(

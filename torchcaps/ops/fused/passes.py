@@ -369,7 +369,7 @@ def pass_on(
             )
         )
     buffer = ctypes.c_char_p(b"".join(packed))
-    call = Call(*call[:3], None, None, call.sites, ())
+    call = Call(*call[:3], sites=call.sites)
     numbers: dict[str, Any] = {
         "parts": parts,
         "terms": ctypes.cast(buffer, ctypes.c_void_p).value,

@@ -425,7 +425,7 @@ class Launch:
         """The votes, without what a call has beside them."""
         launch = copy(self)
         children, transforms, coordinates, _, _, sites, _ = self.source
-        launch.source = Call(children, transforms, coordinates, None, None, sites, ())
+        launch.source = Call(children, transforms, coordinates, sites=sites)
         return launch.comparing()
 
     def comparing(self, *similarity: Tensor) -> "Launch":
@@ -670,8 +670,7 @@ class Gradients:
             self.coordinates,
             self.weights,
             self.log_partition,
-            None,
-            tuple(map(_as_called, self.fields)),
+            similarity=tuple(map(_as_called, self.fields)),
         )
 
     def in_order(self) -> Tensor:

@@ -72,10 +72,7 @@ class _Problem(NamedTuple):
                 source.children,
                 source.transforms,
                 source.coordinates,
-                None,
-                None,
-                source.sites,
-                (),
+                sites=source.sites,
             ),
             bias,
             Agreement(routing.steps, constant, routing.accumulate, leaky),
@@ -131,7 +128,7 @@ def agreement_in_cpp(
         vectors = isinstance(source, NativeVotes) and source.adds_vectors
         if problem is None or not vectors:
             return None
-        call, bias, agreement = problem[1:]
+        _, call, bias, agreement = problem
         tensors = (*call[:3], bias)
         differentiated = recorded(tensors)
         if differentiated is None:
@@ -149,7 +146,7 @@ def _contiguous(
 ) -> tuple[Call, Tensor | None]:
     """The call and the bias, as the kernels read them."""
     children, transforms, coordinates, bias = tensors
-    call = Call(children, transforms, coordinates, None, None, sites, ()).readable()
+    call = Call(children, transforms, coordinates, sites=sites).readable()
     return call, None if bias is None else bias.contiguous()
 
 
@@ -211,7 +208,7 @@ def agreement_in_triton(
         problem = _Problem.of(routing, votes)
         if problem is None or not all_at_once(votes.source):
             return None
-        call, bias, agreement = problem[1:]
+        _, call, bias, agreement = problem
         pose, alphas, _ = _run_agree(*call[:3], call.sites, bias, *agreement)
         return problem.routed(pose, alphas[-1].mT if agreement.steps > 1 else None)
 
@@ -219,7 +216,7 @@ def agreement_in_triton(
 def _opened(arguments: Sequence[Any]) -> tuple[Call, Tensor | None, dict[str, Any]]:
     """Call, bias and numbers from the arguments as the schema lists them."""
     children, transforms, coordinates, sites, bias, *numbers = arguments
-    call = Call(children, transforms, coordinates, None, None, sites, ())
+    call = Call(children, transforms, coordinates, sites=sites)
     return call, bias, Agreement(*numbers)._asdict()
 
 

@@ -108,7 +108,7 @@ class _Opened(NamedTuple):
         children, transforms, coordinates, weights, sites, *others = arguments
         seen, beta_u, beta_a, inverse_temperatures, sharpness, *numbers = others
         options = EMOptions(tuple(inverse_temperatures), tuple(sharpness), *numbers)
-        call = Call(children, transforms, coordinates, weights, None, sites, ())
+        call = Call(children, transforms, coordinates, weights, sites=sites)
         return cls(call, seen, beta_u, beta_a, options)
 
 
