@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 if (
     not torch.cuda.is_available()
@@ -287,6 +288,17 @@ def test_gradients_that_are_differentiated_again(steps: int) -> None:
         second = torch.autograd.grad(again, leaves)
         results[backend] = named([parents.pose, parents.activation, *first, *second])
     close(results["triton"], results["naive"], 1e-9)
+
+
+@pytest.mark.parametrize("routing", ["em", "dynamic"])
+def test_a_checkpoint_gives_saved_tensors_out_once(routing: str) -> None:
+    layer = CapsLinear(6, 3, (2, 2), (2, 2), routing=routing).to(DEVICE)
+    pose = torch.randn(2, 6, 2, 2, device=DEVICE, requires_grad=True)
+    with use_backend("triton"):
+        expected = torch.autograd.grad(layer(pose).pose.square().sum(), pose)
+        parents = checkpoint(layer, pose, use_reentrant=False)
+        actual = torch.autograd.grad(parents.pose.square().sum(), pose)
+    torch.testing.assert_close(actual, expected)
 
 
 @THOROUGH

@@ -140,16 +140,18 @@ def _em_backward(*arguments: Any) -> list[Tensor]:
 
 
 def _em_gradient(ctx: Any, *upstream: Any) -> Any:
-    *inputs, sites, seen, beta_u, beta_a = ctx.saved_tensors[:_TENSORS]
-    results = list(ctx.saved_tensors[_TENSORS:])
+    # Read once: a checkpoint gives them out only once.
+    saved = ctx.saved_tensors
+    inputs, results = saved[:_TENSORS], list(saved[_TENSORS:])
     numbers = ctx.numbers
-    options = _Opened.of((*ctx.saved_tensors[:_TENSORS], *numbers)).options
-    grad_mean, grad_logit, *fields = upstream[:5]
+    call, seen, beta_u, beta_a, options = _Opened.of((*inputs, *numbers))
+    flows = EMSteps._make(upstream)
     last = []
     if options.sharpness:
         # The similarity of the last step: from means and precisions of the step before
         # the last, and the last of the weights, which are one fewer.
-        for field, step in zip(fields, (-2, -2, -1), strict=True):
+        fields = (flows.means, -2), (flows.precisions, -2), (flows.log_weights, -1)
+        for field, step in fields:
             last.append(None if field is None else _as_called(field[step]))
 
     def work(tensors: Tensors, upstream: Tensors) -> Tensors:
@@ -158,16 +160,23 @@ def _em_gradient(ctx: Any, *upstream: Any) -> Any:
         upstream = (*upstream, None, None, None)[:5]
         grads = iter(
             _run_em_backward(
-                *fields, sites, seen, beta_u, beta_a, *numbers, results, *upstream
+                *fields, call.sites, seen, beta_u, beta_a, *numbers, results, *upstream
             )
         )
         return [None if tensor is None else next(grads) for tensor in tensors]
 
     *grads, grad_u, grad_a = gradients(
         work,
-        partial(_reference, sites, seen, options),
-        [*inputs, beta_u, beta_a],
-        (grad_mean, grad_logit, *last),
+        partial(_reference, call.sites, seen, options),
+        (
+            call.children,
+            call.transforms,
+            call.coordinates,
+            call.weights,
+            beta_u,
+            beta_a,
+        ),
+        (flows.mean, flows.logit, *last),
     )
     return *grads, None, None, grad_u, grad_a, *(None for _ in numbers)
 
