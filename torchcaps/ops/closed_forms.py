@@ -113,11 +113,9 @@ def _given_backward(tensors: Any, upstream: Any) -> Tensors:
     (children, transforms, shares), (grad,) = tensors, upstream
     B, I, M, P = children.shape
     _, J, _, D = transforms.shape
-    grads = (
-        torch.zeros_like(children),
-        torch.empty_like(transforms),
-        torch.empty_like(shares),
-    )
+    grad_children = torch.zeros_like(children)
+    grad_transforms = torch.empty_like(transforms)
+    grad_shares = torch.empty_like(shares)
     for j in range(J):
         share = shares[:, :, j, None, None]
         flow = grad[:, j].reshape(B * M, D)
@@ -126,10 +124,10 @@ def _given_backward(tensors: Any, upstream: Any) -> Tensors:
             .view(B, M, I, P)
             .transpose(1, 2)
         )
-        grads[0].addcmul_(back, share)
-        grads[1][:, j] = (_rows(children * share).T @ flow).view(I, P, D)
-        grads[2][:, :, j] = (back * children).sum((2, 3))
-    return grads
+        grad_children.addcmul_(back, share)
+        grad_transforms[:, j] = (_rows(children * share).T @ flow).view(I, P, D)
+        grad_shares[:, :, j] = (back * children).sum((2, 3))
+    return grad_children, grad_transforms, grad_shares
 
 
 def _given_stored(children: Any, transforms: Any, shares: Any) -> Tensors:

@@ -21,12 +21,15 @@ _INPUTS = ("children", "places", "weights")
 _FIELDS = ("transforms", "place_transforms", "evidence", "place_evidence")
 _PARENTS = ("bias", "gain", "shift")
 _NAMES = (*_INPUTS, *_FIELDS, *_PARENTS)
-_GRAD_NAMES = tuple(f"grad_{name}" for name in _NAMES if name != "places")
+_UPSTREAM = ("grad_pose", "grad_alpha", "grad_length")
+_GRADIENTS = tuple(f"grad_{name}" for name in _NAMES if name != "places")
+_ADDED_TO = ("weights", "gain", "shift")
+"""The tensors whose gradients the kernels add to what is there."""
 STEPS = Record(
     *("B", "N", "T", "M", "P", "J", "D", "E", "steps", "leaky", "threads"),
     *("rule", "accumulate", "constant", "scale", "epsilon"),
     *(*_NAMES, "pose", "alpha", "length", "kept"),
-    *("grad_pose", "grad_alpha", "grad_length", *_GRAD_NAMES),
+    *(*_UPSTREAM, *_GRADIENTS),
     reals=("constant", "scale", "epsilon"),
 )
 PASS = Record(
@@ -53,7 +56,8 @@ def route(
     """All steps, as :func:`torchcaps.ops.folded.route`; None where that cannot be in
     C++: :func:`~torchcaps.ops.fused.deferred.recorded`.
     """
-    tensors = (*children[1:8], bias, gain, shift)
+    _, *fields, _ = children
+    tensors = (*fields, bias, gain, shift)
     differentiated = recorded(tensors)
     if differentiated is None:
         return None
@@ -61,13 +65,14 @@ def route(
         routed: tuple[Tensor, Tensor | None, Tensor]
         routed = _Route.apply(settings, *tensors)
         return routed
-    return _forward(plain(tensors), settings, False)[:3]
+    pose, alpha, length, _ = _forward(plain(tensors), settings, False)
+    return pose, alpha, length
 
 
 def _sizes(tensors: Sequence[Any], settings: FoldedSteps) -> tuple[float, ...]:
-    children, places = tensors[0], tensors[1]
+    children, places, _, transforms, *_ = tensors
     B, N, T, M, P = children.shape
-    J, D = tensors[3].shape[1::2]
+    _, J, _, D = transforms.shape
     E = 0 if places is None else len(places)
     threads = _threads(2 * settings.steps * children.numel() * J)
     constant = -1.0 if settings.constant is None else settings.constant
@@ -83,10 +88,6 @@ def _threads(products: int) -> int:
     return min(torch.get_num_threads(), 1 + products // _WORTH_A_THREAD)
 
 
-def _addresses(tensors: Sequence[Tensor | None]) -> list[int]:
-    return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-
-
 @lru_cache(maxsize=64)
 def _kept(sizes: tuple[float, ...], evident: bool, wide: bool) -> int:
     """How many numbers are kept for the pass back."""
@@ -98,9 +99,9 @@ def _kept(sizes: tuple[float, ...], evident: bool, wide: bool) -> int:
 def _forward(
     tensors: Sequence[Any], settings: FoldedSteps, keeps: bool
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
-    children, _, _, transforms, _, *evidence = tensors[:7]
+    children, _, _, transforms, _, evidence, place_evidence, *_ = tensors
     B, _, _, M, _ = children.shape
-    J, D = transforms.shape[1::2]
+    _, J, _, D = transforms.shape
     pose = children.new_empty(B, J, M * D)
     alpha = torch.empty_like(pose) if settings.steps > 1 else None
     length = children.new_empty(B, J)
@@ -108,12 +109,12 @@ def _forward(
     wide = children.dtype == torch.float64
     kept = None
     if keeps:
-        evident = any(field is not None for field in evidence)
+        evident = evidence is not None or place_evidence is not None
         kept = children.new_empty(_kept(sizes, evident, wide))
-    results = pose, alpha, length, kept
-    record = STEPS.pack((*sizes, *_addresses(tensors), *_addresses(results)))
+    results = {"pose": pose, "alpha": alpha, "length": length, "kept": kept}
+    record = STEPS.pack(sizes, zip(_NAMES, tensors, strict=True), results.items())
     _checked(library().torchcaps_folded_routing(record, False, wide))
-    return results
+    return pose, alpha, length, kept
 
 
 def _checked(outcome: int) -> None:
@@ -141,33 +142,29 @@ class _Route(torch.autograd.Function):
         wanted = ctx.needs_input_grad[1:]
 
         def work(tensors: Tensors, upstream: Tensors) -> Tensors:
-            given = plain(tensors)
-            slopes: list[Tensor | None] = [
-                torch.empty_like(tensor) if want else None
-                for tensor, want in zip(given, wanted, strict=True)
-            ]
-            for place in (2, 8, 9):  # those that are added up
-                slope = slopes[place]
-                if slope is not None:
-                    slope.zero_()
+            children, *_ = given = plain(tensors)
+            slopes: dict[str, Tensor | None] = {}
+            for name, tensor, want in zip(_NAMES, given, wanted, strict=True):
+                # Those that the kernels add to begin with 0.
+                empty = torch.zeros_like if name in _ADDED_TO else torch.empty_like
+                slopes[f"grad_{name}"] = empty(tensor) if want else None
             flows = plain(upstream)  # which must live until the call
-            grad_children, _, *others = _addresses(slopes)
             record = STEPS.pack(
-                (
-                    *_sizes(given, settings),
-                    *_addresses((*given, None, alpha, None, kept)),
-                    *_addresses(flows),
-                    grad_children,
-                    *others,
-                )
+                _sizes(given, settings),
+                zip(_NAMES, given, strict=True),
+                (("alpha", alpha), ("kept", kept)),
+                zip(_UPSTREAM, flows, strict=True),
+                slopes.items(),
             )
-            wide = given[0].dtype == torch.float64
+            wide = children.dtype == torch.float64
             _checked(library().torchcaps_folded_routing(record, True, wide))
-            return slopes
+            return list(slopes.values())
 
         def function(*tensors: Any) -> Tensors:
-            children = Folded(tensors[3].shape[1], *tensors[:7])
-            return folded.route(children, settings, *tensors[7:])
+            *fields, bias, gain, shift = tensors
+            _, _, _, transforms, *_ = fields
+            children = Folded(transforms.shape[1], *fields)
+            return folded.route(children, settings, bias, gain, shift)
 
         return None, *gradients(work, function, tensors, upstream)
 
