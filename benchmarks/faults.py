@@ -227,7 +227,7 @@ def hostile_options(folder: Path, count: int, chance: random.Random) -> Iterator
 
 def _begin(path: Path) -> None:
     """All that a training does with a file of options before it writes anything."""
-    subject, *_ = training_options(read_options(path)).make()
+    subject = training_options(read_options(path)).make().subject
     subject.network(0)
 
 

@@ -401,7 +401,7 @@ def test_what_was_imported_by_name_is_taken(
     actual = training_options(read_options(config))
     assert actual.plain()["import"] == [str(module)]
     assert actual.plain()["data"]["name"] == "Friendly"
-    assert type(actual.make()[0].data).__name__ == "Friendly"
+    assert type(actual.make().subject.data).__name__ == "Friendly"
 
 
 def test_text_that_looks_like_a_number_stays_text_where_it_is_written_down() -> None:

@@ -4,8 +4,8 @@ not need Lightning.
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, is_dataclass, replace
-from typing import Any, cast
+from dataclasses import dataclass, is_dataclass
+from typing import Any, NamedTuple, cast
 
 from torchcaps.spec import (
     Argument,
@@ -27,6 +27,17 @@ in YAML.
 
 OPTIMIZER = {"name": "Adam", "lr": 1e-3}
 """The default here; there is none in Python."""
+
+
+class TrainingParts(NamedTuple):
+    """The objects that the options of a training describe, in the order of
+    :data:`GROUPS`.
+    """
+
+    subject: Subject
+    optimisation: Optimisation
+    schedule: Schedule
+    running: Running
 
 
 @dataclass(frozen=True)
@@ -51,19 +62,13 @@ class TrainingOptions:
     run: str | None = None
     imported: tuple[str, ...] = ()
 
-    def make(self) -> tuple[Subject, Optimisation, Schedule, Running]:
+    def make(self) -> TrainingParts:
         """Create the objects that the options describe.
 
         Raises:
             ValueError: if they do not fit together.
         """
-        return cast(Any, tuple(group.make() for group in self.groups))
-
-    def with_rate(self, lr: float) -> "TrainingOptions":
-        """Return the same options with that learning rate."""
-        subject, optimisation, *others = self.groups
-        tried = replace(optimisation, arguments={**optimisation.arguments, "lr": lr})
-        return replace(self, groups=(subject, tried, *others))
+        return TrainingParts._make(group.make() for group in self.groups)
 
     def plain(self) -> dict[str, Any]:
         """Return all options by name, ready for JSON and YAML."""

@@ -1,6 +1,8 @@
 """A learning rate that is found before the training."""
 
+import copy
 import math
+from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
 from statistics import fmean
@@ -35,13 +37,15 @@ def find_rate(
     """A tenth of the rate at which the loss is least, in 100 steps whose rate grows
     from 1e-6 to 1 (Smith 2017).
 
-    The network that makes these steps, on the CPU, is thrown away: the training begins
-    with its own weights. The same options find the same rate.
+    The network that makes these steps, on the CPU, is thrown away, and so is a copy of
+    the loss: the training begins with its own weights. The same options find the same
+    rate.
 
     Raises:
         ValueError: if the loss is not finite at the least rates already.
     """
     torch.manual_seed(schedule.seed)
+    optimisation = replace(optimisation, loss=copy.deepcopy(optimisation.loss))
     optimisation.weigh(subject.data.train)
     check_memory(subject, optimisation.optimizer, schedule, running)
     network = subject.network(schedule.seed).train()

@@ -61,7 +61,7 @@ def train_with(
         TrainingDiverged: if the loss is not finite.
     """
     try:
-        groups = options.make()
+        parts = options.make()
     except FileNotFoundError as error:
         if not folder.config.is_file():
             raise
@@ -69,15 +69,15 @@ def train_with(
             f"{error}; if the images have moved, name their new place with --data.root"
         ) from error
     if folder.config.is_file():
-        _check_network(folder, groups[0], options, how.get("allow_changes", False))
+        _check_network(folder, parts.subject, options, how.get("allow_changes", False))
     caller = Caller(options=options.plain(), **how)
-    if groups[1].lr == "find":
-        options = options.with_rate(find_rate(*groups))
-        groups = (groups[0], options.groups[1].make(), *groups[2:])
-        caller = replace(caller, options=options.plain())
+    if parts.optimisation.lr == "find":
+        lr = find_rate(*parts)
+        parts = parts._replace(optimisation=replace(parts.optimisation, lr=lr))
+        caller = replace(caller, options={**caller.options, "lr": lr})
         if caller.show is not None and is_first_process():
-            caller.show(f"lr {options.plain()['lr']} was found")
-    return _train(folder, *groups, caller)
+            caller.show(f"lr {lr} was found")
+    return _train(folder, *parts, caller)
 
 
 def _train(
