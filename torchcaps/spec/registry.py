@@ -245,24 +245,22 @@ def declared(cls: Callable[..., Any], skip: int = 0) -> Declared:
     maker: Any = cls.__init__ if inspect.isclass(cls) else cls
     try:
         hints = get_type_hints(maker, include_extras=True)
-    except (NameError, TypeError, AttributeError):  # of a module that is not imported
+    except (NameError, TypeError, AttributeError):
+        # Hints of a module that is not imported.
         hints = {}
-    taken = parameters(cls, skip)
-    named = {
-        name: parameter
-        for name, parameter in taken.items()
-        if parameter.kind not in _GATHERED
-    }
-    arguments = {
-        name: Argument(hints.get(name, Any), parameter.default)
-        for name, parameter in named.items()
-    }
+    arguments = {}
+    is_open = False
+    for name, parameter in parameters(cls, skip).items():
+        if parameter.kind not in _GATHERED:
+            arguments[name] = Argument(hints.get(name, Any), parameter.default)
+        elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            is_open = True
+    # A signature has a mark in place of a default that is made.
     for item in fields(cls) if is_dataclass(cls) else ():
         if item.name in arguments and callable(item.default_factory):
             default = item.default_factory()
             arguments[item.name] = arguments[item.name]._replace(default=default)
-    kinds = [parameter.kind for parameter in taken.values()]
-    return Declared(arguments, inspect.Parameter.VAR_KEYWORD in kinds)
+    return Declared(arguments, is_open)
 
 
 @cache
