@@ -260,7 +260,7 @@ def size(name: str) -> Size:
     files = {*of_room.values(), *(ROOT / PACKAGE / name).rglob("*.[ch]pp")}
     return Size(
         sum(len(code_lines(path)) for path in files),
-        sum(isinstance(node, FUNCTIONS[:2]) for node in nodes),
+        sum(isinstance(node, FUNCTIONS) for node in nodes),
         len(nodes),
     )
 

@@ -15,7 +15,8 @@ from types import ModuleType
 
 import torchcaps
 import torchcaps_lab
-from torchcaps_lab.cli.models import KNOWN, described
+from torchcaps_lab.cli.models import described
+from torchcaps_lab.options.guess import LISTED
 
 
 def public_modules() -> Iterator[ModuleType]:
@@ -54,5 +55,5 @@ def is_ours(module: str | None) -> bool:
 
 
 if __name__ == "__main__":
-    KNOWN.write_text(json.dumps(described(), indent=1) + "\n", encoding="utf-8")
-    sys.stdout.write(f"{KNOWN}\n")
+    LISTED.write_text(json.dumps(described(), indent=1) + "\n", encoding="utf-8")
+    sys.stdout.write(f"{LISTED}\n")

@@ -20,8 +20,9 @@ from docs.house import Import
 from torchcaps.models.registry import MODELS
 from torchcaps.routing.base import ROUTINGS
 from torchcaps_lab import data, kinds
-from torchcaps_lab.cli.models import KNOWN, described
+from torchcaps_lab.cli.models import described
 from torchcaps_lab.data.base import DATASETS
+from torchcaps_lab.options.guess import LISTED
 from torchcaps_lab.tasks.base import TASKS
 
 
@@ -315,7 +316,7 @@ def test_what_the_command_models_lists_is_in_the_registries() -> None:
         }
         for kind, classes in known.items()
     }
-    listed = _by_name(json.loads(KNOWN.read_text(encoding="utf-8")))
+    listed = _by_name(json.loads(LISTED.read_text(encoding="utf-8")))
     listed.pop("data_arguments")
     assert ours == listed, "python -m tests.api_surface writes the list"
 

@@ -11,11 +11,6 @@ from typing import Any
 from torchcaps.whole import LARGEST_NOTE, read_json
 from torchcaps_lab.options.guess import LISTED
 
-KNOWN = LISTED
-"""What :func:`described` says of the two packages alone, so that the list need not wait
-for torch.
-"""
-
 
 def command(
     pattern: str = "*", *, pretrained: bool = False, json: bool = False
@@ -33,7 +28,8 @@ def command(
     if "torchcaps.models" in sys.modules:
         description = described()
     else:
-        description = read_json(KNOWN, LARGEST_NOTE)
+        # The same of the two packages alone: the list need not wait for torch.
+        description = read_json(LISTED, LARGEST_NOTE)
     rows = [row for row in description["networks"] if fnmatch(row["name"], pattern)]
     if not rows:
         names = ", ".join(row["name"] for row in description["networks"])
