@@ -233,7 +233,7 @@ class TestTrainingPairs:
 
         loaders = Loaders(Pairs().train, Pairs().validation, Schedule(seed=3), Speed())
         loaders.trainer = Trainer()
-        raw = loaders.sets[0].__getitems__([4, 2])
+        raw = loaders.train.__getitems__([4, 2])
         assert raw.inputs.shape == (2, 1, 8, 8)
         expected = Pairs().train.composition(raw, 7, 3)
         assert torch.equal(

@@ -379,7 +379,7 @@ class ListedData(DataSet):
         for name in ("_read", "_train_and_validation", "test"):
             vars(self).pop(name, None)
         present = [self._entry(item) for item in self.listed.items]
-        changes = manifest.follow(present)[1]
+        _, changes = manifest.follow(present)
         self._changes = replace(changes, things=self.things)
         return self._changes
 
@@ -488,7 +488,7 @@ class ListedData(DataSet):
         """
         if self._followed is not None:
             present = [item for item in self.listed.items if item.name not in left_out]
-            followed = self._followed.follow(list(map(self._entry, present)))[0]
+            followed, _ = self._followed.follow(list(map(self._entry, present)))
             return replace(followed, left_out={**self._followed.left_out, **left_out})
         entries = {}
         for part, items in self.listed.parts.items():

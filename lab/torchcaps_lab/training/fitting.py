@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
@@ -146,7 +146,19 @@ class Fitting:
                 train, schedule.batch_size, schedule.seed, 0, self.trainer.world_size
             )
         )
-        self.epoch_steps, self.steps = self._steps(self._whole_groups(batches))
+        groups = whole_groups(
+            batches,
+            self.trainer.accumulate_grad_batches,
+            self.trainer.limit_train_batches,
+        )
+        self.trainer.accumulate_grad_batches = groups.accumulate
+        self.trainer.limit_train_batches = groups.limit
+        # Steps of a whole epoch, and of the training if nothing ends it early;
+        # Lightning computes the same later.
+        self.epoch_steps = groups.batches // groups.accumulate
+        self.steps = self.epoch_steps * (self.trainer.max_epochs or 1)
+        if self.trainer.max_steps != -1:
+            self.steps = min(self.steps, self.trainer.max_steps)
         if not self.steps:
             raise ValueError(
                 f"a training must have a step, got none of {batches} "
@@ -196,35 +208,6 @@ class Fitting:
             raise ValueError(
                 f"this machine cannot train as asked ({asked}{more}): {error}{advice}"
             ) from error
-
-    def _whole_groups(self, batches: int) -> int:
-        """The batches of an epoch that are trained on: whole groups of those whose
-        gradients are added up.
-        """
-        trainer = self.trainer
-        limit = self.trainer.limit_train_batches
-        group = trainer.accumulate_grad_batches = min(
-            trainer.accumulate_grad_batches, batches
-        )
-        batches -= batches % group
-        if isinstance(limit, int):
-            limited = min(batches, limit)
-        else:
-            limited = int(batches * limit)
-        # Lightning refuses less than one batch.
-        if 0 < limited < batches:
-            group = trainer.accumulate_grad_batches = min(group, limited)
-            trainer.limit_train_batches = limited - limited % group
-        return limited - limited % group
-
-    def _steps(self, batches: int) -> tuple[int, int]:
-        """Steps of a whole epoch, and of the training if nothing ends it early;
-        Lightning computes the same later.
-        """
-        trainer = self.trainer
-        each = batches // trainer.accumulate_grad_batches
-        steps = each * (trainer.max_epochs or 1)
-        return each, steps if trainer.max_steps == -1 else min(steps, trainer.max_steps)
 
     def notes(self) -> list[str]:
         """What people should know before they wait for the training."""
@@ -329,7 +312,7 @@ class Fitting:
         )
         self.history.before = time.perf_counter() - begun
         if self.caller.show is not None and is_first_process():
-            images = self.loaders.sets[1]
+            images = self.loaders.validation
             accuracy = ""
             if len(images):
                 figures = self.learner.task.examine(self.learner.model, images).figures
@@ -368,11 +351,43 @@ class Fitting:
         check_network(path, best, self.learner)
         self.learner.load_state_dict(best["state_dict"])
         value = rows[self.best.epoch][f"val_{main.name}"]
-        examples = self.loaders.sets[1].what
+        examples = self.loaders.validation.what
         return {
             "epoch": self.best.epoch + 1,
             "by": f"the best {main.name} on validation {examples}, {main.text(value)}",
         }
+
+
+class Groups(NamedTuple):
+    """The batches of an epoch that fill whole steps of the optimizer.
+
+    Args:
+        batches: how many batches an epoch has.
+        accumulate: the batches of a step, whose gradients are added up.
+        limit: Lightning's ``limit_train_batches``.
+    """
+
+    batches: int
+    accumulate: int
+    limit: int | float
+
+
+def whole_groups(batches: int, accumulate: int, limit: int | float) -> Groups:
+    """Leave out the batches of an epoch that do not fill a step of the optimizer.
+
+    Example:
+        >>> from torchcaps_lab.training.fitting import whole_groups
+        >>> whole_groups(batches=10, accumulate=4, limit=1.0)
+        Groups(batches=8, accumulate=4, limit=1.0)
+    """
+    accumulate = min(accumulate, batches)
+    batches -= batches % accumulate
+    limited = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+    if 0 < limited < batches:
+        # A limit may be smaller than a step, which Lightning refuses: shrink the step.
+        accumulate = min(accumulate, limited)
+        limit = limited = limited - limited % accumulate
+    return Groups(limited, accumulate, limit)
 
 
 def rehearse(

@@ -107,7 +107,7 @@ def train_head(
         for name, weight in network.named_parameters()
         if not name.startswith("features.")
     ]
-    images = learner.speed.near(loaders.sets[0], device)
+    images = learner.speed.near(loaders.train, device)
     loader = train_loader(images, how.batch_size, how.seed, sampler=how.sampler)
     optimizer = learner.optimisation.optimizer(head)
     falling = CosineAnnealingLR(optimizer, how.frozen_epochs * len(loader))

@@ -160,7 +160,8 @@ class Loaders(L.LightningDataModule):
     ) -> None:
         super().__init__()
         self.composition = train.composition
-        self.sets = replace(train, composition=None), validation
+        self.train = replace(train, composition=None)
+        self.validation = validation
         self.schedule = schedule
         self.speed = speed
 
@@ -169,7 +170,7 @@ class Loaders(L.LightningDataModule):
         assert self.trainer is not None
         rank = self.trainer.global_rank
         processes = self.trainer.world_size
-        images = self._near(self.sets[0])
+        images = self._near(self.train)
         how = self.schedule
         group = self.trainer.accumulate_grad_batches
         return train_loader(
@@ -178,7 +179,7 @@ class Loaders(L.LightningDataModule):
 
     def val_dataloader(self) -> DataLoader:
         """All validation images."""
-        return evaluation_loader(self._near(self.sets[1]), self.schedule.batch_size)
+        return evaluation_loader(self._near(self.validation), self.schedule.batch_size)
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Applies the composition to the images of a training step, on the device."""
