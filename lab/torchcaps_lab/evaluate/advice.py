@@ -160,16 +160,15 @@ def _balance(
             "too few to learn a class, whatever their weight: collect at least "
             f"{_TOO_FEW}, better 50",
         )
-    enough = sorted(
-        (count, name) for name, count in counts.items() if count >= _TOO_FEW
-    )
-    if enough and enough[-1][0] > 3 * enough[0][0]:
-        (least, rare), (most, common) = enough[0], enough[-1]
-        yield Hint(
-            f"{common!r} has {most:,} training {images.what}, {rare!r} {least:,}",
-            "rare classes count too little: weight them, or show them more often",
-            "--class_weights balanced",
-        )
+    enough = [(count, name) for name, count in counts.items() if count >= _TOO_FEW]
+    if enough:
+        (least, rare), (most, common) = min(enough), max(enough)
+        if most > 3 * least:
+            yield Hint(
+                f"{common!r} has {most:,} training {images.what}, {rare!r} {least:,}",
+                "rare classes count too little: weight them, or show them more often",
+                "--class_weights balanced",
+            )
 
 
 def _confused(
@@ -188,8 +187,13 @@ def _confused(
             f"look at the predicted classes of these, and add {images.what} of them",
             _showing(findings, images, lost, commands),
         )
-    pairs = confused_pairs(findings.confusion, len(totals) ** 2)
-    main = [pair for pair in pairs if pair[2] >= 2 and pair[2] > 0.05 * totals[pair[0]]]
+    main = [
+        (true, predicted, count)
+        for true, predicted, count in confused_pairs(
+            findings.confusion, len(totals) ** 2
+        )
+        if count >= 2 and count > 0.05 * totals[true]
+    ]
     if main:
         names = images.classes
         confusions = [

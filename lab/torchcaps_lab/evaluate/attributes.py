@@ -108,12 +108,12 @@ def _most_changed(first: list[float], middle: list[float], last: list[float]) ->
     if not all(map(math.isfinite, (*first, *middle, *last))):
         return ""
     text, most = "", 1.0
-    for name, noticed, *values in zip(
+    for name, noticed, before, between, after in zip(
         MEASURES, _NOTICED, first, middle, last, strict=True
     ):
-        change = values[2] - values[0]
-        steady = change and 0.15 <= (values[1] - values[0]) / change <= 0.85
-        share = change if name not in _SHARES else 2 * change / (values[0] + values[2])
+        change = after - before
+        steady = change and 0.15 <= (between - before) / change <= 0.85
+        share = change if name not in _SHARES else 2 * change / (before + after)
         if steady and abs(share) / noticed >= most:
             most = abs(share) / noticed
             if name == "slant":

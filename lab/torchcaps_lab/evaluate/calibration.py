@@ -78,20 +78,18 @@ class Calibration:
         """The probabilities of activations, both (B, E), in float64."""
         activation = activation.double()
         if self.method == "temperature":
-            return (activation.clamp_min(_SMALLEST).log() / self.parameters[0]).softmax(
-                -1
-            )
+            (temperature,) = self.parameters
+            return (activation.clamp_min(_SMALLEST).log() / temperature).softmax(-1)
         slope, intercept = self.parameters
         return (slope * _logit(activation) + intercept).sigmoid()
 
     def __str__(self) -> str:
         if self.method == "temperature":
-            how = f"temperature scaling, T = {self.parameters[0]:.3g}"
+            (temperature,) = self.parameters
+            how = f"temperature scaling, T = {temperature:.3g}"
         else:
-            how = (
-                f"Platt scaling, slope {self.parameters[0]:.3g}, intercept "
-                f"{self.parameters[1]:.3g}"
-            )
+            slope, intercept = self.parameters
+            how = f"Platt scaling, slope {slope:.3g}, intercept {intercept:.3g}"
         return f"{how}, fitted on {self.images} validation examples"
 
     def config(self) -> dict[str, Any]:

@@ -138,9 +138,9 @@ def _worst(findings: Findings, classes: tuple[str, ...]) -> Worst | None:
     totals = findings.confusion.sum(1).tolist()
     right = findings.confusion.diag().tolist()
     classes_with_tests = [
-        Worst(*figures)
-        for figures in zip(classes, right, totals, strict=True)
-        if figures[2]
+        Worst(name, correct, total)
+        for name, correct, total in zip(classes, right, totals, strict=True)
+        if total
     ]
     worst = min(
         classes_with_tests,
