@@ -124,20 +124,22 @@ class Tile:
         grad = grad_logits[:, :, None, None]  # [i, J, 1, 1, B]
         match self.similarity:
             case InnerProduct(alpha):
-                grads.similarity[0].add_(
+                (grad_alpha,) = grads.similarity
+                grad_alpha.add_(
                     uncolumns((grad * self.votes).sum(0).flatten(2), alpha.shape[2])
                 )
                 grad_votes.addcmul_(grad, alpha)
             case Gaussian(mean, precision, _):
+                grad_mean, grad_precision, grad_log_weight = grads.similarity
                 M = mean.shape[2]
                 deviation = self.votes - mean
                 slope = grad * deviation
-                grads.similarity[1].sub_(
+                grad_precision.sub_(
                     uncolumns((slope * deviation).sum(0).flatten(2), M) / 2
                 )
                 slope *= precision
-                grads.similarity[0].add_(uncolumns(slope.sum(0).flatten(2), M))
-                grads.similarity[2].add_(grad_logits.sum(0).T)
+                grad_mean.add_(uncolumns(slope.sum(0).flatten(2), M))
+                grad_log_weight.add_(grad_logits.sum(0).T)
                 grad_votes -= slope
 
     def votes_backward(self, grad_votes: Tensor, grads: Call) -> None:
@@ -183,9 +185,9 @@ class ChunkedMoments(torch.autograd.Function):
         else:
             second, remainder = (None, None)
         for rows, tiles in _by_rows(call, options):
-            sums = _scattered(tiles) if scatter else _summed(tiles)
-            mass[rows] = sums[0].T
-            for field, part in zip((total, second, remainder), sums[1:], strict=False):
+            mass_of_rows, *sums = _scattered(tiles) if scatter else _summed(tiles)
+            mass[rows] = mass_of_rows.T
+            for field, part in zip((total, second, remainder), sums, strict=False):
                 if field is not None:
                     field[rows] = uncolumns(part.flatten(2), M)
         ctx.options = options
@@ -251,7 +253,8 @@ class ChunkedScores(torch.autograd.Function):
         reduced = ctx.reduced
 
         def work(tensors: Tensors, upstream: Tensors) -> Tensors:
-            return _scores_backward(tensors, upstream[0], options, reduced)
+            (grad,) = upstream
+            return _scores_backward(tensors, grad, options, reduced)
 
         def function(*tensors: Tensor | None) -> Tensors:
             return stored_scores(Call.of(tensors, None), options.leaky, reduced)
