@@ -174,6 +174,8 @@ def told_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ),
         (["export", "digits", "--to", "."], "--to must be a file, and . is a folder"),
         (["explain", "digits", "--batch_size", "3"], "batch_size"),  # it had no effect
+        (["predict", "digits", "one.png", "--top", "0"], "--top must be at least 1"),
+        (["explore", "digits", "--port", "70000"], "--port must be at most 65535"),
     ],
     ids=str,
 )
@@ -183,9 +185,7 @@ def test_wrong_options(
     before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
     error = told_by(capsys, *arguments)
     assert error.startswith(f"torchcaps {arguments[0]}: error: ")
-    plain = message.replace(".*", "\0").partition("\0")
-    assert plain[0] in error
-    assert plain[2] in error
+    assert message in error
     assert before == {
         path: path.read_bytes() for path in Path().rglob("*") if path.is_file()
     }

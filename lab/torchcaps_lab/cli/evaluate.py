@@ -5,7 +5,7 @@ measures.
 from json import dumps
 from typing import TYPE_CHECKING, Literal
 
-from torchcaps.spec import jsonable
+from torchcaps.spec import Size, jsonable
 from torchcaps_lab.cli.places import Existing, Split, Trained
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ def command(
     *,
     data: "DataSet | None" = None,
     split: Split | None = None,
-    batch_size: int = 128,
+    batch_size: Size = 128,
     crops: Literal[1, 13] | None = None,
     positive: str | None = None,
     json: bool = False,

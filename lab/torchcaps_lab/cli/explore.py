@@ -4,13 +4,18 @@ networks in the package.
 
 import errno
 import webbrowser
+from typing import Annotated
+
+from torchcaps.spec import Within
+
+Port = Annotated[int, Within(0, 65535)]
 
 
 def command(
     networks: list[str] = [],  # noqa: B006
     *,
     host: str = "127.0.0.1",
-    port: int = 8765,
+    port: Port = 8765,
     open: bool = True,
     device: str = "cpu",
 ) -> None:
@@ -29,8 +34,6 @@ def command(
     from torchcaps_lab.cli.runs import open_classifier
     from torchcaps_lab.explore.explorer import has_capsules
 
-    if not 0 <= port < 2**16:
-        raise ValueError(f"--port must be 0 to 65535, got {port}")
     classifiers = {
         name: open_classifier(name, device) for name in networks or list_pretrained()
     }

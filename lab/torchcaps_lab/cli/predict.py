@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from torchcaps.spec import Size
 from torchcaps_lab.cli.places import Trained
 from torchcaps_lab.look import Fit
 
@@ -15,9 +16,9 @@ def command(
     images: list[str],
     *,
     resize: Fit | None = None,
-    top: int | None = None,
+    top: Size | None = None,
     device: str = "cpu",
-    batch_size: int = 64,
+    batch_size: Size = 64,
     csv: bool = False,
     json: bool = False,
     boxes: str | None = None,
@@ -49,9 +50,6 @@ def command(
 
     if csv and json:
         raise ValueError("--csv and --json exclude each other")
-    for name, value in (("top", top), ("batch_size", batch_size)):
-        if value is not None and value < 1:
-            raise ValueError(f"--{name} must be at least 1, got {value}")
     if not run:
         raise ValueError("run must not be empty")
     for name, folder in (("boxes", boxes), ("masks", masks)):

@@ -3,7 +3,7 @@
 from json import dumps
 from pathlib import Path
 
-from torchcaps.spec import jsonable
+from torchcaps.spec import Size, jsonable
 from torchcaps.whole import written_whole
 from torchcaps_lab.cli.places import Trained
 from torchcaps_lab.look import Resize
@@ -14,7 +14,7 @@ def command(
     style: str,
     *,
     run: Trained,
-    steps: int = 1,
+    steps: Size = 1,
     content_class: str | None = None,
     out: str = "transfer.png",
     resize: Resize | None = None,
@@ -40,8 +40,6 @@ def command(
     from torchcaps_lab.cli.runs import open_classifier
     from torchcaps_lab.report.canvas import strip
 
-    if steps < 1:
-        raise ValueError(f"--steps must be at least 1, got {steps}")
     transferring.check_out(out, content, style)
     classifier = open_classifier(run, device)
     transferring.check_decoder(classifier)
