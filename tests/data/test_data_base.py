@@ -243,7 +243,7 @@ def test_the_folder_of_data_sets_is_a_path(tmp_path) -> None:
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, 2.0, float("nan"), "0.1", None])
 def test_share_out_of_range(share: float) -> None:
-    with pytest.raises(ValueError, match=r"share must be a share in \[0, 1\), got"):
+    with pytest.raises(ValueError, match=r"share must be a (share in|number)"):
         stratified_split(torch.tensor([0, 1]), share, seed=0)
     with pytest.raises(
         ValueError, match=r"validation must be a (share in \[0, 1\)|number), got"

@@ -9,6 +9,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers.classcaps import ClassCaps
 from torchcaps.layers.conv import CapsConvNd
 from torchcaps.layers.linear import CapsLinear
+from torchcaps.numerics import check_size
 
 
 def concurrent_routing(
@@ -39,8 +40,7 @@ def concurrent_routing(
     Source: Tsai et al. 2020, "Capsules with Inverted Dot-Product Attention Routing",
     section 2.2 and Procedure 2.
     """
-    if rounds < 1:
-        raise ValueError(f"rounds must be at least 1, got {rounds}")
+    check_size(rounds=rounds)
     capsules = [children]
     routed: list[Any] = []
     if rounds == 1:

@@ -13,7 +13,8 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from torchcaps.spec import Within, argument, is_finite, settings
+from torchcaps.numerics import ProperShare
+from torchcaps.spec import Within, argument, check, settings
 from torchcaps.whole import resolved
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.manifest import (
@@ -33,25 +34,6 @@ TEST_SEED = 0
 
 _LEAST_SIDE = 17
 """Least height and width that the usual network, ``capsnet``, takes."""
-
-
-def check_held_out_share(name: str, share: float) -> None:
-    """Raise a `ValueError` that names the argument unless `share` lies in [0, 1): not
-    all can be put aside.
-    """
-    if not is_finite(share) or not 0 <= share < 1:
-        raise ValueError(f"{name} must be a share in [0, 1), got {share!r}")
-
-
-class _NotAll(Within):
-    """The bounds of a share to put aside."""
-
-    def check(self, place: str, value: Any) -> None:
-        check_held_out_share(place, value)
-
-
-HeldOut = Annotated[float, _NotAll(0, 1)]
-"""A share in [0, 1) to put aside."""
 
 
 @settings
@@ -111,7 +93,9 @@ class DataSet(ABC):
 
     shared: ClassVar[tuple[str, ...]] = ()
 
-    validation_share: HeldOut = argument(default=0.1, alias="validation", kw_only=True)
+    validation_share: ProperShare = argument(
+        default=0.1, alias="validation", kw_only=True
+    )
     seed: Annotated[int, Within(-(2**63))] = argument(
         default=0, kw_only=True
     )  # what torch takes
@@ -316,7 +300,7 @@ def stratified_split(labels: Tensor, share: float, seed: int) -> tuple[Tensor, T
     Raises:
         ValueError: `share` is outside [0, 1).
     """
-    check_held_out_share("share", share)
+    check(ProperShare, share, "share")
     generator = torch.Generator().manual_seed(seed)
     if labels.ndim == 2:
         order = torch.randperm(len(labels), generator=generator)
@@ -426,7 +410,7 @@ def stable_split(
     Raises:
         ValueError: `share` is outside [0, 1).
     """
-    check_held_out_share("share", share)
+    check(ProperShare, share, "share")
     if labels.ndim == 2 or groups is not None:
         keys = digests
         if groups is not None:

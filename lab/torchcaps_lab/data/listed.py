@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from torchcaps.numerics import ProperShare
 from torchcaps.spec import argument, settings
 from torchcaps_lab.data.base import (
     TEST_SEED,
     DataSet,
-    HeldOut,
     group_of,
     stable_split,
 )
@@ -233,7 +233,7 @@ class ListedData(DataSet):
     advice = "leave them out to see the rest"
     """How to see the broken items that an error does not list."""
 
-    test_share: HeldOut = argument(default=0.2, alias="test", kw_only=True)
+    test_share: ProperShare = argument(default=0.2, alias="test", kw_only=True)
     class_names: Sequence[Any] | None = argument(
         default=None, alias="classes", kw_only=True
     )

@@ -17,7 +17,7 @@ from torchcaps.models.base import (
     Prediction,
     in_precision_of,
 )
-from torchcaps.numerics import compute_dtype
+from torchcaps.numerics import check_size, compute_dtype
 from torchcaps_lab.data.examples import Batch, Examples
 from torchcaps_lab.evaluate.calibration import calibration_error
 from torchcaps_lab.evaluate.layers import assignment_entropy
@@ -441,8 +441,7 @@ def check_asked(model: ClassifierNetwork, image_set: Examples, batch_size: int) 
             f"image_set has {len(image_set.classes)} classes, but the model has "
             f"{model.classes}"
         )
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    check_size(batch_size=batch_size)
 
 
 def examine(

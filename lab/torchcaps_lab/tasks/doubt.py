@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from torchcaps.models import ClassifierNetwork, Prediction
+from torchcaps.spec import Within
 from torchcaps_lab.data import Examples
 from torchcaps_lab.kinds import SharedRegistry
 from torchcaps_lab.report.exhibit import Exhibit
@@ -139,10 +140,8 @@ register_doubt = DOUBTS.register
 
 def check_false_alarms(false_alarms: float) -> None:
     """Raises a `ValueError` unless it is a share above 0 and below 1."""
-    if not isinstance(false_alarms, int | float) or not 0 < false_alarms < 1:
-        raise ValueError(
-            f"false_alarms must be a share between 0 and 1, got {false_alarms!r}"
-        )
+    between = Within(0, 1, open=True, words="a share between 0 and 1")
+    between.check("false_alarms", false_alarms)
 
 
 def doubts_in(names: Sequence[str], saved: Mapping[str, Any]) -> dict[str, Doubt]:

@@ -10,13 +10,12 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import Size
+from torchcaps.numerics import ProperShare, Size
 from torchcaps.spec import Within, argument, settings
 from torchcaps.whole import seen_from
 from torchcaps_lab.data.base import (
     TEST_SEED,
     DataSet,
-    HeldOut,
     register_dataset,
     stable_split,
 )
@@ -245,7 +244,7 @@ class _OwnPictures(DataSet):
     channels: Literal[1, 3] = argument(default=3, kw_only=True)
     fit: Resize = argument(default="crop", kw_only=True)
     levels: Range | None = argument(default=None, alias="range", kw_only=True)
-    test_share: HeldOut = argument(default=0.2, alias="test", kw_only=True)
+    test_share: ProperShare = argument(default=0.2, alias="test", kw_only=True)
 
     def _divide(self, digests: Sequence[str], what: str) -> None:
         """Put some of the pictures, which have these digests, aside to test on.

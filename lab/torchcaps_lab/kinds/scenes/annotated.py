@@ -13,12 +13,12 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from torchcaps.numerics import ProperShare
 from torchcaps.spec import argument, settings
 from torchcaps.whole import resolved, seen_from
 from torchcaps_lab.data.base import (
     TEST_SEED,
     DataSet,
-    HeldOut,
     group_of,
     register_dataset,
     stable_split,
@@ -217,7 +217,7 @@ class AnnotatedImages(DataSet):
     resize: Literal["pad", "crop", "stretch"] = argument(default="pad", kw_only=True)
     levels: Range | None = argument(default=None, alias="range", kw_only=True)
     background: Background = argument(default=BLACK, kw_only=True)
-    test_share: HeldOut = argument(default=0.2, alias="test", kw_only=True)
+    test_share: ProperShare = argument(default=0.2, alias="test", kw_only=True)
     group_before: str = argument(default="", kw_only=True)
     skip_broken: bool = argument(default=False, kw_only=True)
 
