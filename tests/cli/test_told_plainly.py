@@ -226,7 +226,7 @@ def test_nothing_of_types_that_were_not_meant(
     [
         (
             ["train", *DIGITS, "--batch-size", "3"],
-            "unrecognized arguments: --batch-size 3; did you mean --batch_size?\n",
+            "unrecognized arguments: --batch-size; did you mean --batch_size?\n",
         ),
         (
             ["predict", "digits", "x.png", "--jsn"],

@@ -224,6 +224,7 @@ def test_pictures_with_masks_have_classes_of_pixels(photos):
     [
         (("nowhere",), "there is no folder nowhere"),
         (("Digit",), "did you mean Digits?"),
+        (("--seed", "1", "Digit", "--epochs", "1"), "did you mean Digits?"),
         (("photos", "--data", "Digits"), "photos and --data both name the data"),
     ],
 )

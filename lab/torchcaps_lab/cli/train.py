@@ -28,10 +28,8 @@ _OF_THE_COMMAND = "resume", "config", "allow_changes", "print_config"
 def command(arguments: list[str]) -> None:
     """Trains as the options say, or goes on with a run."""
     parser = train_parser()
-    place = None
-    if arguments and arguments[0] and not arguments[0].startswith("-"):
-        place = arguments[0]
-    tree = parser.tree(arguments if place is None else arguments[1:])
+    tree = parser.tree(arguments)
+    place = tree.pop("folder", None)
     _check_model(parser, tree.get("model"))
     parser.check_simple(tree)
     if place is None and not tree.keys() & {"data", "config", "resume"}:
@@ -199,12 +197,17 @@ def _names(data: Any) -> bool:
 def train_parser() -> OptionParser:
     """The options of ``torchcaps train``."""
     description = (
-        "Train a network. Name a folder with one sub-folder of images for each "
-        "class, or a data set, as in 'torchcaps train FOLDER'. It chooses and prints "
-        "the options that you leave out. '--resume RUN' instead of '--run RUN' "
-        "continues an interrupted run."
+        "Train a network. With a folder, a file or the name of a data set, it chooses "
+        "and prints the options that you leave out. '--resume RUN' instead of "
+        "'--run RUN' continues an interrupted run."
     )
     parser = OptionParser("torchcaps train", description)
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        help="what to train on: a folder with a sub-folder of images for each class, "
+        "anything else that 'torchcaps check' takes, or the name of a data set",
+    )
     parser.add_argument(
         "--config",
         action="append",
