@@ -197,7 +197,7 @@ def as_csv(classifier: Classifier, top: int | None) -> Show:
             "file",
             "rank",
             "class",
-            "said",
+            "predicted",
             probability,
             "length",
             "place",

@@ -29,20 +29,20 @@ def command(
 
     Args:
         run: folder of a run; with --data also of a saved network, or its name
-        folder: other data, as --data FOLDER; of files all are tested on but those that
-            the run was trained on
+        folder: other data, as --data FOLDER; all of its files are tested, except those
+            that the run was trained on
         data: other data than that of the run: a folder or a file, or a data set, as in
             'torchcaps train'
         split: which of the images; default: test; all: of --data
         batch_size: images at a time
         crops: crops of each image to average; default: as trained
-        positive: of two classes the one that sensitivity and AUC are about; default:
-            the second
+        positive: the class that sensitivity and AUC are about, if there are two;
+            default: the second
         json: print JSON
-        strange: images of none of the classes, a folder or a data set: how many does
-            the network take for known?
-        false_alarms: share of the validation images to take for strangers, above 0 and
-            below 1: fits the threshold again, and saves it with the network
+        strange: a folder or a data set with images of none of the classes; prints how
+            many of them pass for known
+        false_alarms: share of the validation images that may be rejected, above 0 and
+            below 1; fits the threshold again, and saves it with the network
     """
     from torchcaps_lab.cli.runs import open_run, other_data
     from torchcaps_lab.cli.strange import examine_strange, fit_again
