@@ -254,6 +254,14 @@ def test_a_misspelt_option_is_told_its_like(
     assert message in told_by(capsys, *arguments)
 
 
+def test_help_has_no_markup_of_docstrings(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--routing", "dynamic", "--optimizer", "Adam", "--help"])
+    shown = capsys.readouterr().out
+    assert "(LearnedSquash)" in shown
+    assert "`" not in shown
+
+
 @pytest.mark.parametrize("name", ["classes", "num_classes"])
 def test_the_data_decide_the_number_of_classes(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -86,6 +86,13 @@ def documented(*docs: str | None) -> Mapping[str, str]:
     descriptions = {}
     for doc in docs:
         for argument in parse(inspect.cleandoc(doc or "")).params:
-            text = argument.description or ""
-            descriptions[argument.arg_name] = text.replace("\n", " ")
+            text = (argument.description or "").replace("\n", " ")
+            descriptions[argument.arg_name] = _without_markup(text)
     return descriptions
+
+
+def _without_markup(text: str) -> str:
+    """A description as a terminal shows it: names without roles and backticks."""
+    text = re.sub(r":\w+:`~[^`]*?(\w+)`", r"\1", text)
+    text = re.sub(r":\w+:`([^`<]*)(<[^`]*>)?`", r"\1", text)
+    return re.sub(r"`+([^`]*)`+_?", r"\1", text)
