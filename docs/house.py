@@ -289,7 +289,7 @@ def reduced(graph: dict[str, set[str]]) -> dict[str, set[str]]:
 
 def table() -> str:
     """The rooms as Markdown, each with those that it imports from."""
-    rows = ["| room | stands on |", "|---|---|"]
+    rows = ["| room | imports from |", "|---|---|"]
     for name, targets in reduced(rooms()).items():
         names = ", ".join(target for target in rooms() if target in targets)
         rows.append(f"| {name} | {names} |")
