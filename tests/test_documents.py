@@ -214,6 +214,7 @@ def test_code_of_extending_runs(tmp_path: Path) -> None:
 assert choice.backend == "chunked" and "Laplace" in choice.reason
 assert moments.variance.shape == (4, 10, 16)
 assert layer(torch.randn(2, 288, 8)).activation.shape == (2, 10)
+assert Brier()(torch.eye(3), torch.arange(3)) == 0
 assert tc.list_routings().count("apart") == 1
 known = tc.load_pretrained("mnist/efficient_capsnet").primary_caps.state_dict()
 assert all(torch.equal(known[name], weight) for name, weight in fine.primary_caps.state_dict().items())
