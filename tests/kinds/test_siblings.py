@@ -280,8 +280,8 @@ def test_check_of_a_table_tells_what_that_of_a_folder_tells(
     assert status("check", path) == 0
     printed = capsys.readouterr().out
     assert "all: 25 images of 2 classes" in printed
-    assert "formats: PNG 24, BMP 1" in printed
-    assert "sizes: 24 x 24 25" in printed
+    assert "formats: PNG (24), BMP (1)" in printed
+    assert "sizes: 24 x 24 (25)" in printed
     assert "with copies: 0.png = 24.bmp" in printed
 
 

@@ -144,7 +144,8 @@ class ImagesReport:
             ("sizes", self.sizes),
         ):
             frequent = [
-                f"{name} {count:,}" for name, count in list(counts.items())[:_FREQUENT]
+                f"{name} ({count:,})"
+                for name, count in list(counts.items())[:_FREQUENT]
             ]
             more = len(counts) - len(frequent)
             lines.append(
