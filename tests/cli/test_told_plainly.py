@@ -254,12 +254,16 @@ def test_a_misspelt_option_is_told_its_like(
     assert message in told_by(capsys, *arguments)
 
 
-def test_help_has_no_markup_of_docstrings(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_options_of_groups_without_markup(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit):
-        main(["train", "--routing", "dynamic", "--optimizer", "Adam", "--help"])
+        main(["train", "--routing", "dynamic", "--preprocess", "Preprocess", "--help"])
     shown = capsys.readouterr().out
     assert "(LearnedSquash)" in shown
     assert "`" not in shown
+    assert "--trainer.precision" in shown
+    assert "--preprocess.flip" in shown
 
 
 @pytest.mark.parametrize("name", ["classes", "num_classes"])

@@ -12,6 +12,7 @@ from argparse import (
     RawDescriptionHelpFormatter,
 )
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
@@ -19,7 +20,13 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from torchcaps.spec import MISSING, alternatives, declared, fit, registry_of
 from torchcaps_lab.cli.output import shortened
 from torchcaps_lab.cli.plugins import HELP, import_named, named_imports
-from torchcaps_lab.cli.source import Sketch, documented, resolved, sketches
+from torchcaps_lab.cli.source import (
+    Sketch,
+    documented,
+    resolved,
+    sketches,
+    without_markup,
+)
 from torchcaps_lab.look import value_of
 from torchcaps_lab.options.reading import meant_option, put, typed
 
@@ -71,6 +78,10 @@ class OptionParser(ArgumentParser):
             allow_abbrev=False,
             formatter_class=RawDescriptionHelpFormatter,
         )
+
+    def print_help(self, file: Any = None) -> None:
+        """Print the help; argparse's hides that nobody reads a long one."""
+        print(self.format_help(), end="", file=file)
 
     def take_imports(self) -> None:
         """Add the option ``--import`` to the help; :meth:`import_from` has read it."""
@@ -279,20 +290,42 @@ class OptionParser(ArgumentParser):
         return resolved(owner, name, home)
 
     def _take_dots(self, words: Sequence[str]) -> None:
-        """Adds options after dots as they come, and for the help all arguments of the
-        things that are named.
+        """Adds options after dots as they come, and for the help those of groups, and
+        all arguments of the things that are named.
         """
+        asks = bool({"-h", "--help"} & {*words})
+        for option, hint in [*self.hints.items()] if asks else []:
+            if is_dataclass(hint):
+                self._describe_group(option, hint)
         for word in words:
             name, _, value = word.partition("=")
             first, *_ = name[2:].split(".")
             if not word.startswith("--") or first not in self.hints:
                 continue
-            if name == f"--{first}" and value and {"-h", "--help"} & {*words}:
-                self._describe(first, registry_of(_class_in(self._hint(first))), value)
+            if name == f"--{first}" and value and asks:
+                hint = self._hint(first)
+                if is_dataclass(hint):
+                    self._describe_group(first, hint)
+                else:
+                    self._describe(first, registry_of(_class_in(hint)), value)
             elif "." in name and name not in self._option_string_actions:
                 super().add_argument(
                     name, dest=name[2:], default=SUPPRESS, help=SUPPRESS
                 )
+
+    def _describe_group(self, option: str, cls: Any) -> None:
+        """Adds the options of a group to the help."""
+        group = self.add_argument_group(
+            f"--{option}",
+            without_markup((inspect.getdoc(cls) or "").split("\n\n")[0]),
+        )
+        for sketch in sketches(cls):
+            group.add_argument(
+                f"--{option}.{sketch.name}",
+                metavar=_metavar(sketch.hint),
+                default=SUPPRESS,
+                help=sketch.told.replace("%", "%%"),
+            )
 
     def _describe(
         self,
@@ -310,7 +343,8 @@ class OptionParser(ArgumentParser):
         ):
             return
         group = self.add_argument_group(
-            f"--{option} {name}", (inspect.getdoc(cls) or "").splitlines()[0]
+            f"--{option} {name}",
+            without_markup((inspect.getdoc(cls) or "").splitlines()[0]),
         )
         help_of = documented(
             *(vars(field).get("__doc__") for field in reversed(cls.__mro__))

@@ -87,11 +87,11 @@ def documented(*docs: str | None) -> Mapping[str, str]:
     for doc in docs:
         for argument in parse(inspect.cleandoc(doc or "")).params:
             text = (argument.description or "").replace("\n", " ")
-            descriptions[argument.arg_name] = _without_markup(text)
+            descriptions[argument.arg_name] = without_markup(text)
     return descriptions
 
 
-def _without_markup(text: str) -> str:
+def without_markup(text: str) -> str:
     """A description as a terminal shows it: names without roles and backticks."""
     text = re.sub(r":\w+:`~[^`]*?(\w+)`", r"\1", text)
     text = re.sub(r":\w+:`([^`<]*)(<[^`]*>)?`", r"\1", text)

@@ -199,7 +199,9 @@ def train_parser() -> OptionParser:
     description = (
         "Train a network. With a folder, a file or the name of a data set, it chooses "
         "and prints the options that you leave out. '--resume RUN' instead of "
-        "'--run RUN' continues an interrupted run."
+        "'--run RUN' continues an interrupted run.\n\n"
+        "'--routing em --help', '--preprocess Preprocess --help' and the like also list "
+        "the options of what they name."
     )
     parser = OptionParser("torchcaps train", description)
     parser.add_argument(

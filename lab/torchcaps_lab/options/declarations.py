@@ -212,9 +212,8 @@ class TrainerOptions:
         sync_batchnorm: batch normalisation over all processes.
         average: keep an exponential moving average of the weights and of running
             statistics, with this decay in each step, such as 0.999, and less in the
-            first ones, :func:`~torchcaps_lab.training.options.moving_average`;
-            the average is validated, tested and
-            saved. None keeps none.
+            first ones (:func:`~torchcaps_lab.training.options.moving_average`). The
+            average is validated, tested and saved. None keeps none.
         extra: other arguments of the Trainer.
 
     Raises:
