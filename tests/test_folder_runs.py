@@ -158,7 +158,7 @@ def test_a_folder_of_troubles_trains_and_the_summary_says_what_was_left_out(
         "8",
     ]
     assert main(["train", *options, "--run", str(run), *SMALL]) == 1
-    assert "7 files cannot be read" in capsys.readouterr().err
+    assert "7 images cannot be read" in capsys.readouterr().err
     assert not run.exists()
     assert (
         main(

@@ -173,9 +173,9 @@ def labelled(path: Path) -> list[Any]:
 
 def test_an_error_about_a_long_cell_is_short(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("series,label,height\n1,up," + "x" * 100_000 + "\n")
-    with pytest.raises(ValueError, match="every channel must be a number") as caught:
-        labelled(tmp_path / "t.csv")
-    assert len(str(caught.value)) < 1000
+    (broken,) = labelled(tmp_path / "t.csv")
+    assert "every channel must be a number" in str(broken)
+    assert len(str(broken)) < 1000
 
 
 def test_a_wide_table_is_read(tmp_path: Path) -> None:

@@ -647,7 +647,7 @@ def all_broken(problems: Sequence[BrokenItem], advice: str) -> ValueError:
     if more := len(lines[MOST_REASONS:]):
         lines[MOST_REASONS:] = [f"and {more:,} other reasons: {advice}"]
     lines.append(
-        f"{counted(len(problems), 'files')} cannot be read: repair or remove them, or "
+        f"{counted(len(problems), problems[0].things)} cannot be read: repair or remove them, or "
         "leave them out with skip_broken (--data.skip_broken true)"
     )
     return ValueError("\n".join(lines))

@@ -261,9 +261,11 @@ class TableForm(NamedTuple):
         ]
         for option, column in columns:
             if column is not None and column not in table.columns:
+                # What a trained network reads is chosen: it reads no labels.
+                advice = f": --data.{option} names it" if self.labels else ""
                 raise ValueError(
                     f"{option} must be a column of {table.path}, got {column!r}; there "
-                    f"are {[*table.columns]!r:.400}: --data.{option} names it"
+                    f"are {[*table.columns]!r:.400}{advice}"
                 )
         table.check_once(column for _, column in columns if column is not None)
 

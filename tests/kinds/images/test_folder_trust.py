@@ -281,7 +281,7 @@ class TestBrokenFiles:
     def test_all_that_is_broken_is_told_at_once(self, troubles):
         data = ImageFolder(str(troubles), size=8)
         with pytest.raises(
-            ValueError, match=r"7 files cannot be read: .* skip_broken"
+            ValueError, match=r"7 images cannot be read: .* skip_broken"
         ) as caught:
             _ = data.train
         for name, why in BROKEN.items():

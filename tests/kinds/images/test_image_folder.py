@@ -110,7 +110,7 @@ def test_files_broken_for_one_reason_share_a_line(tmp_path: Path) -> None:
     make_root(tmp_path, 9)
     for file in sorted((tmp_path / "a").iterdir())[:5]:
         file.write_bytes(b"")
-    with pytest.raises(ValueError, match="5 files cannot be read") as caught:
+    with pytest.raises(ValueError, match="5 images cannot be read") as caught:
         _ = ImageFolder(str(tmp_path)).train
     assert "cannot read 5 images, " in str(caught.value)
     assert str(caught.value).count("the file is empty") == 1

@@ -1,6 +1,7 @@
 """Series from the user's files, and what is wrong with them."""
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -250,6 +251,23 @@ def test_a_constant_that_was_rounded_is_silent() -> None:
         Sound().frames(samples, 8000)
 
 
+def test_a_series_with_a_gap_does_not_stop_the_others(tmp_path: Path) -> None:
+    """The whole table was refused, also where broken series are to be left out."""
+    path = walks(tmp_path / "walks.csv")
+    lines = path.read_text().split("\n")
+    lines[2] = lines[2].rpartition(",")[0] + ","
+    path.write_text("\n".join([*lines, "12,up,3,1,1"]))
+    with pytest.raises(ValueError, match=r"2 series cannot be read: .* skip_broken"):
+        Series(str(path))
+    data = Series(str(path), skip_broken=True)
+    assert len(data.listed.items) == 11
+    assert sorted(data.listed.left_out) == ["walks.csv:0", "walks.csv:12"]
+    reader = SeriesReader.of_data(data, Preprocess())
+    gap, *others = reader.named([str(path)])
+    assert re.search(r"walks\.csv:0: line 3: .*'y': ''", str(gap.error))
+    assert [*map(str, others)] == [f"{path}:{number}" for number in (12, *range(1, 12))]
+
+
 BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
     (
         "empty.csv",
@@ -260,7 +278,7 @@ BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
     (
         "one.csv",
         lambda path: table(path, ["0,up,a,1,2"]),
-        r"one.csv:0 must have .* two or more moments, got \(2, 1\)",
+        r"one.csv:0: it must have .* two or more moments, got \(2, 1\)",
     ),
     (
         "class.csv",
@@ -270,17 +288,22 @@ BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
     (
         "nan.csv",
         lambda path: table(path, ["0,up,a,1,2", "0,up,a,nan,2"]),
-        "nan.csv:3: every channel must be a number, got .*x",
+        "nan.csv:0: line 3: every channel must be a number, got .*x",
     ),
     (
         "gap.csv",
         lambda path: table(path, ["0,up,a,1,2", "0,up,a,,2"]),
-        "gap.csv:3: every channel must be a number",
+        "gap.csv:0: line 3: every channel must be a number",
     ),
     (
         "short.csv",
         lambda path: table(path, ["0,up,a,1,2", "0,up,a,1"]),
-        "short.csv:3: every channel must be a number",
+        "short.csv:0: line 3: every channel must be a number",
+    ),
+    (
+        "unnamed.csv",
+        lambda path: table(path, ["0,up,a,1,2", ",up,a,3,2"]),
+        "unnamed.csv:3: every row must name its series, got .* column 'series'",
     ),
     (
         "both.csv",
@@ -398,7 +421,7 @@ class TestArchives:
         with pytest.raises(
             ValueError,
             match=(
-                r"gap\.ts:2 holds NaN or infinite numbers, first in channel 0 at "
+                r"gap\.ts:2: it holds NaN or infinite numbers, first in channel 0 at "
                 r"moment 1"
             ),
         ):

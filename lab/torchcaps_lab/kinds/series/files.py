@@ -29,10 +29,12 @@ from torchcaps_lab.data.files import (
 )
 from torchcaps_lab.data.listed import BrokenItem, Listed
 from torchcaps_lab.data.plain_text import decoded, lines_of
+from torchcaps_lab.data.reader import Unread
 from torchcaps_lab.data.table_form import part_of_table
 from torchcaps_lab.data.tables import Table, may_name
 from torchcaps_lab.kinds.series.sound import Sound
 from torchcaps_lab.kinds.series.table import (
+    BrokenSeries,
     SeriesForm,
     SeriesItem,
     checked,
@@ -192,24 +194,30 @@ def _table_at(root: Path) -> Table | None:
     return Table(path)
 
 
-def series_in(path: Path, form: SeriesForm) -> list[SeriesItem]:
-    """The series of a file, whose classes need not be known.
+def series_in(path: Path, form: SeriesForm) -> list[SeriesItem | Unread]:
+    """The series of a file, whose classes need not be known; an :class:`Unread` in place
+    of one that cannot be used.
 
     Args:
         path: a .ts, .arff, .csv, .tsv or .jsonl file.
         form: what the columns of a table are read as.
 
     Raises:
-        ValueError: it holds none, or one that cannot be used; names the file and the
-            series.
+        ValueError: it holds none; names the file.
     """
-    (items,) = _read(path, form.unlabelled(), Listed()).values()
-    return items
+    listed = Listed()
+    (items,) = _read(path, form.unlabelled(), listed).values()
+    titles = {name: f"{path}{name.removeprefix(path.name)}" for name in listed.broken}
+    unread = [
+        Unread(title, ValueError(f"{title}: {listed.broken[name].why}"))
+        for name, title in titles.items()
+    ]
+    return [*unread, *items]
 
 
 def _read(path: Path, form: SeriesForm, listed: Listed) -> dict[str, list[SeriesItem]]:
     """The series of a file by split, ``all`` where no column says it; tells ``listed``
-    why others are left out.
+    why others are left out, or cannot be used.
     """
     suffix = path.suffix.lower()
     if suffix not in FILES:
@@ -218,13 +226,20 @@ def _read(path: Path, form: SeriesForm, listed: Listed) -> dict[str, list[Series
             f"({', '.join(SOUNDS)})"
         )
     if is_ucr(path):
-        parts = {"all": [*_ucr(path)]}
+        found = {"all": [*_ucr(path)]}
     elif suffix in TABLES:
-        parts = series_of_table(path, form, listed)
+        found = series_of_table(path, form, listed)
     else:
-        parts = {"all": [*_archive(path)]}
-    if not any(parts.values()):
+        found = {"all": [*_archive(path)]}
+    if not any(found.values()):
         raise ValueError(f"{path} holds no series")
+    parts: dict[str, list[SeriesItem]] = {part: [] for part in found}
+    for part, series in found.items():
+        for one in series:
+            if isinstance(one, BrokenSeries):
+                listed.broken[one.name] = one
+            else:
+                parts[part].append(one)
     return parts
 
 
@@ -408,7 +423,7 @@ def is_ucr(path: Path) -> bool:
     return len(cells) > _LEAST_UCR and numbers and not may_name(cells)
 
 
-def _ucr(path: Path) -> Iterator[SeriesItem]:
+def _ucr(path: Path) -> Iterator[SeriesItem | BrokenSeries]:
     """The series of a table as in the UCR archive; those that are shorter than others
     end in NaN.
     """
@@ -419,14 +434,14 @@ def _ucr(path: Path) -> Iterator[SeriesItem]:
         while cells and cells[-1] == "NaN":
             cells.pop()
         try:
-            values = torch.tensor([[*map(number_in, cells)]])
+            values: Tensor | str = torch.tensor([[*map(number_in, cells)]])
         except ValueError as error:
-            raise ValueError(f"{path}:{number}: {error}") from error
+            values = str(error)
         category = label.removesuffix(".0") if is_number(label) else label
         yield series_at(path, number, category, values)
 
 
-def _archive(path: Path) -> Iterator[SeriesItem]:
+def _archive(path: Path) -> Iterator[SeriesItem | BrokenSeries]:
     """The series of a .ts or .arff file, read by aeon."""
     with (
         needing(".ts and .arff files", "torchcaps-lab[series]"),

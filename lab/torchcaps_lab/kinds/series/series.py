@@ -99,7 +99,7 @@ class Series(ListedData):
     model = "series_capsnet"
     shared = ("bands", "highest")
 
-    things = "series"
+    things = sources = "series"
 
     root: str | Path
     series: str | Sequence[str] = "series"

@@ -22,7 +22,7 @@ from torchcaps_lab.data.columns import (
     are_numbers,
     quoted,
 )
-from torchcaps_lab.data.listed import Item, Listed
+from torchcaps_lab.data.listed import BrokenItem, Item, Listed
 from torchcaps_lab.data.table_form import LabelledRow, TableForm, names_in
 from torchcaps_lab.data.tables import Cells, Table
 from torchcaps_lab.look import is_number, number_in
@@ -86,21 +86,32 @@ class SeriesItem(Item):
         )
 
 
+class BrokenSeries(BrokenItem):
+    """The error for a series with gaps, or with too few moments."""
+
+    things = "series"
+
+
 def series_at(
-    path: Path, place: int | str, category: str, values: Tensor, group: str = ""
-) -> SeriesItem:
-    """One of the series in a file; a `ValueError` as of :func:`checked`.
+    path: Path, place: int | str, category: str, values: Tensor | str, group: str = ""
+) -> SeriesItem | BrokenSeries:
+    """One of the series in a file, or why it cannot be used.
 
     Args:
         path: the file.
         place: its number, or what names it there.
         category: the name of its class.
-        values: (C, L).
+        values: (C, L), or why there are none.
         group: whom or what it is of; empty where that is not known.
     """
-    title = f"{path}:{place}"
     name = f"{path.name}:{place}"
-    return SeriesItem(name, category, checked(values, title), title, group=group)
+    if isinstance(values, str):
+        return BrokenSeries(name, values)
+    try:
+        values = checked(values, "it")
+    except ValueError as error:
+        return BrokenSeries(name, str(error))
+    return SeriesItem(name, category, values, f"{path}:{place}", group=group)
 
 
 class SeriesForm(NamedTuple):
@@ -178,13 +189,13 @@ class SeriesForm(NamedTuple):
 
 def series_of_table(
     path: Path, form: SeriesForm, listed: Listed
-) -> dict[str, list[SeriesItem]]:
+) -> dict[str, list[SeriesItem | BrokenSeries]]:
     """The series of a table by split, ``all`` where no column says it; tells ``listed``
     why others are left out.
 
     Raises:
-        ValueError: a column or a number is missing, or a series cannot be used; names
-            the row or the series.
+        ValueError: a column is missing, or which rows are of one series is not clear;
+            names the row or the series.
     """
     table = Table(path)
     named = [("series", name) for name in form.series]
@@ -198,13 +209,19 @@ def series_of_table(
         raise ValueError(
             f"{path} has no columns{wanted}; there are {[*table.columns]!r:.400}"
         )
-    parts: dict[str, list[SeriesItem]] = {"all": []} if not form.form.split else {}
+    parts: dict[str, list[SeriesItem | BrokenSeries]] = {}
+    if not form.form.split:
+        parts["all"] = []
     read = _long if form.series else _wide
     for row, values in read(table, form, listed):
         item = series_at(path, row.place, row.category, values, row.group)
         parts.setdefault(row.part or "all", []).append(item)
     if form.series and form.time is None and not form.values:
-        every = [item.values for items in parts.values() for item in items]
+        every = [
+            item.values
+            for item in chain.from_iterable(parts.values())
+            if isinstance(item, SeriesItem)
+        ]
         _check_no_time(path, form.values_in(table), every)
     return parts
 
@@ -244,8 +261,8 @@ def _grows_evenly(numbers: Tensor) -> bool:
 
 def _wide(
     table: Table, form: SeriesForm, listed: Listed
-) -> Iterator[tuple[LabelledRow, Tensor]]:
-    """Each row as a series, of the moments until its last one."""
+) -> Iterator[tuple[LabelledRow, Tensor | str]]:
+    """Each row as a series, of the moments until its last one; or why it is none."""
     moments = form.values_in(table)
     channels = [*_channels_of(moments).values()]
     numbers = _Numbers(decimal_comma=table.delimiter != ",")
@@ -254,9 +271,14 @@ def _wide(
         while length and not any(row.values[one[length - 1]] for one in channels):
             length -= 1
         present = [name for one in channels for name in one[:length]]
-        rows = numbers.of({name: row.values[name] for name in present}, row.place)
-        place = row.place.removeprefix(f"{table.path.name}, ")
-        yield row._replace(place=place), torch.tensor(rows).view(len(channels), length)
+        cells = {name: row.values[name] for name in present}
+        row = row._replace(place=row.place.removeprefix(f"{table.path.name}, "))
+        try:
+            values = torch.tensor(numbers.of(cells, f"{table.path}, {row.place}"))
+        except _NoNumber as error:
+            yield row, str(error)
+        else:
+            yield row, values.view(len(channels), length)
 
 
 def _channels_of(names: Sequence[str]) -> dict[str, list[str]]:
@@ -281,8 +303,8 @@ def _channels_of(names: Sequence[str]) -> dict[str, list[str]]:
 
 def _long(
     table: Table, form: SeriesForm, listed: Listed
-) -> Iterator[tuple[LabelledRow, Tensor]]:
-    """The series of a table with a row for each moment."""
+) -> Iterator[tuple[LabelledRow, Tensor | str]]:
+    """The series of a table with a row for each moment, or why they are none."""
     channels = form.values_in(table)
     decimal_comma = table.delimiter != ","
     numbers = _Numbers(decimal_comma)
@@ -290,19 +312,28 @@ def _long(
     needed = (*steady, *names_in(form.time))
     moments: dict[str, list[tuple[float, list[float]]]] = {}
     facts: dict[str, tuple[str, ...]] = {}
+    wrong: dict[str, str] = {}
     for row in table.rows(needed, channels):
         place, values = f"{table.path}:{row.line}", row.values
         if row.misfit:
             raise ValueError(f"{place} cannot be used: {row.misfit}")
+        if lacking := [column for column in form.series if not values[column]]:
+            raise ValueError(
+                f"{place}: every row must name its series, got an empty cell in column "
+                f"{lacking[0]!r}"
+            )
         name = series_name(values[column] for column in form.series)
         before = moments.setdefault(name, [])
         when = float(len(before))
-        if form.time is not None:
-            cell = values[form.time]
-            when = _moment(
-                cell.replace(",", ".") if decimal_comma else cell, form.time, place
-            )
-        before.append((when, numbers.of({one: values[one] for one in channels}, place)))
+        try:
+            if form.time is not None:
+                cell = values[form.time]
+                cell = cell.replace(",", ".") if decimal_comma else cell
+                when = _moment(cell, form.time)
+            cells = {one: values[one] for one in channels}
+            before.append((when, numbers.of(cells, place)))
+        except _NoNumber as error:
+            wrong.setdefault(name, f"line {row.line}: {error}")
         fact = tuple(values[column] for column in steady)
         if facts.setdefault(name, fact) != fact:
             raise ValueError(
@@ -323,7 +354,8 @@ def _long(
         if isinstance(labelled, str):
             listed.left_out[f"{table.path.name}:{name}"] = labelled
         else:
-            yield labelled, torch.tensor([numbers for _, numbers in rows]).T
+            values_of_rows = [numbers for _, numbers in rows]
+            yield labelled, wrong.get(name) or torch.tensor(values_of_rows).T
 
 
 def series_name(cells: Iterable[str]) -> str:
@@ -331,7 +363,11 @@ def series_name(cells: Iterable[str]) -> str:
     return " / ".join(cells)
 
 
-def _moment(cell: str, column: str, place: str) -> float:
+class _NoNumber(ValueError):
+    """The error for a cell of a series that holds no number."""
+
+
+def _moment(cell: str, column: str) -> float:
     """When a row was measured, as a number by which rows can be sorted."""
     try:
         if is_number(cell):
@@ -343,9 +379,9 @@ def _moment(cell: str, column: str, place: str) -> float:
             cell = _SHORT_HOUR.sub("0", _DAY_FIRST.sub(_year_first, cell))
             moment = datetime.fromisoformat(cell)
     except ValueError:
-        raise ValueError(
-            f"{place}: {column} must be a number, or a time such as 2024-01-31 12:00, "
-            f"got {cell[:40]!r}: without --data.time, the rows are in their order"
+        raise _NoNumber(
+            f"{column} must be a number, or a time such as 2024-01-31 12:00, got "
+            f"{cell[:40]!r}: without --data.time, the rows are in their order"
         ) from None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
@@ -368,8 +404,8 @@ class _Numbers:
         self._first: dict[str, str] = {}
 
     def of(self, row: Mapping[str, str], place: str) -> list[float]:
-        """The numbers of a row by column; a `ValueError` that names its place if one is
-        none, or if some numbers of the table have a comma and others a point.
+        """The numbers of a row by column; a `ValueError` if one is none, or if some
+        numbers of the table have a comma and others a point, which names its place.
         """
         cells = [*row.values()]
         for cell in cells:
@@ -391,8 +427,8 @@ class _Numbers:
                 for name, cell in zip(row, written, strict=True)
                 if not is_number(cell)
             }
-            raise ValueError(
-                f"{place}: every channel must be a number, got {wrong!r:.400}"
+            raise _NoNumber(
+                f"every channel must be a number, got {wrong!r:.400}"
             ) from None
 
 
