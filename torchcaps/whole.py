@@ -127,6 +127,13 @@ def owned(folder: Path, *names: str) -> Path:
     return path
 
 
+def expanded(path: str | Path) -> Path:
+    """Return a path with the home folder in place of ``~``. A name such as ``~new.csv``,
+    which is no user's, stays as it is; `Path.expanduser` raises for it.
+    """
+    return Path(os.path.expanduser(path))  # noqa: PTH111
+
+
 def resolved(path: Path) -> Path:
     """Return an absolute path without links, which need not exist.
 

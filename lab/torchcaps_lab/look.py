@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from torchcaps.whole import opened, resolved
+from torchcaps.whole import expanded, opened, resolved
 
 STEPS = 30
 """Steps of an epoch that the batch size is chosen for: with fewer, 20 epochs end before
@@ -195,7 +195,7 @@ class Place:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).expanduser()
+        self.path = expanded(path)
 
     @cached_property
     def is_file(self) -> bool:

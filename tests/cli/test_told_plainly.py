@@ -380,7 +380,7 @@ def test_a_resumed_run_whose_images_have_moved(
     error = told_by(capsys, "train", "--resume", str(tmp_path))
     assert "error: root nowhere does not exist" in error
     assert error.endswith(
-        "; if the images have moved, name their new place with --data.root\n"
+        "; if the data have moved, name their new place with --data.root\n"
     )
 
 

@@ -8,6 +8,8 @@ import torch
 from PIL import Image
 
 import torchcaps as tc
+from torchcaps.spec import fit
+from torchcaps.whole import expanded
 from torchcaps_lab.cli import main
 from torchcaps_lab.data.files import list_folder
 from torchcaps_lab.kinds.images.decoding.picture import at_size, load_image
@@ -206,3 +208,12 @@ def test_names_are_read_as_they_are_typed() -> None:
     assert name_in(typed("null")) is None
     assert name_in(typed("{name: Digits, size: 12}")) == "Digits"
     assert name_in({"name": typed("1e3")}) == "1e3"
+    for name in ("a # b.csv", " a.csv", "a\nb.csv", "|"):
+        assert fit(str, typed(name), "folder") == name
+    assert fit(str | None, typed("'null'"), "label") == "null"
+
+
+def test_the_name_of_no_user_is_that_of_a_file() -> None:
+    """``Path("~new.csv").expanduser()`` raises a RuntimeError."""
+    assert expanded("~new.csv") == Path("~new.csv")
+    assert expanded("~/new.csv") == Path.home() / "new.csv"

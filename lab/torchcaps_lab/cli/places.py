@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import torchcaps
 from torchcaps.spec import Within
-from torchcaps.whole import folder_instead, is_there, seen_from
+from torchcaps.whole import expanded, folder_instead, is_there, seen_from
 
 
 def packaged(name: str) -> bool:
@@ -28,7 +28,7 @@ class There(Within):
         """Raises a ValueError that names the place if there is nothing, or a file in
         place of the folder of a network.
         """
-        path = Path(value).expanduser()
+        path = expanded(value)
         if self.network and not packaged(value) and is_there(path.is_file):
             raise ValueError(f"{place}: {folder_instead(path)}")
         named = self.network and (

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from torchcaps.numerics import ProperShare
 from torchcaps.spec import Within, argument, check, settings
-from torchcaps.whole import resolved
+from torchcaps.whole import expanded, resolved
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.manifest import (
     Changes,
@@ -479,10 +479,8 @@ def find_data_dir(data_dir: str | Path | None) -> Path:
         )
     chosen = data_dir or os.environ.get("TORCHCAPS_DATA")
     if chosen:
-        return Path(chosen).expanduser()
-    return (
-        Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "torchcaps"
-    )
+        return expanded(chosen)
+    return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "torchcaps"
 
 
 DATASETS = SharedRegistry("data set", DataSet)

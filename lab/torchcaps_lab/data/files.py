@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Literal, TypeVar
 
-from torchcaps.whole import is_there, resolved, seen_from
+from torchcaps.whole import expanded, is_there, resolved, seen_from
 from torchcaps_lab.data.base import find_data_dir
 from torchcaps_lab.data.classes import UnknownClasses, called_like, places_of
 from torchcaps_lab.data.listed import BrokenItem, Item, Listed
@@ -312,7 +312,7 @@ def found_root(root: str | Path) -> str | Path:
     """
     if root == "":
         return root
-    root = Path(root).expanduser()
+    root = expanded(root)
     at_home = find_data_dir(None) / root
     if not root.exists() and not at_home.exists():
         raise FileNotFoundError(

@@ -238,13 +238,13 @@ def _count(
 
 def typed(text: str) -> Typed:
     """A value from a command line."""
-    # YAML reads these alone as the beginning of an empty text.
-    if text in ("|", ">"):
-        return Typed(text, text)
     try:
-        return Typed(text, parsed(text, "the value"))
+        value = parsed(text, "the value")
     except ValueError:
         return Typed(text, text)
+    # YAML would cut a text without quotes at " #", and blanks at its ends.
+    plain = isinstance(value, str) and not text.lstrip().startswith(("'", '"'))
+    return Typed(text, text if plain else value)
 
 
 def read_options(path: Path) -> dict[str, Any]:

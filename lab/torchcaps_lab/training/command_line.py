@@ -2,7 +2,6 @@
 not need Lightning.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any, NamedTuple, cast
@@ -16,6 +15,7 @@ from torchcaps.spec import (
     fit,
     meant,
 )
+from torchcaps.whole import expanded
 from torchcaps_lab.options.declarations import OURS, Schedule, trainer_arguments
 from torchcaps_lab.options.reading import merged
 from torchcaps_lab.training.options import Optimisation, Running, Subject
@@ -107,8 +107,8 @@ def training_options(values: Mapping[str, Any]) -> TrainingOptions:
     imported = tuple(values.pop("import", ()))
     run = values.pop("run", None)
     if run is not None:
-        # Shells leave --run=~/mine as it is. Path would raise for ~nobody.
-        run = os.path.expanduser(fit(str, run, "run"))  # noqa: PTH111
+        # Shells leave --run=~/mine as it is.
+        run = str(expanded(fit(str, run, "run")))
     if unknown := [name for name in values if name not in arguments]:
         raise ValueError(
             f"there is no option {unknown[0]}{meant(unknown[0], arguments)}"

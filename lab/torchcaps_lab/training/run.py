@@ -66,7 +66,7 @@ def train_with(
         if not folder.config.is_file():
             raise
         raise FileNotFoundError(
-            f"{error}; if the images have moved, name their new place with --data.root"
+            f"{error}; if the data have moved, name their new place with --data.root"
         ) from error
     if folder.config.is_file():
         _check_network(folder, parts.subject, options, how.get("allow_changes", False))

@@ -10,6 +10,7 @@ from torch import nn
 
 from torchcaps.numerics import check_choice
 from torchcaps.spec import Given, declared, kept, plain, refused
+from torchcaps.whole import expanded
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data.base import DATASETS, DataSet
 from torchcaps_lab.data.pairs import is_two_arrays
@@ -132,7 +133,7 @@ def train(
     }
     if run is not None or resume:
         place = run or Path("runs") / Path(named).name.lower()
-        values["run"] = str(Path(place).expanduser())
+        values["run"] = str(expanded(place))
     before: dict[str, Any] = {}
     if resume:
         before = read_options(RunFolder(Path(values["run"]), "run").existing().config)

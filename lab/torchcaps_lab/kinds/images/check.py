@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchcaps.whole import expanded
 from torchcaps_lab.data.files import ClassFolders, ListedFile, looked_through
 from torchcaps_lab.data.listed import Listed
 from torchcaps_lab.data.manifest import (
@@ -208,7 +209,7 @@ def check_folder(
         ValueError: it is unclear which folders are classes, or there are no images in
             them.
     """
-    root = Path(root).expanduser()
+    root = expanded(root)
     listing = looked_through(
         ImageListing(root=root, skip_empty=skip_broken, class_folders=class_folders)
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchcaps.numerics import ProperShare, Size
 from torchcaps.spec import Within, argument, settings
-from torchcaps.whole import seen_from
+from torchcaps.whole import expanded, seen_from
 from torchcaps_lab.data.base import (
     TEST_SEED,
     DataSet,
@@ -326,7 +326,7 @@ class PictureFolder(_OwnPictures):
     root: str | Path
 
     def __post_init__(self) -> None:
-        root = Path(self.root).expanduser()
+        root = expanded(self.root)
         if not root.is_dir():
             raise FileNotFoundError(f"there is no folder {root}{seen_from(root)}")
         self._files = image_files(root)
@@ -334,7 +334,7 @@ class PictureFolder(_OwnPictures):
 
     def notes(self) -> tuple[str, ...]:
         """Note that sub-folders are no classes."""
-        folders = {file.parent for file in self._files} - {Path(self.root).expanduser()}
+        folders = {file.parent for file in self._files} - {expanded(self.root)}
         if not folders:
             return ()
         return (

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from torchcaps.numerics import Size
 from torchcaps.spec import Within, argument, settings
-from torchcaps.whole import LARGEST_NOTE, read_text, seen_from
+from torchcaps.whole import LARGEST_NOTE, expanded, read_text, seen_from
 from torchcaps_lab.data.base import (
     DataSet,
     find_data_dir,
@@ -192,7 +192,7 @@ class Masks(DataSet):
             raise ValueError(
                 f"fold must be less than folds, {self.folds}, got {self.fold}"
             )
-        root = Path(self.root).expanduser()
+        root = expanded(self.root)
         self.root = root if root.exists() else find_data_dir(None) / root
         if not (Path(self.root) / self.images).is_dir():
             raise FileNotFoundError(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchcaps.numerics import ProperShare
 from torchcaps.spec import argument, settings
-from torchcaps.whole import resolved, seen_from
+from torchcaps.whole import expanded, resolved, seen_from
 from torchcaps_lab.data.base import (
     TEST_SEED,
     DataSet,
@@ -234,8 +234,8 @@ class AnnotatedImages(DataSet):
         """The folder that holds those of the images and of the annotations, or else
         that of the images.
         """
-        root = resolved(Path(self.root).expanduser())
-        annotations = resolved(Path(self.annotations).expanduser())
+        root = resolved(expanded(self.root))
+        annotations = resolved(expanded(self.annotations))
         holder = annotations if annotations.is_dir() else annotations.parent
         beside = holder != root and holder.parent == root.parent
         return root.parent.name if beside else root.name
@@ -316,8 +316,8 @@ class AnnotatedImages(DataSet):
     @cached_property
     def _annotated(self) -> Listed:
         """The classes, and the images of each split of the annotations."""
-        root = _there(Path(self.root).expanduser(), "root")
-        annotations = Path(self.annotations).expanduser()
+        root = _there(expanded(self.root), "root")
+        annotations = expanded(self.annotations)
         names = None if self.names is None else check_names(self.names, "classes")
         if annotations.suffix.lower() in YAML:
             listed = of_yaml(annotations, root, names)
@@ -329,9 +329,9 @@ class AnnotatedImages(DataSet):
         }
         for part, (path, place) in of_parts.items():
             if path is not None:
-                inside = root if place is None else Path(place).expanduser()
+                inside = root if place is None else expanded(place)
                 _there(inside, f"{part}_root")
-                other = _annotations(Path(path).expanduser(), inside, listed.classes)
+                other = _annotations(expanded(path), inside, listed.classes)
                 listed.parts[part] = other.parts["train"]
                 listed.left_out |= other.left_out
         for noted in listed.parts.values():

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcaps.whole import opened, seen_from
+from torchcaps.whole import expanded, opened, seen_from
 from torchcaps_lab.kinds.texts.words import RESERVED, Words
 from torchcaps_lab.look import number_in
 
@@ -48,7 +48,7 @@ def read_vectors(path: str | Path, words: Words) -> Known:
             is in the vocabulary.
         UserWarning: as a warning, if there are fewer words than the file states.
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
     if not path.is_file():
         raise FileNotFoundError(
             "vectors must be a file of word vectors, there is no "

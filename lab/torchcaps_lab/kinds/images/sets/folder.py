@@ -4,6 +4,7 @@ import shlex
 from pathlib import Path
 
 from torchcaps.spec import argument, settings
+from torchcaps.whole import expanded
 from torchcaps_lab.data.base import register_dataset
 from torchcaps_lab.data.files import ClassFolders, Listing, list_folder
 from torchcaps_lab.kinds.images.sets.files import ImageListing
@@ -68,7 +69,7 @@ class ImageFolder(ListedImages):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.root = Path(self.root).expanduser()
+        self.root = expanded(self.root)
         self.advice = f"torchcaps check {self.root} lists all"
         self.names_alike = (
             f"{shlex.join(['torchcaps', 'check', str(self.root)])} names them"

@@ -13,7 +13,7 @@ from typing import Any
 
 from torchcaps.optional_imports import needing
 from torchcaps.spec import settings
-from torchcaps.whole import resolved
+from torchcaps.whole import expanded, resolved
 from torchcaps_lab.data.base import register_dataset
 from torchcaps_lab.data.listed import Item, Listed
 from torchcaps_lab.data.manifest import some
@@ -106,7 +106,7 @@ class Hub(ListedImages):
         """The splits that ``datasets`` opened, by name."""
         with needing("data sets of the hub", "torchcaps-lab[datasets]"):
             import datasets
-        path = Path(self.path).expanduser()
+        path = expanded(self.path)
         try:
             if any(
                 (path / name).is_file() for name in ("dataset_dict.json", "state.json")
@@ -163,7 +163,7 @@ class Hub(ListedImages):
         """
         import datasets
 
-        home = Path(self.path).expanduser()
+        home = expanded(self.path)
         config = datasets.config
         places = [Path(config.HF_DATASETS_CACHE), Path(config.HF_CACHE_HOME)]
         places += [home if home.is_dir() else home.parent] if home.exists() else []

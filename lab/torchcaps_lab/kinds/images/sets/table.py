@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from torchcaps.spec import argument, settings
-from torchcaps.whole import seen_from
+from torchcaps.whole import expanded, seen_from
 from torchcaps_lab.data.base import register_dataset
 from torchcaps_lab.data.classes import composed
 from torchcaps_lab.data.columns import Columns, Role, UnclearColumns, quoted
@@ -388,7 +388,7 @@ class ImageTable(ListedImages):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.root = Path(self.root).expanduser()
+        self.root = expanded(self.root)
         has_tables = self.root.is_dir() and tables_of_splits(self.root)
         if not self.root.is_file() and not has_tables:
             raise FileNotFoundError(
