@@ -11,6 +11,7 @@ from torchcaps.models import create_model
 from torchcaps_lab.data import Manifest, Text, TextSet
 from torchcaps_lab.data.reader import Unread
 from torchcaps_lab.kinds.texts.files import named_texts
+from torchcaps_lab.kinds.texts.files import texts_of as texts_in_rows
 from torchcaps_lab.kinds.texts.words import RESERVED
 from torchcaps_lab.options.guess import guess
 
@@ -499,6 +500,9 @@ def test_names_of_columns_that_are_repeated_are_no_example(tmp_path: Path) -> No
     assert data.manifest().left_out == {
         "reviews.csv, row 21": "it repeats the names of the columns"
     }
+    # Two tables of one name in different folders are told apart.
+    first, *_ = texts_in_rows(table, "text")
+    assert getattr(first, "place", "").startswith(f"{table}, row 1")
 
 
 def test_a_column_of_labels_may_have_the_name_of_a_class(tmp_path: Path) -> None:

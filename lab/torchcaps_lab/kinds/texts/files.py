@@ -219,7 +219,7 @@ def texts_of(path: Path, column: str) -> Iterator["NamedText | Unread"]:
         column: the column of the texts.
     """
     for row in Table(path).rows([column]):
-        place = f"{path.name}, row {row.number}"
+        place = f"{path}, row {row.number}"
         if row.misfit:
             yield Unread(place, ValueError(f"{place}: {row.misfit}"))
         else:
