@@ -178,3 +178,24 @@ def test_a_first_batch_in_a_transform_is_refused(layer: nn.Module) -> None:
 
     with pytest.raises(RuntimeError, match=r"before a transform of torch\.func"):
         torch.func.grad(objective)(torch.randn(2, 4, 9))
+
+
+@pytest.mark.thorough
+@torch.no_grad()
+def test_a_first_batch_of_a_compiled_head_is_not_traced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Scaling calls the layer dozens of times."""
+    compiling = []
+
+    def scaled(*_: object) -> float:
+        compiling.append(torch.compiler.is_compiling())
+        return 1.0
+
+    monkeypatch.setattr("torchcaps.layers.head.start_length", scaled)
+    torch.compiler.reset()
+    head = tc.CapsHead(3, types=2, routing="mean")
+    compiled = torch.compile(head, backend="eager")
+    features = torch.randn(4, 9)
+    torch.testing.assert_close(compiled(features), head(features))
+    assert compiling == [False]

@@ -134,7 +134,11 @@ class CapsHead(CapsuleLayer):
         children = self._children(rows)
         pose = children.pose
         if self._undrawn and not (pose.is_meta or isinstance(pose, FakeTensor)):
-            self._start(rows, children)
+            # Traced, its calls of the layer would take a minute.
+            start = (
+                _START_UNTRACED if torch.compiler.is_compiling() else CapsHead._start
+            )
+            start(self, rows, children)
         return children
 
     def _children(self, rows: Tensor) -> Capsules:
@@ -176,6 +180,9 @@ class CapsHead(CapsuleLayer):
     def forward(self, features: Tensor) -> Capsules:
         """Return the class capsules."""
         return self.class_caps(self.children_of(features))
+
+
+_START_UNTRACED = torch._disable_dynamo(CapsHead._start)
 
 
 def _differ(rows: Tensor) -> Tensor:
