@@ -62,6 +62,14 @@ def test_weights_are_loaded_before_the_first_batch() -> None:
     assert torch.equal(moved.class_caps.weight, trained.class_caps.weight)
 
 
+def test_weights_that_do_not_fit_leave_a_head_that_starts() -> None:
+    trained, head = tc.CapsHead(3), tc.CapsHead(4)
+    trained(torch.randn(2, 9))
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        head.load_state_dict(trained.state_dict(), strict=False)
+    assert (head(torch.randn(2, 9)).activation > 0).all()
+
+
 def test_what_does_not_fit_is_said() -> None:
     head = tc.CapsHead(3)
     with pytest.raises(TypeError, match="features must be a tensor, got list"):

@@ -113,19 +113,12 @@ class CapsHead(CapsuleLayer):
         # Classes whose transforms the next batch draws, 0 once they are there. A number,
         # so that a network's reset_classifier sees it change with the transforms.
         self._undrawn = 0 if self.routing.own_transforms else classes
+        self.register_load_state_dict_post_hook(_loaded)
 
     @property
     def routing(self) -> Routing:
         """Return the routing of the class capsules."""
         return self.class_caps.routing
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Tensor], prefix: str, *args: Any
-    ) -> None:
-        super()._load_from_state_dict(state_dict, prefix, *args)
-        weight = state_dict.get(f"{prefix}class_caps.weight")
-        if weight is not None and (weight.is_meta or weight.any()):
-            self._undrawn = 0
 
     def children_of(self, features: Tensor) -> Capsules:
         """Return the primary capsules, poses (B, H, W, types, dim)."""
@@ -180,6 +173,14 @@ class CapsHead(CapsuleLayer):
     def forward(self, features: Tensor) -> Capsules:
         """Return the class capsules."""
         return self.class_caps(self.children_of(features))
+
+
+def _loaded(head: CapsHead, _: object) -> None:
+    """After a loading: transforms that are there are not drawn."""
+    # Not read through a parametrization: a spectral norm would move on.
+    weight = head.class_caps._parameters.get("weight")
+    if weight is not None and (weight.is_meta or weight.any()):
+        head._undrawn = 0
 
 
 _START_UNTRACED = torch._disable_dynamo(CapsHead._start)
