@@ -13,6 +13,10 @@ import torchcaps as tc
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data import DataSet, Digits, Examples, MapStyle, Shapes
 from torchcaps_lab.data.base import create_dataset
+from torchcaps_lab.kinds.images.reader import ImageReader
+from torchcaps_lab.kinds.series.reader import SeriesReader
+from torchcaps_lab.kinds.texts.reader import TextReader
+from torchcaps_lab.options.guess import guess
 from torchcaps_lab.options.reading import read_options
 
 SMALL = {
@@ -64,6 +68,45 @@ def test_numbers_and_texts_of_numpy_are_options(
     saved = read_options(classifier.run / "config.yaml")
     assert (saved["seed"], saved["lr"], saved["model"]) == (3, 0.5, SMALL["model"])
     assert saved["model_args"] == {"channels": 4, "init_std": 0.5}
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_of_a_program_are_trained_as_those_of_a_folder(
+    channels: int, tmp_path: Path
+) -> None:
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (60, 32, 32, channels), dtype=np.uint8)
+    labels = ["day" if place % 2 else "night" for place in range(60)]
+    for place, (image, label) in enumerate(zip(images, labels, strict=True)):
+        file = tmp_path / "photos" / label / f"{place}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image.squeeze()).save(file)
+    in_program = ImageReader.of_program(images, labels, {}).options
+    in_folder = guess(tmp_path / "photos").options
+    where = ("name", "root", "data")
+    for options in in_program, in_folder:
+        kept = {name: options["data"][name] for name in {*options["data"]} - {*where}}
+        options["data"] = kept
+    assert in_program == {
+        name: value for name, value in in_folder.items() if name != "run"
+    }
+
+
+def test_a_run_without_a_name_gets_one_that_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = {"epochs": 1, "report": False, "show": None, **SMALL}
+    runs = [tc.train(IMAGES, [0, 1] * 20, **few).run for _ in range(2)]
+    assert [run.as_posix() for run in runs] == ["runs/arrays", "runs/arrays-2"]
+
+
+def test_a_few_texts_and_series_of_a_program_are_many_steps() -> None:
+    labels = [place % 2 for place in range(100)]
+    texts = TextReader.of_program([f"text {place}" for place in range(100)], labels, {})
+    series = SeriesReader.of_program([torch.zeros(1, 9)] * 100, labels, {})
+    assert texts.options["batch_size"] == series.options["batch_size"] == 4
+    assert 18 * series.options["epochs"] >= 600
 
 
 def test_a_run_goes_on_with_changes_that_are_allowed(

@@ -19,11 +19,18 @@ from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.pairs import inputs_and_labels
 from torchcaps_lab.data.transforms.preprocess import Preprocess
 from torchcaps_lab.kinds import SharedRegistry
-from torchcaps_lab.look import advice_on
+from torchcaps_lab.look import (
+    Guess,
+    advice_on,
+    counted,
+    plain_steps,
+    trained_of,
+    watched,
+)
 
 if TYPE_CHECKING:
     from torchcaps.models import ClassifierNetwork
-    from torchcaps_lab.look import Fit, Guess, Place
+    from torchcaps_lab.look import Fit, Place
 
 
 class Read(NamedTuple):
@@ -105,7 +112,7 @@ class Reader(ABC):
     """How a batch is prepared for the network."""
 
     @classmethod
-    def sees(cls, place: "Place", given: Mapping[str, Any]) -> "Guess | None":
+    def sees(cls, place: "Place", given: Mapping[str, Any]) -> Guess | None:
         """Return the options of a training on what lies at a path; None if that is not
         of this kind.
 
@@ -129,22 +136,40 @@ class Reader(ABC):
         return False
 
     @classmethod
-    def of_program(cls, data: Any, labels: Any) -> dict[str, Any]:
-        """Return the option ``data`` of a training on what a program has.
+    def of_program(cls, data: Any, labels: Any, given: Mapping[str, Any]) -> Guess:
+        """Return the options of a training on what a program has.
 
         Args:
             data: the examples, or pairs of an example and a label.
             labels: the labels beside the examples; None if there are none.
+            given: the options that the user gave, which the others have to suit.
 
         Raises:
             ValueError: there are no labels.
         """
         inputs, beside = inputs_and_labels(data, labels, cls.name)
-        return {
+        arguments = {
             "name": cls.in_program,
             "inputs": Given(inputs),
             "labels": Given(beside),
         }
+        train = trained_of(len(inputs))
+        options, why = cls.steps_for(train)
+        summary = f"{cls.in_program}, {counted(len(inputs), cls.items)} with labels"
+        guess = Guess({**options, "data": arguments}, {"data": summary, **why})
+        return watched(guess, given, train // 9)
+
+    @classmethod
+    def steps_for(cls, train: int) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return a batch size and a number of epochs.
+
+        Args:
+            train: how many training examples there are, about.
+
+        Returns:
+            The options, and a reason for each.
+        """
+        return plain_steps(train)
 
     @classmethod
     def endings(cls) -> Collection[str]:
@@ -164,7 +189,7 @@ class Reader(ABC):
         )
 
     @classmethod
-    def report(cls, place: "Place", seen: "Guess | ValueError") -> Report:
+    def report(cls, place: "Place", seen: Guess | ValueError) -> Report:
         """Return what there is to say of a path before a training on it.
 
         Args:

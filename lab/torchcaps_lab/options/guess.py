@@ -135,9 +135,7 @@ def guess(named: str | Path, given: Mapping[str, Any] | None = None) -> Guess:
             raise guessed
     else:
         guessed = _by_name(str(named))
-    run = _unused(
-        Path("runs") / (path.stem if path.is_file() else resolved(path).name).lower()
-    )
+    run = unused_run(path.stem if path.is_file() else resolved(path).name)
     return guessed._replace(
         options={**guessed.options, "run": run}, why={**guessed.why, "run": run}
     )
@@ -204,11 +202,14 @@ def listed(kind: str) -> dict[str, str]:
     return dict(rows)
 
 
-def _unused(folder: Path) -> str:
-    """The folder of a run, or with a number after its name, if something is there
+def unused_run(of_data: str) -> str:
+    """Return the folder of a run, with a number after its name if something is there
     already.
+
+    Args:
+        of_data: the name of the data.
     """
-    name = folder
+    folder = name = Path("runs") / of_data.lower()
     for number in count(2):
         if not name.exists() or not any(name.iterdir()):
             break

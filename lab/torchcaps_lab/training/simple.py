@@ -16,7 +16,7 @@ from torchcaps_lab.data.base import DATASETS, DataSet
 from torchcaps_lab.data.pairs import is_two_arrays
 from torchcaps_lab.data.reader import READERS, Reader
 from torchcaps_lab.look import Guess
-from torchcaps_lab.options.guess import guess, of_task, over
+from torchcaps_lab.options.guess import guess, of_task, over, unused_run
 from torchcaps_lab.options.reading import meant_option, merged, read_options
 from torchcaps_lab.run_folder import RunFolder
 from torchcaps_lab.training.command_line import option_arguments, training_options
@@ -46,11 +46,9 @@ def train(
 
     Args:
         data: what the command takes first, which guesses the other options from it: a
-            folder with one sub-folder of images for each class, a table of texts, or
-            the name of a data set, such as "Digits". Or what a program has, from which
-            nothing is guessed:
+            folder with one sub-folder of images for each class, or a table of texts. Or
+            what a program has, from which they are guessed as well:
 
-            - a data set of torchcaps, ``Digits(size=12)``, or its class;
             - pairs of an image and a label, or a list of labels: a list, a data set of
               torchvision, any ``Dataset``, which is read as
               :class:`~torchcaps_lab.data.MapStyle` reads it;
@@ -60,6 +58,9 @@ def train(
               ``kind="series"``;
             - a list of texts, and labels beside them;
             - with ``task="objects"``, pictures alone, in an array or a list.
+
+            Or a data set of torchcaps, for which nothing is guessed: its name, such as
+            "Digits", its class, or an object, ``Digits(size=12)``.
 
             No file of options can hold pairs, arrays and pictures: everything else is
             saved with the run, and to go on with it they are given again.
@@ -190,8 +191,8 @@ def _over_guesses(
     else:
         examples = data if labels is None else (data, labels)
         of_data = of_task(examples, {**before, **options})
-        guessed = of_data or Guess({"data": _in_python(data, labels, kind)}, {})
-        run = str(Path("runs") / _name_of(data, labels).lower())
+        guessed = of_data or _in_python(data, labels, kind, merged(before, options))
+        run = unused_run(_name_of(data, labels))
         guessed = guessed._replace(options={"run": run, **guessed.options})
     if not before:
         return over(guessed, options)
@@ -203,15 +204,24 @@ def _over_guesses(
     return merged({"data": source}, options), []
 
 
-def _in_python(data: Any, labels: Any, kind: str | None) -> dict[str, Any]:
-    """The option ``data`` of what a program has: the class of a data set, or examples
-    that a reader recognises.
+def _in_python(
+    data: Any, labels: Any, kind: str | None, given: Mapping[str, Any]
+) -> Guess:
+    """The options of what a program has: the class of a data set, or examples that a
+    reader recognises.
+
+    Args:
+        data: what was given.
+        labels: the labels beside it.
+        kind: what examples are.
+        given: the options that were given beside it, over those of the run that goes
+            on.
 
     Raises:
         ValueError: there is no such kind of examples, or labels are missing.
     """
     if isinstance(data, type):
-        return {"name": DATASETS.name_of(data)}
+        return Guess({"data": {"name": DATASETS.name_of(data)}}, {})
     if hasattr(data, "to_csv"):
         raise ValueError(
             "a table is read from a file: data.to_csv('table.csv', index=False), then "
@@ -221,7 +231,7 @@ def _in_python(data: Any, labels: Any, kind: str | None) -> dict[str, Any]:
     if kind is None:
         seen = [name for name in readers if readers[name].recognises(data, labels)]
         kind = seen[0] if seen else DataSet.reads
-    return readers[kind].of_program(data, labels)
+    return readers[kind].of_program(data, labels, given)
 
 
 def _readers() -> dict[str, type[Reader]]:

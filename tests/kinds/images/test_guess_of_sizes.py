@@ -7,7 +7,7 @@ from PIL import Image
 
 from torchcaps_lab.cli import main
 from torchcaps_lab.kinds.images.check import check_folder
-from torchcaps_lab.kinds.images.guess import guess_of_files, looked_at, shape_of
+from torchcaps_lab.kinds.images.guess import guess_of_images, looked_at, shape_of
 
 
 def write_photo(path: Path, size: tuple[int, int], turn: int = 1) -> Path:
@@ -49,7 +49,7 @@ def test_the_command_that_check_prints_fits_images_that_were_not_looked_at(
 
 def test_fewer_images_than_a_batch_are_one_step(tmp_path: Path) -> None:
     files = [write_photo(tmp_path / f"{number}.png", (40, 32)) for number in range(3)]
-    guess = guess_of_files({}, "", files, train=2, given={})
+    guess = guess_of_images({}, "", files, train=2, given={})
     assert guess.why["batch_size"].endswith(", for 1 step an epoch")
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchcaps.models import installed
 from torchcaps_lab.kinds.images.decoding.bands import channels_of
@@ -19,6 +19,9 @@ from torchcaps_lab.look import (
     values_of,
     watched,
 )
+
+if TYPE_CHECKING:
+    from torchcaps_lab.kinds.images.decoding.picture import Source
 
 LOOKED_AT = 64
 """Images whose size and colours are looked at, evenly over all."""
@@ -67,26 +70,26 @@ PRETRAINED: dict[str, Any] = {
 """How one learns that stands on a pretrained backbone, of crops of 8/9 of that size."""
 
 
-def guess_of_files(
+def guess_of_images(
     data: dict[str, Any],
     summary: str,
-    files: Sequence[Path],
+    images: "Sequence[Source]",
     train: int,
     given: Mapping[str, Any],
     validation: int | None = None,
 ) -> Guess:
-    """Return the options of a training that classifies image files.
+    """Return the options of a training that classifies images.
 
     Args:
         data: the name of the data set and the arguments that say where it is.
         summary: what the data set is, for people.
-        files: the files of all images.
-        train: how many of them are trained on, about.
+        images: the files of all images, or some images.
+        train: how many are trained on, about.
         given: the options that the user gave.
         validation: how many images are set apart for validation; None: a share of
             the others is.
     """
-    looks = looked_at(files)
+    looks = looked_at(images)
     shape, why = shape_of(looks)
     side = shape.get("size") or min(map(min, looks.sizes), default=LARGEST_SIDE)
     photos = looks.colours > 0 and side >= _SMALLEST_SIDE
@@ -221,7 +224,7 @@ def size_for(sizes: Sequence[tuple[int, int]]) -> int | None:
 
 
 class Looks(NamedTuple):
-    """What some files look like.
+    """What some images look like.
 
     Args:
         sizes: height and width of each that can be read, when upright.
@@ -257,16 +260,16 @@ class Looks(NamedTuple):
             )
 
 
-def looked_at(files: Sequence[Path]) -> Looks:
-    """What some files that can be read look like, evenly over all."""
+def looked_at(images: "Sequence[Source]") -> Looks:
+    """What some of the images that can be read look like, evenly over all."""
     sizes = list[tuple[int, int]]()
     extents = list[Extent]()
     colours = 0
-    for path in files[:: -(-len(files) // LOOKED_AT) or 1]:
+    for source in images[:: -(-len(images) // LOOKED_AT) or 1]:
         try:
-            with opened(path) as image:
+            with opened(source) as image:
                 stored = image.size
-                if hasattr(image, "draft"):
+                if isinstance(source, Path) and hasattr(image, "draft"):
                     # Decodes a JPEG file at a fraction of its size.
                     image.draft("RGB", (LARGEST_SIDE, LARGEST_SIDE))
                 sides = _upright_sides(image, stored)

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchcaps.models import CapsuleClassifier, ClassifierNetwork
-from torchcaps.spec import Given, check
+from torchcaps.spec import Given, check, declared, fit
+from torchcaps_lab.data.base import DataSet
 from torchcaps_lab.data.columns import UnclearColumns
 from torchcaps_lab.data.counts import DataReport
 from torchcaps_lab.data.examples import Examples
@@ -51,9 +52,10 @@ from torchcaps_lab.kinds.images.decoding.picture import (
     to_tensor,
 )
 from torchcaps_lab.kinds.images.decoding.upload import is_black, uploaded_picture
-from torchcaps_lab.kinds.images.guess import guess_of_files
+from torchcaps_lab.kinds.images.guess import LOOKED_AT, guess_of_images
 from torchcaps_lab.kinds.images.samples import image_samples
 from torchcaps_lab.kinds.images.sets.files import ImageListing, image_files
+from torchcaps_lab.kinds.images.sets.map_style import MapStyle
 from torchcaps_lab.kinds.images.sets.table import (
     TableOfImages,
     other_labels,
@@ -126,7 +128,7 @@ class ImageReader(Reader):
         return _of_folder(place.path, given)
 
     @classmethod
-    def of_program(cls, data: Any, labels: Any) -> dict[str, Any]:
+    def of_program(cls, data: Any, labels: Any, given: Mapping[str, Any]) -> Guess:
         """Pairs, or images and labels beside them, as
         :class:`~torchcaps_lab.data.MapStyle` reads them.
         """
@@ -138,7 +140,7 @@ class ImageReader(Reader):
                 f"in an array, got one of the shape {tuple(data.shape)} alone; "
                 'task="objects" learns without labels'
             )
-        return {"name": cls.in_program, "data": Given(data)}
+        return _of_pairs(data, given)
 
     @classmethod
     def endings(cls) -> set[str]:
@@ -513,7 +515,27 @@ def _of_folder(root: Path, given: Mapping[str, Any]) -> Guess:
     data = {"name": "ImageFolder", "root": str(root)}
     apart = listing.parts.get("validation")
     validation = None if apart is None else len(apart)
-    return guess_of_files(data, summary, files, train, given, validation)
+    return guess_of_images(data, summary, files, train, given, validation)
+
+
+def _of_pairs(data: Any, given: Mapping[str, Any]) -> Guess:
+    """Some of the images are asked for, to look at them."""
+    source = {"name": ImageReader.in_program, "data": Given(data)}
+    taken = declared(MapStyle).arguments
+    asked = values_of(given.get("data"))
+    known = {name: value for name, value in asked.items() if name in taken}
+    pairs = fit(DataSet, {**known, **source}, "data").make()
+    counts = {part: len(given_pairs) for part, given_pairs in pairs.given.items()}
+    count = counts["train"]
+    train = count * 9 // 10 if "test" in counts else trained_of(count)
+    return guess_of_images(
+        source,
+        f"{ImageReader.in_program}, {counted(count, 'images')} with labels",
+        pairs.samples(LOOKED_AT),
+        train,
+        given,
+        counts.get("validation"),
+    )
 
 
 def _of_table(
@@ -523,7 +545,7 @@ def _of_table(
     count = counted(len(files), "images")
     summary = f"ImageTable, {count} with labels in {named.table}"
     options = named.options()
-    guess = guess_of_files(options, summary, files, trained_of(len(files)), given)
+    guess = guess_of_images(options, summary, files, trained_of(len(files)), given)
     assert named.columns is not None
     why = {**guess.why, **reasons(options, named.columns)}
     read = named.tables.values()

@@ -50,7 +50,6 @@ from torchcaps_lab.look import (
     Guess,
     Place,
     is_number,
-    plain_steps,
     trained_of,
     values_of,
     watched,
@@ -245,7 +244,7 @@ def _guess(
     given: Mapping[str, Any],
 ) -> Guess:
     """The options of a training on about so many series."""
-    options, steps = plain_steps(train)
+    options, steps = SeriesReader.steps_for(train)
     named = {name: value for name, value in data.items() if (name, value) not in _USUAL}
     root = f"Series, the series in {data['root']}"
     guess = Guess(

@@ -128,10 +128,19 @@ class TextReader(Reader):
             why |= reasons(form, columns)
         train = _trained(place, [*tables.values()])
         if train:
-            options["batch_size"] = batch_size_for(train)
-            steps = counted(max(train // options["batch_size"], 1), "steps")
-            why["batch_size"] = f"{options['batch_size']}, for about {steps} an epoch"
+            steps, why_steps = cls.steps_for(train)
+            options |= steps
+            why |= why_steps
         return watched(Guess(options, why, seen=seen), given, train // 9)
+
+    @classmethod
+    def steps_for(cls, train: int) -> tuple[dict[str, Any], dict[str, str]]:
+        """The batch size alone: few texts are learned by heart in more epochs."""
+        batch = batch_size_for(train)
+        steps = counted(max(train // batch, 1), "steps")
+        return {"batch_size": batch}, {
+            "batch_size": f"{batch}, for about {steps} an epoch"
+        }
 
     @classmethod
     def recognises(cls, data: Any, labels: Any) -> bool:

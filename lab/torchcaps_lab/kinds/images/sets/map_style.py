@@ -1,6 +1,7 @@
 """Any data set of (image, label) in Python."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -77,7 +78,8 @@ class MapStyle(ListedImages):
 
     Every pair is asked for twice: first for its label, its pixels and its place in the
     split, then to keep it. Random changes of the data set's own are therefore made once
-    and kept: leave them, and normalisation, to ``preprocess``.
+    and kept: leave them, and normalisation, to ``preprocess``. ``tc.train`` looks at
+    some pairs before.
 
     Numbers are labels of ``classes`` of the data set that they come from, if it has
     any; splits are matched by the names of classes.
@@ -226,6 +228,19 @@ class MapStyle(ListedImages):
     def _seen(self) -> dict[str, Seen]:
         items = chain.from_iterable(self.listed.parts.values())
         return {item.name: item.seen for item in items}
+
+    def samples(self, most: int) -> "list[Source]":
+        """Return some of the training images that can be read, evenly over all.
+
+        Args:
+            most: how many at most.
+        """
+        pairs = self.given["train"]
+        images = list["Source"]()
+        for index in range(0, len(pairs), -(-len(pairs) // most) or 1):
+            with suppress(BrokenImage):
+                images.append(self._image(pairs, index, f"train/{index}"))
+        return images
 
     def _image(
         self,
