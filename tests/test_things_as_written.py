@@ -11,8 +11,9 @@ import pytest
 
 import torchcaps as tc
 from torchcaps.models import register_model
-from torchcaps.models.network import NETWORKS, Network
+from torchcaps.models.network import Network
 from torchcaps.models.registry import RESERVED_FOR_MODELS
+from torchcaps.models.saved import NETWORKS
 from torchcaps.spec import (
     MISSING,
     Registry,

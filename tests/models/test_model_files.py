@@ -21,7 +21,7 @@ from torchcaps.models import (
     create_model,
     load_pretrained,
 )
-from torchcaps.models.network import _write_weights
+from torchcaps.models.saved import _write_weights
 from torchcaps.whole import CONFIG_FILE, WEIGHTS_FILE
 
 

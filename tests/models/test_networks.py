@@ -32,8 +32,8 @@ from torchcaps import (
 )
 from torchcaps.capsules import KeepsProperties
 from torchcaps.models import CapsNet, Network, describe_models, register_model
-from torchcaps.models.network import NETWORKS
 from torchcaps.models.registry import MODELS
+from torchcaps.models.saved import NETWORKS
 from torchcaps.ops import Votes
 from torchcaps.routing import EMRouting, Routed, Routing
 from torchcaps.routing.base import ROUTINGS
@@ -400,7 +400,7 @@ class TestNames:
         """In a notebook, where modules have no files."""
         cell = MODULE.replace("Stranger", "Cell").replace('"stranger"', '"cell"')
         code = f"""
-from torchcaps.models.network import NETWORKS
+from torchcaps.models.saved import NETWORKS
 exec({cell!r}, globals())
 first = Cell
 exec({cell!r}, globals())

@@ -13,7 +13,7 @@ from torchcaps.models import (
     Network,
     Prediction,
 )
-from torchcaps.models.network import NETWORKS
+from torchcaps.models.saved import NETWORKS
 from torchcaps.routing import EMRouting
 from torchcaps.testing import check_model
 from torchcaps.testing.models import CHECKS

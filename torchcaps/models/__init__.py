@@ -18,13 +18,14 @@ from torchcaps.models.efficient_capsnet import EfficientCapsNet, UpsamplingDecod
 from torchcaps.models.heinsen import HeinsenCapsNet
 from torchcaps.models.lab_networks import CLASSES_OF_THE_LAB, load_lab
 from torchcaps.models.matrixcapsnet import MatrixCapsNet, MatrixCapsNetTwin
-from torchcaps.models.network import NETWORKS, Network, load_pretrained
+from torchcaps.models.network import Network
 from torchcaps.models.registry import (
     create_model,
     describe_models,
     list_models,
     register_model,
 )
+from torchcaps.models.saved import NETWORKS, load_pretrained
 from torchcaps.models.scene_capsnet import (
     SceneCapsNet,
     SceneTwin,

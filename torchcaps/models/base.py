@@ -15,10 +15,13 @@ from torchcaps.capsules import Capsules, Prediction
 from torchcaps.layers import CapsLinear, ClassCaps, PoseInput, mask_capsules
 from torchcaps.layers.decoder import DecoderInput, ToldDecoder, chosen_classes
 from torchcaps.models.differences import take_differences
-from torchcaps.models.network import KEPT_FOR_ANY_CLASSES, Network
+from torchcaps.models.network import Network
 from torchcaps.models.outline import outlined
 from torchcaps.numerics import can_be_read, check_series, check_size, dtype_of
 from torchcaps.routing import Routed, Routing
+
+_KEPT_FOR_ANY_CLASSES = ("reader", "task")
+"""What is saved beside a network by these names holds for any classes."""
 
 
 class ClassifierNetwork(Network):
@@ -90,7 +93,7 @@ class ClassifierNetwork(Network):
             self.extra = {
                 name: value
                 for name, value in self.extra.items()
-                if name in KEPT_FOR_ANY_CLASSES
+                if name in _KEPT_FOR_ANY_CLASSES
             }
         take_differences(self, before, after)
 

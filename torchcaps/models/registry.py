@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 from torch.overrides import TorchFunctionMode
 
 from torchcaps.models.lab_networks import MODELS_OF_THE_LAB, has_lab, load_lab
-from torchcaps.models.network import Network, load_pretrained
+from torchcaps.models.network import Network
 from torchcaps.models.outline import outlined
 from torchcaps.models.pretrained import list_pretrained, pretrained_folder
+from torchcaps.models.saved import load_pretrained
 from torchcaps.spec import meant, parameters, refused, same_class
 
 
