@@ -101,7 +101,7 @@ def test_a_hook_of_slots_may_change_what_is_drawn() -> None:
     ):
         hooked = network(images)
     nothing = torch.zeros(2, network.classes, network.dim)
-    expected = network.drawn(nothing, network.drawn_from(images)).reconstruction
+    expected = network.drawn(nothing, network.ground_colour(images)).reconstruction
     torch.testing.assert_close(hooked.reconstruction, expected)
 
 

@@ -214,7 +214,7 @@ def test_of_several_starts_the_one_counts_that_draws_an_image_best() -> None:
                 torch.testing.assert_close(actual[image], wanted[image])
         pose = drawn.capsules.pose
         torch.testing.assert_close(often.route(images).pose, pose[:, 1:])
-        begun = often.begun_at(images[2:3])
+        begun = often.with_start_of(images[2:3])
         assert begun.starts == 1
         torch.testing.assert_close(begun(images[2:3]).capsules.pose, pose[2:3])
         assert often.with_slots(9)(images).masks.shape == (6, 9, 24, 20)

@@ -4,6 +4,7 @@
 
 import copy
 import math
+from abc import abstractmethod
 from dataclasses import InitVar
 from functools import partial
 from typing import Any, NamedTuple, Self
@@ -150,10 +151,11 @@ class SlotNetwork(ImageClassifier):
                 None, slots, dim, dim, transforms="shared", routing=routing
             )
 
+    @abstractmethod
     def features_of(self, images: Tensor) -> Tensor | Capsules:
         """Return the features of places that slots share out, (B, I, dim)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def parts(self, pictures: Tensor, prediction: Prediction) -> Tensor:
         """Return what each slot draws, on grey where it draws nothing, (B, J, C, H, W).
 
@@ -161,24 +163,26 @@ class SlotNetwork(ImageClassifier):
             pictures: the images as people see them, (B, C, H, W) in [0, 1].
             prediction: what the network answered to them.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def drawing(self, prediction: Prediction) -> Tensor:
         """Return what all slots draw together, as pictures (B, C, H, W) in [0, 1]."""
-        raise NotImplementedError
 
     def route(self, images: Tensor) -> Routed:
         """Route the features of images to the slots."""
         self._check(images)
         features = self.features_of(images)
-        routed: Routed = self.slots.route(features, **self._start(images, features))
+        initial = self._first_slots(images, features)
+        routed: Routed = self.slots.route(features, initial=initial)
         return routed
 
-    def _start(self, images: Tensor, features: Tensor | Capsules) -> dict[str, Any]:
-        """What the layer of the slots is told of where they start."""
-        return {}
+    def _first_slots(
+        self, images: Tensor, features: Tensor | Capsules
+    ) -> Routed | None:
+        """The slots that routing goes on from; None if it makes them itself."""
+        return None
 
-    def begun_at(self, images: Tensor) -> Self:
+    def with_start_of(self, images: Tensor) -> Self:
         """Return a network with the same weights that starts all images as this one
         starts the first of some.
         """
@@ -251,16 +255,10 @@ class SlotAutoencoder(SlotNetwork):
         ground: whether the first slot is the ground, which has the median colour
             :math:`c_1` of each image, learns nothing, and has a pose of zeros. The other
             slots see and draw differences from this colour, and share out places by how
-            unlike it they are: a place i has the activation
-
-            .. math::
-                a_i = \frac{d_i^2}{d_i^2 + \frac{1}{4} \operatorname{mean}_k d_k^2 + 1 / 255^2},
-                \qquad d_i = \max_{p \in i} |x_p - c_1|
-
-            Without it, a network spends thousands of updates on the colours of the
-            grounds, and slots share the ground among themselves. Slots that are not needed
-            then draw an object together with others, so in evaluation slots that draw the
-            same are one, :func:`merged_slots`.
+            unlike it they are, :func:`unlike_ground`. Without it, a network spends
+            thousands of updates on the colours of the grounds, and slots share the ground
+            among themselves. Slots that are not needed then draw an object together with
+            others, so in evaluation slots that draw the same are one, :func:`merged_slots`.
         starts: in evaluation slots start from so many draws of their Gaussian, one after
             the other, and those count that draw the image with the least squared error.
             K-Means is started anew for the same reason: two slots that start alike share
@@ -296,7 +294,8 @@ class SlotAutoencoder(SlotNetwork):
                 f"classes must be at least 2 where one is the ground, got {self.classes}"
             )
         self.features = _encoder(self.image_shape, self.channels, self.dim)
-        self._make_slots(self.dim, routing, self.classes - self.ground)
+        slots = self.classes - self.ground
+        self._make_slots(self.dim, routing, slots)
         self.decoder = SpatialBroadcastDecoder(
             self.dim, self.channels, self.image_shape[0], self.grid_channels
         )
@@ -308,7 +307,7 @@ class SlotAutoencoder(SlotNetwork):
                     "starts may be more than 1 only with slot attention from "
                     f"start='normal', got {self.starts} with {type(self.routing).__name__}"
                 )
-            sizes = self.starts, self.classes - self.ground, self.dim
+            sizes = self.starts, slots, self.dim
             like = torch.empty(0, dtype=torch.float32)
             fixed_buffer(self, "noise", like, partial(_noise_of_starts, *sizes))
 
@@ -316,27 +315,24 @@ class SlotAutoencoder(SlotNetwork):
         """Return the features of places, with the code of their place, (B, I, dim);
         with a ground also their activations, (B, I).
         """
-        return self._features_of(images - self.drawn_from(images))
+        return self._features_of(images - self.ground_colour(images))
 
     def _features_of(self, differences: Tensor) -> Tensor | Capsules:
         features: Tensor = self.features(differences)
         if not self.ground:
             return features
-        square = 2 ** _halvings(self.image_shape)
-        distance = differences.square().sum(1, keepdim=True)
-        energy = max_pool2d(distance, square, ceil_mode=True).flatten(1)
-        # An image of one colour has no energy.
-        threshold = energy.mean(1, keepdim=True) / 4 + _GREY_LEVEL**2
-        return Capsules(features, energy / (energy + threshold))
+        side = 2 ** _halvings(self.image_shape)
+        return Capsules(features, unlike_ground(differences, side))
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
         """Return the slots of images (B, C, H, W), their masks, and what they draw
         together; ``target`` changes nothing.
         """
         self._check(images)
-        colour = self.drawn_from(images)
+        colour = self.ground_colour(images)
         features = self._features_of(images - colour)
-        slots: Capsules = self.slots(features, **self._start(images, features))
+        initial = self._first_slots(images, features)
+        slots: Capsules = self.slots(features, initial=initial)
         prediction = self.drawn(slots.pose.to(images.dtype), colour)
         if self.training:
             return prediction
@@ -346,38 +342,38 @@ class SlotAutoencoder(SlotNetwork):
             assigned=assigned_pixels(images, prediction.colours, prediction.masks)
         )
 
-    def begun_at(self, images: Tensor) -> Self:
+    def with_start_of(self, images: Tensor) -> Self:
         """Return a network with the same weights that starts all images as this one
         starts the first of some.
         """
         if self.starts == 1:
             return self
-        begun = copy.deepcopy(self)
+        network = copy.deepcopy(self)
         best = self._best_start(images, self.features_of(images))[0]
-        routing: Any = begun.routing
-        begun.starts, routing.first.noise = 1, self.noise[best]
-        return begun
+        routing: Any = network.routing
+        network.starts, routing.first.noise = 1, self.noise[best]
+        return network
 
-    def _start(self, images: Tensor, features: Tensor | Capsules) -> dict[str, Any]:
-        """What the layer of the slots is told of where they start."""
+    def _first_slots(
+        self, images: Tensor, features: Tensor | Capsules
+    ) -> Routed | None:
         if self.training or self.starts == 1:
-            return {}
-        noise = self.noise[self._best_start(images, features)]
-        return {"initial": self._begun(noise, features)}
+            return None
+        return self._slots_at(self.noise[self._best_start(images, features)], features)
 
     def _best_start(self, images: Tensor, features: Tensor | Capsules) -> Tensor:
         """The start from which slots draw each image best, int64 (B,)."""
-        colour = self.drawn_from(images)
+        colour = self.ground_colour(images)
         errors = []
         for noise in self.noise:
-            initial = self._begun(noise.expand(len(images), -1, -1), features)
+            initial = self._slots_at(noise.expand(len(images), -1, -1), features)
             pose = self.slots.route(features, initial=initial).pose
             drawn = self.drawn(pose.to(images.dtype), colour).reconstruction
             assert drawn is not None
             errors.append((drawn - images).square().flatten(1).sum(1))
         return torch.stack(errors).argmin(0)
 
-    def _begun(self, noise: Tensor, features: Tensor | Capsules) -> Routed:
+    def _slots_at(self, noise: Tensor, features: Tensor | Capsules) -> Routed:
         """Slots of some noise, (B, J, dim), that have collected nothing yet."""
         routing: Any = self.routing
         dtype = torch.promote_types(noise.dtype, torch.float32)
@@ -385,9 +381,9 @@ class SlotAutoencoder(SlotNetwork):
         share = torch.zeros_like(pose[..., 0])
         return Routed(pose, share, self.slots.votes(features), None)
 
-    def drawn_from(self, images: Tensor) -> Tensor:
-        """Return the colour from which differences are drawn, (B, C, 1, 1): that of the
-        ground, and 0 without one.
+    def ground_colour(self, images: Tensor) -> Tensor:
+        """Return the colour that differences are from, (B, C, 1, 1): the median of an
+        image, or 0 without a ground.
         """
         if not self.ground:
             return images.new_zeros(*images.shape[:2], 1, 1)
@@ -436,6 +432,34 @@ def _noise_of_starts(
     """The noise of several starts, (S, J, H); the first is that of one start."""
     noise = kept_noise(starts * slots, size).unflatten(0, (starts, slots))
     return noise.to(device, like.dtype)
+
+
+def unlike_ground(differences: Tensor, side: int) -> Tensor:
+    r"""Return how unlike the ground the places of images are, as activations in [0, 1]:
+
+    .. math::
+        a_i = \frac{d_i^2}{d_i^2 + \frac{1}{4} \operatorname{mean}_k d_k^2 + 1 / 255^2},
+        \qquad d_i = \max_{p \in i} |x_p - c_1|
+
+    Args:
+        differences: :math:`x - c_1`, of images in [0, 1] from the colour of their ground,
+            (B, C, H, W).
+        side: the side of the square of pixels p that a place i sees.
+
+    Returns:
+        a, (B, I).
+
+    Example:
+        >>> from torchcaps.models.slot_autoencoder import unlike_ground
+        >>> differences = torch.tensor([[[[0.0, 0.0, 0.5, 0.5]]]])
+        >>> unlike_ground(differences, side=2)
+        tensor([[0.0000, 0.8888]])
+    """
+    distance = differences.square().sum(1, keepdim=True)
+    energy = max_pool2d(distance, side, ceil_mode=True).flatten(1)
+    # An image of one colour has no energy.
+    threshold = energy.mean(1, keepdim=True) / 4 + _GREY_LEVEL**2
+    return energy / (energy + threshold)
 
 
 def merged_slots(colours: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:

@@ -160,7 +160,7 @@ class SlotMoves(Exhibit):
         objects = pose[drawn_slots]
         # The ground of the picture of the first object.
         of_object = few.subset(drawn_slots.any(1).nonzero()[0])
-        ground = network.drawn_from(next(of_object.batches(1)).inputs)[0]
+        ground = network.ground_colour(next(of_object.batches(1)).inputs)[0]
         centred = objects - objects.mean(0)
         _, size, directions = torch.linalg.svd(centred, full_matrices=False)
         deviation = size / max(len(objects) - 1, 1) ** 0.5

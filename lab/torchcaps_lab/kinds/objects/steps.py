@@ -71,7 +71,7 @@ class SlotSteps(Exhibit):
         with evaluating(network) as device:
             taken = in_precision_of(network, image.to(device))
             # With fewer steps, the slots of another start might be the best.
-            network = network.begun_at(taken)
+            network = network.with_start_of(taken)
             for count in range(1, last + 1):
                 with nullcontext() if steps is None else routing_steps(network, count):
                     predictions.append(_seen(network, taken, picture))
