@@ -192,7 +192,6 @@ def check_backend(
     *,
     dtype: torch.dtype = torch.float64,
     device: str = "cpu",
-    tolerance: float | None = None,
 ) -> int:
     """Assert that a backend agrees with ``naive``, forward and backward, in everything
     that it supports.
@@ -205,8 +204,6 @@ def check_backend(
         backend: a :class:`~torchcaps.ops.VoteSource`.
         dtype: the dtype of the inputs; the reference is float64.
         device: the device to run the backend on.
-        tolerance: relative to the root mean square of each tensor; by default 1e-8 in
-            float64, 1e-3 in float32.
 
     Returns:
         How many pairs of a similarity and a competition were compared, at most 56 for each of
@@ -216,7 +213,6 @@ def check_backend(
         AssertionError: if something differs; says what, by how much, and in which call.
     """
     compared = 0
-    allowed = tolerance or TOLERANCE[dtype]
     for problem in PROBLEMS:
         reference = problem.tensors(torch.float64, torch.device("cpu"))
         tensors = problem.tensors(dtype, torch.device(device))
@@ -244,7 +240,7 @@ def check_backend(
                     similarity(reference),
                     competing(reference),
                 )
-                assert_same(actual, expected, allowed)
+                assert_same(actual, expected, TOLERANCE[dtype])
             except AssertionError as error:
                 raise AssertionError(
                     f"{backend.__name__} differs from naive for {name} under "
