@@ -2,6 +2,8 @@
 that is in use.
 """
 
+from typing import Any
+
 import pytest
 import torch
 from by_the_book import normal
@@ -20,13 +22,20 @@ J = 4
 D = 5
 ITEMS = normal(B, I, D)
 W = normal(1, 1, D, D, seed=1)
-START = normal(B, I, J, seed=2)
+START = normal(J, D, seed=2)
 THERE = torch.arange(I) < torch.tensor([[7], [4], [1]])  # lengths of histories
 PAIRS = THERE[..., None] & interests_of(THERE.sum(1), J)[:, None]
 
 
 def votes() -> Votes:
     return Votes(ITEMS[:, :, None], W.expand(-1, J, -1, -1), mask=THERE)
+
+
+def started(start: torch.Tensor = START, **arguments: Any) -> InterestRouting:
+    """A routing that starts from these parents, (J, D)."""
+    routing = InterestRouting(**arguments)
+    routing.start = torch.nn.Parameter(start)
+    return routing
 
 
 def squashed(s: torch.Tensor) -> torch.Tensor:
@@ -37,12 +46,12 @@ def squashed(s: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("steps", [1, 2, 3, 5])
 def test_the_papers_algorithm(steps: int) -> None:
     hat = ITEMS @ W[0, 0]
-    b = START.clone()
+    b = hat @ START.mT
     for _ in range(steps):
         w = b.masked_fill(~PAIRS, -1e30).softmax(2) * THERE[..., None]
         u = squashed(torch.einsum("bij,bid->bjd", w, hat))
         b = b + torch.einsum("bjd,bid->bij", u, hat)
-    routed = InterestRouting(steps).route(votes(), None, PAIRS, start=START)
+    routed = started(steps=steps).route(votes(), None, PAIRS)
     torch.testing.assert_close(routed.pose, u, rtol=0, atol=1e-12)
 
 
@@ -51,22 +60,22 @@ def test_the_form_in_use(steps: int) -> None:
     def unit(x: torch.Tensor) -> torch.Tensor:
         return x / x.norm(dim=-1, keepdim=True).clamp_min(1e-30)
 
-    hat = unit(ITEMS @ W[0, 0])
-    logits = START.clone()
+    votes_of_items = ITEMS @ W[0, 0]
+    logits = votes_of_items @ START.mT
+    hat = unit(votes_of_items)
     for _ in range(steps):
         logits = logits.masked_fill(~PAIRS, -1e30).softmax(2) * THERE[..., None]
         u = unit(squashed(torch.einsum("bij,bid->bjd", logits, hat)))
         logits = logits + 0.5 * torch.einsum("bjd,bid->bij", u, hat)
-    routing = InterestRouting(steps, sharpness=0.5, form="released")
-    routed = routing.route(votes(), None, PAIRS, start=START)
+    routing = started(steps=steps, sharpness=0.5, form="released")
+    routed = routing.route(votes(), None, PAIRS)
     torch.testing.assert_close(routed.pose, u, rtol=0, atol=1e-12)
 
 
 def test_uniform_logits_keep_all_parents_equal() -> None:
-    routing = InterestRouting(steps=4)
-    pose = routing.route(votes(), None, start=torch.zeros(I, J)).pose
+    pose = started(torch.zeros_like(START), steps=4).route(votes(), None).pose
     torch.testing.assert_close(pose, pose[:, :1].expand_as(pose))
-    pose = routing.route(votes(), None, start=START).pose
+    pose = started(steps=4).route(votes(), None).pose
     assert (pose[0, 0] - pose[0, 1]).norm() > 0.01
 
 
@@ -123,13 +132,15 @@ def test_what_interests_say_of_one_thing() -> None:
 @pytest.mark.parametrize("scale", [1e-15, 1e-9, 1e9])
 def test_released_parents_have_length_1(size: int, scale: float) -> None:
     """Of votes of any scale, in float32 as in float64."""
-    routing = InterestRouting(form="released")
+    start = normal(J, size, seed=2)
     items = normal(B, I, D)
     transforms = normal(1, 1, D, size, seed=1).expand(-1, J, -1, -1)
-    exact = routing.route(Votes(items[:, :, None], transforms), None, start=START)
+    exact = started(start, form="released").route(
+        Votes(items[:, :, None], transforms), None
+    )
     for dtype in (torch.float32, torch.float64):
         votes = Votes((scale * items[:, :, None]).to(dtype), transforms.to(dtype))
-        routed = routing.route(votes, None, start=START.to(dtype))
+        routed = started((start / scale).to(dtype), form="released").route(votes, None)
         torch.testing.assert_close(routed.activation, torch.ones(B, J, dtype=dtype))
         torch.testing.assert_close(
             routed.pose.double(), exact.pose, rtol=1e-3, atol=1e-4
@@ -144,12 +155,8 @@ def test_released_parents_of_nothing_have_no_gradient() -> None:
     items.requires_grad_()
     there = torch.ones(B, I).index_fill(0, torch.tensor([0]), 0).requires_grad_()
     children = items[:, :, None]
-    routing = InterestRouting(form="released")
-    routed = routing.route(
-        Votes(children, W.float().expand(-1, J, -1, -1)),
-        there,
-        start=START.float(),
-    )
+    routing = started(START.float(), form="released")
+    routed = routing.route(Votes(children, W.float().expand(-1, J, -1, -1)), there)
     assert not routed.pose[:2].any()
     routed.pose.sum().backward()
     assert not items.grad[items.detach() == 0].any()

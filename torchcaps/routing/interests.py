@@ -97,8 +97,6 @@ class InterestRouting(Routing):
         votes: Votes,
         activation: Tensor | None,
         pairs: Tensor | None = None,
-        *,
-        start: Tensor | None = None,
     ) -> Routed:
         """Route the votes; children are weighted by their activations.
 
@@ -106,12 +104,8 @@ class InterestRouting(Routing):
             votes: the votes of I children for J parents.
             activation: the child activations, (N, G), or None for ones.
             pairs: bool (B, I, J), False where a parent is not there for a child.
-            start: the logits b of the first step, (I, J) or (B, I, J), in place of
-                those of the learned parents: the paper draws them from a normal
-                distribution.
         """
-        logits = self._first_logits(votes) if start is None else start.to(votes.dtype)
-        logits = logits.expand(votes.shape[:3])
+        logits = self._first_logits(votes)
         if self.form == "released":
             return self._released(votes, activation, logits, pairs)
         steps = self.steps
