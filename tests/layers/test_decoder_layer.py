@@ -319,5 +319,5 @@ class TestPoseInput:
     )
     def test_networks(self, name: str, arguments: dict[str, object]) -> None:
         model = create_model(name, **arguments)
-        assert model.told == arguments["decoder_input"]
+        assert model.pose_input.kind == arguments["decoder_input"]
         check_model(model, skip=("export",))

@@ -175,7 +175,7 @@ class TestNetwork:
 
     def test_decoder_is_independent_of_the_class(self) -> None:
         model = DeepCaps((1, 12, 12), 3, **SMALL).eval()
-        assert model.told == "pose"
+        assert model.pose_input.kind == "pose"
         capsules = model.encode(torch.rand(2, 1, 12, 12))
         moved = capsules._replace(pose=capsules.pose.roll(1, 1))
         torch.testing.assert_close(

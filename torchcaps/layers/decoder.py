@@ -145,10 +145,10 @@ class PoseInput(SuggestsNames, nn.Module):
     (Kingma et al. 2014).
 
     Example:
-        >>> told = tc.layers.PoseInput(classes=10, size=16, kind="pose_and_class")
+        >>> pose_input = tc.layers.PoseInput(classes=10, size=16, kind="pose_and_class")
         >>> poses = torch.zeros(2, 10, 16)
         >>> poses[:, 3] = torch.randn(2, 16)
-        >>> told(poses).shape
+        >>> pose_input(poses).shape
         torch.Size([2, 26])
     """
 
@@ -249,7 +249,7 @@ class PoseInput(SuggestsNames, nn.Module):
         return f"kind={self.kind!r}, noise={self.noise}"
 
 
-class ToldDecoder(nn.Sequential):
+class PoseInputDecoder(nn.Sequential):
     """A decoder behind the :class:`PoseInput` that makes its input."""
 
     def forward(self, poses: Tensor, chosen: Tensor | None = None) -> Tensor:

@@ -467,7 +467,7 @@ class CapsNetOnBackbone(_ClassesOnBackbone, CapsuleClassifier):
             self.pose_dim,
             routing=routing or DynamicRouting(),
         )
-        self.decoder = self._told_decoder(FullyConnectedDecoder, self.decoder_hidden)
+        self.decoder = self._make_decoder(FullyConnectedDecoder, self.decoder_hidden)
 
     def children_of(self, images: Tensor) -> Capsules:
         """Return the primary capsules, poses (B, H', W', types, primary_dim)."""

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.layers import CapsLinear, ClassCaps, PoseInput, mask_capsules
-from torchcaps.layers.decoder import DecoderInput, ToldDecoder, chosen_classes
+from torchcaps.layers.decoder import DecoderInput, PoseInputDecoder, chosen_classes
 from torchcaps.models.differences import take_differences
 from torchcaps.models.network import Network
 from torchcaps.models.outline import outlined
@@ -425,13 +425,12 @@ class CapsuleClassifier(CapsuleNetwork, ImageClassifier):
     decoder_input: DecoderInput
     pose_noise: float
 
-    def _told_decoder(
+    def _make_decoder(
         self,
         kind: Callable[[int, Sequence[int], Sequence[int]], nn.Module],
         widths: Sequence[int] | None,
     ) -> nn.Module | None:
-        """A decoder that is told of a pose what ``decoder_input`` and ``pose_noise``
-        say.
+        """A decoder that gets of a pose what ``decoder_input`` and ``pose_noise`` say.
 
         Args:
             kind: from ``in_features``, ``image_shape`` and the widths to a decoder.
@@ -439,27 +438,23 @@ class CapsuleClassifier(CapsuleNetwork, ImageClassifier):
         """
         if widths is None:
             return None
-        told = PoseInput(
+        pose_input = PoseInput(
             self.classes, self.pose_dim, self.decoder_input, self.pose_noise
         )
-        decoder = kind(told.out_features, self.image_shape, widths)
+        decoder = kind(pose_input.out_features, self.image_shape, widths)
         if self.decoder_input == "masked" and not self.pose_noise:
             return decoder
-        return ToldDecoder(told, decoder)
+        return PoseInputDecoder(pose_input, decoder)
 
     @property
-    def told(self) -> DecoderInput | None:
-        """Return the input of the decoder for a class, a row of
-        :class:`~torchcaps.layers.PoseInput`; None without a decoder.
+    def pose_input(self) -> PoseInput | None:
+        """Return what makes the input of the decoder; None without a decoder, or for one
+        that gets the masked poses of all classes as they are.
 
-        All but ``masked`` have pose dimensions that mean the same in all classes.
+        All kinds but ``masked`` have pose dimensions that mean the same in all classes.
         """
-        if self.decoder is None:
-            return None
-        for part in self.decoder.modules():
-            if isinstance(part, PoseInput):
-                return part.kind
-        return "masked"
+        parts = () if self.decoder is None else self.decoder.modules()
+        return next((part for part in parts if isinstance(part, PoseInput)), None)
 
     def decode(self, capsules: Capsules, target: Tensor | None = None) -> Tensor:
         """Draw the image that the capsule of one class describes; ``target`` as in
@@ -473,7 +468,7 @@ class CapsuleClassifier(CapsuleNetwork, ImageClassifier):
                 f"this {type(self).__name__} was built without a decoder"
             )
         poses = mask_capsules(capsules, target)
-        if isinstance(self.decoder, ToldDecoder):
+        if isinstance(self.decoder, PoseInputDecoder):
             return self.decoder(poses, chosen_classes(capsules, target))
         return self.decoder(poses)
 

@@ -158,7 +158,7 @@ class CapsNet(CapsuleClassifier):
             routing=routing or DynamicRouting(),
             init_std=self.init_std,
         )
-        self.decoder = self._told_decoder(FullyConnectedDecoder, self.decoder_hidden)
+        self.decoder = self._make_decoder(FullyConnectedDecoder, self.decoder_hidden)
         if self.released_start:
             self._start_as_released()
 

@@ -95,7 +95,7 @@ class DeepCaps(CapsuleClassifier):
             for place, (before, dim) in enumerate(zip(widths, self.dims, strict=False))
         )
         self.class_caps = self._class_caps(routing or DynamicRouting(bias=True))
-        self.decoder = self._told_decoder(TransposedDecoder, self.decoder_channels)
+        self.decoder = self._make_decoder(TransposedDecoder, self.decoder_channels)
 
     def _class_caps(self, routing: Routing) -> CapsLinear:
         if self.dims[-1] != self.dims[-2]:

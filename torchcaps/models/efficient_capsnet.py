@@ -146,11 +146,11 @@ class EfficientCapsNet(CapsuleClassifier):
             init_std=he_deviation(self.classes * children * self.primary_dim),
         )
         if self.decoder_channels is None:
-            self.decoder = self._told_decoder(
+            self.decoder = self._make_decoder(
                 FullyConnectedDecoder, self.decoder_hidden
             )
         else:
-            self.decoder = self._told_decoder(UpsamplingDecoder, self.decoder_channels)
+            self.decoder = self._make_decoder(UpsamplingDecoder, self.decoder_channels)
         self._start_as_published()
 
     def _check_arguments(self) -> None:

@@ -44,8 +44,7 @@ def check_decoder(classifier: Classifier) -> None:
     little is to be expected of it.
     """
     network = classifier.network
-    reader_of_pose = network.told if isinstance(network, CapsuleClassifier) else None
-    if reader_of_pose is None:
+    if not isinstance(network, CapsuleClassifier) or network.decoder is None:
         kind = type(network)
         if "decoder_hidden" in inspect.signature(kind).parameters:
             raise ValueError(
@@ -53,13 +52,14 @@ def check_decoder(classifier: Classifier) -> None:
                 "--model_args.decoder_hidden"
             )
         raise ValueError(f"a {kind.__name__} takes {network.takes} and draws no images")
-    if reader_of_pose == "pose":
+    part = network.pose_input
+    if part is not None and part.kind == "pose":
         raise ValueError(
             "the decoder of this network gets only the pose, which also encodes the "
             "class, so it would draw the style image again. Train one with "
             "--model_args.decoder_input pose_and_class"
         )
-    if reader_of_pose == "masked":
+    if part is None or part.kind == "masked":
         print(
             "note: each class of this network has its own pose dimensions, so the "
             "pose of another class means nothing to it; --model_args.decoder_input "

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from torchcaps.capsules import Capsules
-from torchcaps.layers import PoseInput
 from torchcaps.models.base import CapsuleClassifier, CapsuleNetwork, in_precision_of
 from torchcaps.numerics import check_size
 from torchcaps_lab.evaluate.findings import evaluating, in_parts, kept
@@ -140,14 +139,6 @@ def encoded(model: CapsuleNetwork, images: Tensor, at_once: int = 64) -> Capsule
     return Capsules(*(kept(torch.cat(part)) for part in zip(*parts, strict=True)))
 
 
-def pose_input(model: CapsuleClassifier) -> PoseInput | None:
-    """The part of a network's decoder that picks out what it is told; None if there is
-    none, or it is told all.
-    """
-    parts = () if model.decoder is None else model.decoder.modules()
-    return next((part for part in parts if isinstance(part, PoseInput)), None)
-
-
 def carried(
     model: CapsuleClassifier,
     poses: Tensor,
@@ -161,7 +152,7 @@ def carried(
     :meth:`~torchcaps.layers.PoseInput.carried`; for any other the numbers stay what
     they are.
     """
-    part = pose_input(model)
+    part = model.pose_input
     return poses if part is None else part.carried(poses, source, target)
 
 

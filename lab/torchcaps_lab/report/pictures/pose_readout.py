@@ -8,7 +8,7 @@ from torch import Tensor
 from torchcaps.models.base import CapsuleClassifier, ClassifierNetwork
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.evaluate.attributes import ATTRIBUTES, attributes, fit_readout
-from torchcaps_lab.evaluate.poses import encoded, pose_input, poses_of
+from torchcaps_lab.evaluate.poses import encoded, poses_of
 from torchcaps_lab.report.exhibit import Exhibit, Table, register_exhibit
 from torchcaps_lab.report.observe import Tested
 
@@ -67,7 +67,9 @@ class PoseReadout(Exhibit):
             image_set: images, prepared for it; up to 400 of them are measured, chosen
                 at random.
         """
-        if not isinstance(model, CapsuleClassifier) or model.told in (None, "masked"):
+        if not isinstance(model, CapsuleClassifier):
+            return None
+        if model.pose_input is None or model.pose_input.kind == "masked":
             return None
         order = torch.randperm(
             len(image_set), generator=torch.Generator().manual_seed(0)
@@ -122,7 +124,7 @@ def _within_classes(
     capsules = encoded(model, images[measured])
     predicted = capsules.activation.argmax(1)
     poses = poses_of(capsules, predicted).flatten(1)
-    part = pose_input(model)
+    part = model.pose_input
     if part is not None:
         device = next(model.parameters()).device
         poses = part.shared(poses.to(device), predicted.to(device)).cpu()
