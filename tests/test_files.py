@@ -340,7 +340,7 @@ def test_a_shape_that_no_tensor_has(shape: tuple[int, ...], tmp_path: Path) -> N
 
 OF_THE_MACHINE = (
     "torchcaps/whole.py",
-    "torchcaps/models/installed.py",
+    "torchcaps/models/timm_package.py",
     "torchcaps/ops/fused/library.py",
     "lab/torchcaps_lab/training/memory.py",
     "lab/torchcaps_lab/data/published.py",

@@ -200,7 +200,9 @@ def test_check_ends_in_a_command_that_trains(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("torchcaps.models.installed.imagenet_installed", lambda: False)
+    monkeypatch.setattr(
+        "torchcaps.models.timm_package.imagenet_installed", lambda: False
+    )
     (tmp_path / "data").mkdir()
     path = make(Path("data"))
     status("check", str(path))

@@ -17,7 +17,9 @@ from tests.runs import status
 def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs go into an empty folder; ImageNet's weights would take minutes."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("torchcaps.models.installed.imagenet_installed", lambda: False)
+    monkeypatch.setattr(
+        "torchcaps.models.timm_package.imagenet_installed", lambda: False
+    )
 
 
 QUICK = ("class folders", "a table of texts")

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps import create_model, load_pretrained, margin_loss
-from torchcaps.models import BackboneTwin, CapsNetOnBackbone, installed
-from torchcaps.models.installed import imagenet_weights, import_timm
+from torchcaps.models import BackboneTwin, CapsNetOnBackbone, timm_package
 from torchcaps.models.outline import outlined
+from torchcaps.models.timm_package import imagenet_weights, import_timm
 
 SMALL = {"widths": (4, 8), "blocks": 1}
 NAMES = ["capsnet_on_backbone", "capsnet_on_backbone_cnn"]
@@ -446,9 +446,9 @@ def test_torchvision_that_does_not_load_is_declared(
     )
     spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
     operators = SimpleNamespace(define=(defined := []).append)
-    monkeypatch.setattr(installed.importlib.util, "find_spec", lambda name: spec)
-    monkeypatch.setattr(installed.torch.library, "Library", lambda *names: operators)
-    monkeypatch.setattr(installed, "_kept", [])
+    monkeypatch.setattr(timm_package.importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(timm_package.torch.library, "Library", lambda *names: operators)
+    monkeypatch.setattr(timm_package, "_kept", [])
     monkeypatch.setitem(sys.modules, "timm", ModuleType("timm"))
     import_timm("timm/resnet18")
     import_timm("timm/resnet18")
@@ -464,12 +464,12 @@ def test_operators_of_a_torchvision_that_loads_are_its_own(
     """Declared twice, they would end the process."""
     (tmp_path / "_C_stable.so").touch()
     spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
-    monkeypatch.setattr(installed.importlib.util, "find_spec", lambda name: spec)
-    monkeypatch.setattr(installed.torch.ops, "load_library", (loaded := []).append)
-    monkeypatch.setattr(installed, "_kept", [])
-    installed.declare_torchvision()
+    monkeypatch.setattr(timm_package.importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(timm_package.torch.ops, "load_library", (loaded := []).append)
+    monkeypatch.setattr(timm_package, "_kept", [])
+    timm_package.declare_torchvision()
     assert loaded == [str(tmp_path / "_C_stable.so")]
-    assert not installed._kept
+    assert not timm_package._kept
 
 
 @pytest.mark.thorough

@@ -17,7 +17,7 @@ from torchcaps_lab.options.reading import read_options
 def pretrained(request, monkeypatch) -> bool:
     """Whether the package of ImageNet weights is installed, whatever is."""
     monkeypatch.setattr(
-        "torchcaps.models.installed.imagenet_installed", lambda: request.param
+        "torchcaps.models.timm_package.imagenet_installed", lambda: request.param
     )
     return request.param
 

@@ -25,9 +25,9 @@ from torchcaps.layers import (
     PrimaryCaps,
 )
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier
-from torchcaps.models.installed import IMAGENET_PIXELS, imagenet_weights, import_timm
 from torchcaps.models.registry import register_model
 from torchcaps.models.residual import Residual
+from torchcaps.models.timm_package import IMAGENET_PIXELS, imagenet_weights, import_timm
 from torchcaps.numerics import AnySizes, NotNegative, Size, Sizes
 from torchcaps.routing import DynamicRouting, Routing
 from torchcaps.routing.batch_norm import EarlyBatchNorm2d

@@ -5,7 +5,7 @@ and resumed.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from torchcaps.models.installed import declare_torchvision
+from torchcaps.models.timm_package import declare_torchvision
 
 if TYPE_CHECKING:
     from torchcaps_lab.options.reading import read_options

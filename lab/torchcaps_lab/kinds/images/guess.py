@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torchcaps.models import installed
+from torchcaps.models import timm_package
 from torchcaps_lab.kinds.images.decoding.bands import channels_of
 from torchcaps_lab.kinds.images.decoding.handwriting import TURNED_SIDES, orientation
 from torchcaps_lab.kinds.images.decoding.picture import BrokenImage, opened, pictured
@@ -181,7 +181,7 @@ def _of_photos(train: int, given: Mapping[str, Any]) -> dict[str, Any]:
     )
     usual = (
         not {"backbone", "weights"} & model_args.keys()
-        and installed.imagenet_installed()
+        and timm_package.imagenet_installed()
     )
     if mine and isinstance(size, int) and (chosen or (usual and size >= LARGEST_SIDE)):
         recipe = {
