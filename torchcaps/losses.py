@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchcaps.numerics import (
-    Advance,
     Finite,
     Positive,
+    Progress,
     Ramp,
     check_choice,
     class_mask,
@@ -449,7 +449,7 @@ class SpreadLoss(ActivationLoss):
     def advance(self, epoch: int, epochs: int, step: int) -> None:
         """Set the margin for the next step."""
         if self.schedule == "linear":
-            self.margin = Ramp(self.start, self.end).at(Advance(epoch, epochs, step))
+            self.margin = Ramp(self.start, self.end).at(Progress(epoch, epochs, step))
         elif self.schedule == "stepped":
             self.margin = min(self.start + 0.1 * epoch, self.end)
         elif self.schedule == "sigmoid":

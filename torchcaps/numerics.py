@@ -433,7 +433,7 @@ def class_mask(activation: Tensor, target: Tensor) -> Tensor:
         ) from error
 
 
-class Advance(NamedTuple):
+class Progress(NamedTuple):
     """How far a training has come.
 
     Args:
@@ -469,7 +469,7 @@ class Ramp(NamedTuple):
     start: float
     end: float
 
-    def at(self, progress: Advance) -> float:
+    def at(self, progress: Progress) -> float:
         """Return the number at that point of a training."""
         if progress.share == 1:
             return self.end

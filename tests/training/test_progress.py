@@ -14,7 +14,7 @@ import torch
 import torchcaps as tc
 from tests.runs import TINY, status
 from torchcaps_lab.options.guess import guess
-from torchcaps_lab.training.progress import Progress
+from torchcaps_lab.training.progress import ProgressLine
 
 FEW = {"model": "capsnet_digits", "model_args": TINY, "epochs": 2, "report": False}
 
@@ -99,7 +99,7 @@ def test_the_time_of_all_steps_includes_those_that_are_done(monkeypatch):
     clock = iter([0.0, 11.0])
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
     lines = []
-    progress = Progress(lines.append, in_place=False)
+    progress = ProgressLine(lines.append, in_place=False)
     progress.on_train_start(trainer, torch.nn.Identity())
     for _ in range(2):
         progress.on_train_batch_end(trainer)

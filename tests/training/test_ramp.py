@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Callback
 
 from tests.runs import CPU, FEW, TRAIN
 from torchcaps import create_model, create_routing, load_pretrained
-from torchcaps.numerics import Advance, Ramp
+from torchcaps.numerics import Progress, Ramp
 from torchcaps_lab.cli import main
 from torchcaps_lab.options.declarations import Schedule
 from torchcaps_lab.training.fitting import Fitting
@@ -75,9 +75,11 @@ def fitted(folder: Path, seen: Seen, ramp: dict[str, Any] | None) -> Fitting:
 
 class TestRamp:
     def test_it_is_even_from_the_first_epoch_to_the_last(self) -> None:
-        values = torch.tensor([Ramp(3, -5).at(Advance(epoch, 9)) for epoch in range(9)])
+        values = torch.tensor(
+            [Ramp(3, -5).at(Progress(epoch, 9)) for epoch in range(9)]
+        )
         torch.testing.assert_close(values, torch.linspace(3, -5, 9))
-        assert [Ramp(0.1, 0.7).at(Advance(epoch, 5)) for epoch in (0, 4, 5, 99)] == [
+        assert [Ramp(0.1, 0.7).at(Progress(epoch, 5)) for epoch in (0, 4, 5, 99)] == [
             0.1,
             0.7,
             0.7,
@@ -85,7 +87,7 @@ class TestRamp:
         ]
 
     def test_one_epoch_has_the_first_value(self) -> None:
-        assert Ramp(2, 3).at(Advance(0, 1)) == 2
+        assert Ramp(2, 3).at(Progress(0, 1)) == 2
 
 
 class TestTraining:
@@ -163,7 +165,7 @@ class TestRefused:
 
 def test_all_layers_with_the_setting_follow() -> None:
     network = create_model("matrixcapsnet_small", image_shape=(1, 28, 28), classes=5)
-    Ramps(network, {"inverse_temperature": (0.1, 1.0)}).set(Advance(9, 10))
+    Ramps(network, {"inverse_temperature": (0.1, 1.0)}).set(Progress(9, 10))
     config = network.config()
     assert [
         config[name]["inverse_temperature"] for name in ("routing", "class_routing")

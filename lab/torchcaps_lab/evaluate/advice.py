@@ -18,7 +18,7 @@ from torchcaps_lab.evaluate.hints import (
     GOOD,
     Commands,
     Hint,
-    Progress,
+    MeasureHistory,
     Remedies,
     listed,
 )
@@ -53,11 +53,11 @@ def classifier_hints(
     """
     commands = Commands.of(summary)
     timm = str(getattr(model, "backbone", "")).startswith(TIMM)
-    progress = Progress.of("accuracy", metrics, findings.accuracy, images.what)
+    history = MeasureHistory.of("accuracy", metrics, findings.accuracy, images.what)
     hints = chain(
         _majority(findings, images),
         _pretrained(findings, images, summary, timm),
-        progress.hints(_remedies(images, summary)),
+        history.hints(_remedies(images, summary)),
         _confused(findings, images, commands),
         _balance(findings, images, summary),
         _few(findings, images),

@@ -130,7 +130,7 @@ def _column(metrics: Metrics, name: str) -> list[float]:
     return [row[name] for row in metrics if row.get(name) is not None]
 
 
-class Progress(NamedTuple):
+class MeasureHistory(NamedTuple):
     """How a measure went, of which more is better.
 
     Args:
@@ -154,8 +154,8 @@ class Progress(NamedTuple):
         metrics: Metrics,
         tested: float,
         examples: str,
-    ) -> "Progress":
-        """Read the progress from a row an epoch, with ``train_<measure>`` and
+    ) -> "MeasureHistory":
+        """Read the history from a row an epoch, with ``train_<measure>`` and
         ``val_<measure>``.
         """
         train = _column(metrics, f"train_{measure}")

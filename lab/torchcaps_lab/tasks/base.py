@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchcaps.losses import ActivationLoss, ReconstructionLoss
 from torchcaps.models import ClassifierNetwork, Prediction, Thing
-from torchcaps.numerics import Advance
+from torchcaps.numerics import Progress
 from torchcaps.spec import jsonable, package_of, plain
 from torchcaps_lab.data import Batch, Examples
 from torchcaps_lab.evaluate.calibration import Calibration
@@ -314,7 +314,7 @@ class Task(ABC):
         """Return the measure that judges a training."""
         return self.measures[0]
 
-    def advance(self, progress: Advance) -> None:  # noqa: B027
+    def advance(self, progress: Progress) -> None:  # noqa: B027
         """Told how far a training has come, before each epoch; most tasks ignore it."""
 
     @classmethod

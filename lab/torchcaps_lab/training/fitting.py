@@ -19,7 +19,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 
-from torchcaps.numerics import Advance
+from torchcaps.numerics import Progress
 from torchcaps.whole import owned
 from torchcaps_lab.data import Examples
 from torchcaps_lab.look import counted
@@ -48,7 +48,7 @@ from torchcaps_lab.training.head import check_backbone, train_head
 from torchcaps_lab.training.learner import Learner, with_gradients
 from torchcaps_lab.training.loaders import Loaders, train_loader
 from torchcaps_lab.training.options import Caller, averaging
-from torchcaps_lab.training.progress import Progress
+from torchcaps_lab.training.progress import ProgressLine
 
 _LOGS = "tensorboard"
 
@@ -114,7 +114,7 @@ class Fitting:
         }
         self.fingerprint = Fingerprint(compared, train, validation)
         self.history = History(metrics, self.caller.show, main.name)
-        self.progress = Progress(
+        self.progress = ProgressLine(
             self.caller.show if self.caller.header else None, self.caller.progress_bar
         )
         self.stop = StopEarly(schedule.stop_at, schedule.patience, self.history, main)
@@ -332,7 +332,7 @@ class Fitting:
         """
         best = self._weights_kept()
         self.learner.ramps.set(
-            Advance(max(best["epoch"], 1) - 1, self.trainer.max_epochs or 1)
+            Progress(max(best["epoch"], 1) - 1, self.trainer.max_epochs or 1)
         )
         return best
 

@@ -13,7 +13,7 @@ from torchmetrics import Metric
 
 from torchcaps.losses import ReconstructionLoss
 from torchcaps.models import ClassifierNetwork, Prediction
-from torchcaps.numerics import Advance
+from torchcaps.numerics import Progress
 from torchcaps_lab.data import Batch, Preprocess, mixed_seed
 from torchcaps_lab.tasks import Classification, Criteria, Task
 from torchcaps_lab.training.checkpoints import check_optimizer
@@ -215,7 +215,7 @@ class Learner(L.LightningModule):
         """Sets the seed of the epoch and the settings that change, and starts to watch
         its losses.
         """
-        progress = Advance(
+        progress = Progress(
             self.current_epoch, self.trainer.max_epochs or 1, self.global_step
         )
         self.ramps.set(progress)

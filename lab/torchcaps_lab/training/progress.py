@@ -28,7 +28,7 @@ def can_rewrite() -> bool:
     return sys.stdout.isatty() or "ipykernel" in sys.modules
 
 
-class Progress(Callback):
+class ProgressLine(Callback):
     """Says after a few steps how long a training will take, and where it routes. Must
     come before all that print.
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from torchcaps.numerics import Advance, Ramp
+from torchcaps.numerics import Progress, Ramp
 from torchcaps.routing import Routing
 from torchcaps.spec import check, declared
 
@@ -26,13 +26,13 @@ class Ramps:
             number, or a value is out of its range.
 
     Example:
-        >>> from torchcaps.numerics import Advance
+        >>> from torchcaps.numerics import Progress
         >>> from torchcaps_lab.training.ramp import Ramps
         >>> network = tc.create_model(
         ...     "capsnet_digits", routing=tc.create_routing("kmeans")
         ... )
         >>> ramps = Ramps(network, {"sharpness": (0.5, 2.0)})
-        >>> ramps.set(Advance(epoch=1, epochs=4))
+        >>> ramps.set(Progress(epoch=1, epochs=4))
         >>> network.routing.sharpness
         1.0
     """
@@ -50,7 +50,7 @@ class Ramps:
         for name, ramp in self.ramps.items():
             self.routings[name] = [module for module in routings if _has(module, name)]
             self._check(name, ramp, routings)
-        self.set(Advance(0, 1))
+        self.set(Progress(0, 1))
 
     def _check(
         self,
@@ -72,7 +72,7 @@ class Ramps:
             for value in ramp:
                 check(hint, value, f"ramp.{name}")
 
-    def set(self, progress: Advance) -> None:
+    def set(self, progress: Progress) -> None:
         """Sets all of them to their values at that point of the training."""
         for name, ramp in self.ramps.items():
             for routing in self.routings[name]:

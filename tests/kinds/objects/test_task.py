@@ -14,7 +14,7 @@ import torchcaps as tc
 from tests.kinds.objects.test_sets import pictures
 from torchcaps.capsules import DrawnFeatures, Prediction
 from torchcaps.models.slot_autoencoder import assigned_pixels
-from torchcaps.numerics import Advance
+from torchcaps.numerics import Progress
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import Digits, Shapes
@@ -84,7 +84,7 @@ def test_the_part_of_single_slots_falls_to_nothing() -> None:
     task = Objects(single_slots=0.2)
     parts = {}
     for epoch in range(3):
-        task.advance(Advance(epoch, 3))
+        task.advance(Progress(epoch, 3))
         torch.manual_seed(0)
         parts[epoch] = task.loss(network, network, batch, criteria)[1]
     first, middle, last = parts.values()
@@ -93,7 +93,7 @@ def test_the_part_of_single_slots_falls_to_nothing() -> None:
     torch.testing.assert_close(first["loss_of_drawing"], 0.8 * error)
     single = first["loss_of_single_slots"]
     torch.testing.assert_close(middle["loss_of_single_slots"], single / 2)
-    task.advance(Advance(0, 3))
+    task.advance(Progress(0, 3))
     network.eval()
     assert list(task.loss(network, network, batch, criteria)[1]) == list(last)
 
@@ -133,9 +133,9 @@ def test_masks_learn_the_pixels_that_colours_assign() -> None:
     torch.testing.assert_close(claims.grad, (masks - assigned).detach() / 32**2)
     network = tc.models.SlotAutoencoder(classes=6, **NETWORK)
     task = Objects(single_slots=0.0, outlines=0.5)
-    task.advance(Advance(0, 3))
+    task.advance(Progress(0, 3))
     assert list(task.loss(network, network, batch, criteria)[1]) == ["loss_of_drawing"]
-    task.advance(Advance(2, 3))
+    task.advance(Progress(2, 3))
     drawn, parts = task.loss(network, network, batch, criteria)
     expected = error_of_outlines(batch.pictures, drawn.colours, drawn.masks).mean() / 2
     torch.testing.assert_close(parts["loss_of_outlines"], expected)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchcaps.models import ClassifierNetwork, Prediction, SlotAutoencoder
 from torchcaps.models.slot_autoencoder import assigned_pixels
-from torchcaps.numerics import Advance, Ramp, resolution
+from torchcaps.numerics import Progress, Ramp, resolution
 from torchcaps.spec import Within
 from torchcaps_lab.data import Batch, Examples
 from torchcaps_lab.evaluate.findings import Metrics, check_asked, predicted
@@ -239,7 +239,7 @@ class Objects(Task):
         self._weight = single_slots
         self._weight_of_outlines = 0.0
 
-    def advance(self, progress: Advance) -> None:
+    def advance(self, progress: Progress) -> None:
         """Set the weights of single slots and of outlines for an epoch."""
         self._weight = Ramp(self.single_slots, 0.0).at(progress)
         self._weight_of_outlines = Ramp(0.0, self.outlines).at(progress)

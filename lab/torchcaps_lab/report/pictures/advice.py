@@ -11,7 +11,7 @@ from torchcaps_lab.evaluate.findings import Findings, Metrics
 from torchcaps_lab.evaluate.hints import (
     Commands,
     Hint,
-    Progress,
+    MeasureHistory,
     Remedies,
     few_tested,
     weak_classes,
@@ -95,9 +95,9 @@ class Advice(Exhibit):
             draw: the option of ``torchcaps predict`` that draws the answers, with the
                 folder to write; may be empty.
         """
-        progress = Progress.of(measure, metrics, tested, images.what)
+        history = MeasureHistory.of(measure, metrics, tested, images.what)
         hints = chain(
-            progress.hints(Remedies()),
+            history.hints(Remedies()),
             weak_classes(shares, of_class, images.what),
             few_tested(images),
         )
