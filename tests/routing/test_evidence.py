@@ -120,27 +120,27 @@ class WithPrior(Votes):
 @every
 @pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 @pytest.mark.parametrize(
-    ("rows", "kinds", "gradient"),
+    ("rows", "types", "gradient"),
     [(1, 1, "all"), (M, I, "all"), (M, 3, "all"), (M, 3, "last")],
 )
 def test_it_is_a_prior_inside_the_softmax(
-    name: str, backend: str, rows: int, kinds: int, gradient: str
+    name: str, backend: str, rows: int, types: int, gradient: str
 ) -> None:
     """Results and gradients are those of stored votes with the prior
     e_ij, formed by einsum.
     """
-    shape = LayerShape(I, J, (rows, P), (rows, D), types=kinds)
+    shape = LayerShape(I, J, (rows, P), (rows, D), types=types)
     routing = bound(name, shape, gradient=gradient)
     weight, bias = routing.get_submodule("local_evidence").parameters()
     inputs = [
         random(B, I, rows, P),
-        random(1 if kinds == 1 else I, J, P, D),
+        random(1 if types == 1 else I, J, P, D),
         random(I, rows * D),
     ]
     leaves = [*inputs, weight, bias]
     activation = torch.rand(B, I, dtype=torch.float64)
 
-    each = weight.repeat(I // kinds, 1, 1), bias.repeat(I // kinds, 1)
+    each = weight.repeat(I // types, 1, 1), bias.repeat(I // types, 1)
     prior = torch.einsum("bip,ijp->bij", inputs[0].flatten(2), each[0]) + each[1]
     plain = bound(name, shape, evidence=False, gradient=gradient)
     stored = Votes(*inputs, backend="naive")
@@ -304,8 +304,8 @@ class TestLayers:
             (CapsLinear(None, J, P, D, transforms="subspace", routing=routing), 1),
             (ClassCaps(8, J, P, D, routing=routing), 8),
         ]
-        for layer, kinds in layers:
-            assert layer.routing.local_evidence.weight.shape == (kinds, J, P)
+        for layer, types in layers:
+            assert layer.routing.local_evidence.weight.shape == (types, J, P)
 
     def test_class_capsules_read_the_weights_of_each_type(self) -> None:
         layer = ClassCaps(

@@ -143,15 +143,15 @@ class CapsLinear(CapsuleLayer):
                 f"orthogonal transforms keep the dimension: in_pose is {in_pose}, "
                 f"out_pose is {out_pose}"
             )
-        kinds = 1
+        types = 1
         if in_capsules and transforms in ("full", "orthogonal"):
-            kinds = in_capsules
+            types = in_capsules
         shape = LayerShape(
             in_capsules,
             out_capsules,
             self.in_pose,
             self.out_pose,
-            types=kinds,
+            types=types,
             alike=transforms == "subspace" and not vote_bias,
         )
         bound = routing_of(shape, routing, DynamicRouting())
@@ -162,7 +162,7 @@ class CapsLinear(CapsuleLayer):
                 f"routing must not be hard with transforms='subspace', by which all "
                 f"parents have the same votes, got {bound!r}: use transforms='shared'"
             )
-        pairs = (kinds, 1 if transforms == "subspace" else out_capsules)
+        pairs = (types, 1 if transforms == "subspace" else out_capsules)
         # These votes are never formed: one transform of zeros stands for all pairs.
         if bound.own_transforms:
             pairs = (1, 1)

@@ -107,14 +107,14 @@ class LayerShape:
 
     def __post_init__(self) -> None:
         check_size(parents=self.parents)
-        if self.types is not None:
-            check_size(types=self.types)
         if self.children is not None:
             check_size(children=self.children)
-        if self.children is not None and self.children % self.kinds:
-            raise ValueError(
-                f"types must divide the {self.children} children, got {self.types}"
-            )
+        if self.types is not None:
+            check_size(types=self.types)
+            if self.children is not None and self.children % self.types:
+                raise ValueError(
+                    f"types must divide the {self.children} children, got {self.types}"
+                )
         for name in ("in_pose", "out_pose"):
             pose = getattr(self, name)
             check_series(**{name: pose})
@@ -129,11 +129,6 @@ class LayerShape:
     def size(self) -> int:
         """Return H = M * D, the numbers of a flattened vote."""
         return math.prod(self.out_pose)
-
-    @property
-    def kinds(self) -> int:
-        """Return T, the number of kinds of children with separate parameters."""
-        return self.types or self.children or 1
 
 
 def shape_of(shape: LayerShape | int, size: int | None) -> LayerShape:

@@ -18,7 +18,7 @@ class Evidence(SuggestsNames, nn.Module):
     r"""Where each child belongs as far as it can know alone: :math:`e_{ij} = \langle
     u_i, w_{tj} \rangle + b_{tj}`.
 
-    A linear classifier of single children, learned with the rest. The kind t of a child
+    A linear classifier of single children, learned with the rest. The type t of a child
     is that of its transforms: children that share their transforms share the
     classifier. Weights and biases start as those of ``nn.Linear``, uniform within
     :math:`1 / \sqrt{M P}`.
@@ -44,8 +44,9 @@ class Evidence(SuggestsNames, nn.Module):
         super().__init__()
         self.gaussian = gaussian
         numbers = math.prod(shape.in_pose)
-        self.weight = nn.Parameter(torch.empty(shape.kinds, shape.parents, numbers))
-        self.bias = nn.Parameter(torch.empty(shape.kinds, shape.parents))
+        types = shape.types or shape.children or 1
+        self.weight = nn.Parameter(torch.empty(types, shape.parents, numbers))
+        self.bias = nn.Parameter(torch.empty(types, shape.parents))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -60,8 +61,8 @@ class Evidence(SuggestsNames, nn.Module):
 
     def extra_repr(self) -> str:
         """Return sizes of the weights."""
-        kinds, parents, numbers = self.weight.shape
-        return f"kinds={kinds}, parents={parents}, numbers={numbers}"
+        types, parents, numbers = self.weight.shape
+        return f"types={types}, parents={parents}, numbers={numbers}"
 
 
 @settings
