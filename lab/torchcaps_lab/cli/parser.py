@@ -377,7 +377,7 @@ def data_at(
     classes: Sequence[str],
 ) -> Any:
     """The data set that a reader recognises at a path, where a path is named in place
-    of a data set; anything else as it is.
+    of a data set, or the one that is named, with what it shares with that of the run.
 
     Args:
         value: the option ``data``, as typed: a name, or a name and arguments; or a
@@ -393,23 +393,27 @@ def data_at(
     arguments = dict(value) if isinstance(value, Mapping) else {"name": value}
     named = arguments.pop("name", None)
     text = getattr(named, "text", named)
-    is_path = isinstance(text, str | Path) and Path(text).exists()
-    if not is_path or text in {
-        *DATASETS,
-        *(cls.__name__ for cls in DATASETS.classes()),
-    }:
+    if text in {*DATASETS, *(cls.__name__ for cls in DATASETS.classes())}:
+        return merged({"name": named, **_taken(DATASETS.find(text), shared)}, arguments)
+    if not isinstance(text, str | Path) or not Path(text).exists():
         return value
     # A trained network knows its classes, so an empty class folder is in nobody's way.
     known = {"skip_broken": True, "classes": classes}
     given = {**known, **shared, **arguments}
     seen = guess(text, {"data": given}).options["data"]
     # A trained network says what shape it takes, where a data set leaves that open.
-    parameters = inspect.signature(DATASETS.find(seen["name"])).parameters
+    kind = DATASETS.find(seen["name"])
+    parameters = inspect.signature(kind).parameters
     free = [key for key in OF_TRAINING if key in parameters]
     free = [key for key in free if parameters[key].default is None]
     place = {key: argument for key, argument in seen.items() if key not in free}
-    fitting = {key: shared[key] for key in parameters.keys() & shared.keys()}
-    return merged(merged(place, fitting), arguments)
+    return merged(merged(place, _taken(kind, shared)), arguments)
+
+
+def _taken(kind: type, shared: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that a data set takes."""
+    parameters = inspect.signature(kind).parameters
+    return {key: shared[key] for key in parameters.keys() & shared.keys()}
 
 
 def lacks_name(data: Any) -> bool:

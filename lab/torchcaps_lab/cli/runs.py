@@ -103,8 +103,10 @@ def _known(run: str, value: Any, classifier: Classifier) -> dict[str, Any]:
     """The arguments of other data that are those of a run: its columns, and how its
     examples were written.
     """
-    name: Any = value.get("name") if isinstance(value, Mapping) else value
-    path = Path(getattr(name, "text", name))
+    given: Any = value
+    if isinstance(value, Mapping):
+        given = value.get("root", value.get("name"))
+    path = Path(getattr(given, "text", given))
     config = RunFolder(Path(run)).config
     if not path.exists() or not config.is_file():
         return {}

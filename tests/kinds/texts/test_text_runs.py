@@ -170,6 +170,7 @@ def test_other_tables_are_read_by_the_columns_of_the_run(
     for run, folder, data, wanted in (
         ("run", "new.csv", None, own),
         ("run", None, "new.csv", own),
+        ("run", None, {"name": "Text", "root": "new.csv"}, own),
         ("run", "new.csv", review, {**own, **review}),
         ("elsewhere", "new.csv", {"delimiter": ";", **review}, review),
     ):
