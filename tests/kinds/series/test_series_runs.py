@@ -9,7 +9,10 @@ import torch
 from tests.kinds.series.test_series import sounds, tone
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli import main
-from torchcaps_lab.data import MadeSeries, Series
+from torchcaps_lab.data import MadeSeries, Scale, Series, SeriesSet
+from torchcaps_lab.kinds.series.table import SeriesForm
+from torchcaps_lab.report.canvas import COLOURS
+from torchcaps_lab.report.pictures import SeriesOverTime
 
 SMALL = (
     "--model_args.channels",
@@ -57,6 +60,24 @@ def test_the_report_plays_what_it_plots(run: Path) -> None:
     ]
     assert "series" in kinds
     assert not {"mistakes", "words"} & set(kinds)
+
+
+def test_channels_have_names_and_no_colours_of_classes() -> None:
+    rows = [torch.randn(2, 5), torch.randn(2, 5)]
+    form = SeriesForm(values=("left", "right"))
+    for scale, names in (
+        (Scale(form=form), ("left", "right")),
+        (Scale(), ("channel 1", "channel 2")),
+    ):
+        labels, classes = torch.tensor([0, 1]), ("a", "b")
+        series = SeriesSet.of(rows, labels, classes, scale=scale)
+        shown = SeriesOverTime.of(torch.nn.Identity(), series, [0, 1], ["one", "two"])
+        (picture,) = shown.draw()
+        (legend,) = picture.figure.legends
+        assert tuple(text.get_text() for text in legend.texts) == names
+        drawn = {line.get_color() for line in picture.figure.axes[0].lines}
+        assert len(drawn) == 2
+        assert not drawn & {*COLOURS}
 
 
 def test_predict_a_sound_and_a_folder(

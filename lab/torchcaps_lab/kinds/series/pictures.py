@@ -30,6 +30,10 @@ _MOST = 6
 _LINES = 12
 """Channels that are drawn as lines; more are drawn as rows of an image."""
 
+_GREYS = ("black", "#707070", "#b0b0b0")
+_STYLES = ("-", "--", ":", "-.")
+"""Of the lines, which together tell the channels apart."""
+
 _PLAYED = 400_000
 """Bytes of a sound that a page holds."""
 
@@ -64,6 +68,7 @@ class SeriesOverTime(Exhibit):
     Attributes:
         series: with what was said about them.
         classes: their names.
+        channels: their names.
         file: the file of the picture.
 
     Example:
@@ -73,6 +78,7 @@ class SeriesOverTime(Exhibit):
         ...     text="",
         ...     series=(),
         ...     classes=("a", "e"),
+        ...     channels=("left", "right"),
         ...     file="series.png",
         ... ).classes
         ('a', 'e')
@@ -82,6 +88,7 @@ class SeriesOverTime(Exhibit):
 
     series: tuple[ShownSeries, ...]
     classes: tuple[str, ...]
+    channels: tuple[str, ...]
     file: str
 
     @classmethod
@@ -125,6 +132,7 @@ class SeriesOverTime(Exhibit):
                 for place, title in zip(places, titles, strict=True)
             ),
             classes=tuple(series.classes),
+            channels=_channels(series),
             file="series.png",
         )
 
@@ -133,7 +141,7 @@ class SeriesOverTime(Exhibit):
         yield Picture(
             self.file,
             f"{self.title}: {len(self.series)} series",
-            series_figure(self.series, self.classes),
+            series_figure(self.series, self.classes, self.channels),
         )
 
     def html(self) -> str | None:
@@ -218,8 +226,18 @@ def _title(findings: Findings, series: SeriesSet, index: int) -> str:
     file = series.files[index] if series.files else ""
     wrong = "" if true == predicted else f", but it is {series.classes[true]}"
     sure = float(findings.activation[index, predicted])
-    name = Path(file).name or index
+    # Files in the folders of two classes may have one name.
+    name = "/".join(Path(file).parts[-2:]) or index
     return f"{name}: answer {series.classes[predicted]} ({sure:.2f}){wrong}"
+
+
+def _channels(series: SeriesSet) -> tuple[str, ...]:
+    """The names of the channels; their numbers where a file names none."""
+    count, *_ = series.raw_image_shape
+    names = series.scale.form.channels
+    if len(names) == count:
+        return names
+    return tuple(f"channel {number}" for number in range(1, count + 1))
 
 
 def _playable(path: Path) -> str:
@@ -235,13 +253,18 @@ def _playable(path: Path) -> str:
 
 
 def series_figure(
-    series: tuple[ShownSeries, ...], classes: tuple[str, ...]
+    series: tuple[ShownSeries, ...],
+    classes: tuple[str, ...],
+    channels: tuple[str, ...],
 ) -> "Figure":
     """Series one below the other, lines or an image, each above a strip of what its
-    moments spoke for.
+    moments spoke for. Channels are grey, because colours are classes.
     """
+    from cycler import cycler
     from matplotlib.colors import to_rgba
 
+    looks = [(grey, style) for style in _STYLES for grey in _GREYS]
+    greys, styles = zip(*looks, strict=True)
     figure = new_figure(8, 1.7 * len(series) + 0.5)
     rows = figure.subplots(
         2 * len(series), 1, squeeze=False, height_ratios=[6, 1] * len(series)
@@ -259,7 +282,8 @@ def series_figure(
                 shown.values.numpy(), aspect="auto", origin="lower", cmap="magma"
             )
         else:
-            above.plot(shown.values.T.numpy(), linewidth=0.8)
+            above.set_prop_cycle(cycler(color=greys, linestyle=styles))
+            above.plot(shown.values.T.numpy(), linewidth=0.9, label=[*channels])
             above.set_xlim(-0.5, shown.values.shape[1] - 0.5)
         above.set(
             xticks=[], ylabel="channels" if len(shown.values) > _LINES else "value"
@@ -279,4 +303,12 @@ def series_figure(
         "outside upper right",
         {classes[label]: colour_of(label) for label in sorted(used)},
     )
+    if 1 < len(channels) <= _LINES:
+        figure.legend(
+            *rows[0].get_legend_handles_labels(),
+            loc="outside lower center",
+            ncols=6,
+            fontsize=8,
+            frameon=False,
+        )
     return figure

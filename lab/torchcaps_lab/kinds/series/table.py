@@ -151,6 +151,13 @@ class SeriesForm(NamedTuple):
         rest = {*self.series, *self.form.needed, self.time}
         return self.values or tuple(name for name in table.columns if name not in rest)
 
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """The names of the channels, as far as they are known."""
+        if self.series:
+            return self.values
+        return self.numbered or (*_channels_of(self.values),)
+
     def named(self, table: Table | Cells) -> "SeriesForm":
         """This form with the names of the columns of numbers that it has in a table, by
         which other tables are read.
