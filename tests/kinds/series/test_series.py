@@ -199,6 +199,23 @@ def test_rows_of_other_tables_may_be_longer_or_shorter(tmp_path: Path) -> None:
         series_in(lacking, reader.scale.form)
 
 
+def test_moments_that_no_series_reaches_do_not_fix_the_others(tmp_path: Path) -> None:
+    """The moments were listed by name, and tables with fewer of them refused."""
+    header = ",".join(f"t{moment}" for moment in range(20))
+    rows = [
+        ",".join(["ab"[k % 2], *map(str, range(k, k + 12)), *8 * [""]])
+        for k in range(12)
+    ]
+    train = table(tmp_path / "train.csv", rows, f"label,{header}")
+    data = guess(train, {"data": {"wide": True, "label": "label"}}).options["data"]
+    assert data["values"] == header.split(",")
+    del data["name"]
+    reader = SeriesReader.of_data(Series(**data), Preprocess())
+    short = table(tmp_path / "new.csv", ["1,2,3,4,5"], "t0,t1,t2,t3,t4")
+    first, *_ = reader.named([str(short)])
+    assert first.values.shape == (1, 5)
+
+
 def test_training_series_have_mean_0_and_deviation_1(tmp_path: Path) -> None:
     for how in ("data", "each"):
         train = Series(

@@ -728,11 +728,23 @@ def _numbered_form(
 
 def _numbered(cells: Cells) -> dict[str, list[str]]:
     """The columns of numbers whose names end in numbers, by the rest of their names in
-    lower case; without those of few.
+    lower case; without those of few. Empty ones after them are moments that no series
+    of this table reaches.
     """
     stems: dict[str, list[str]] = {}
+    empty: dict[str, list[str]] = {}
     for name in dict.fromkeys(cells.columns):
         match = _NUMBERED.fullmatch(name)
-        if match is not None and _is_numeric(cells, name):
-            stems.setdefault(match[1].lower(), []).append(name)
-    return {stem: names for stem, names in stems.items() if len(names) >= _LEAST_WIDE}
+        if match is None:
+            continue
+        stem = match[1].lower()
+        if not any(cells.column(name)):
+            empty.setdefault(stem, []).append(name)
+        elif _is_numeric(cells, name):
+            stems.setdefault(stem, []).append(name)
+            empty.pop(stem, None)
+    return {
+        stem: names + empty.get(stem, [])
+        for stem, names in stems.items()
+        if len(names) >= _LEAST_WIDE
+    }
