@@ -127,6 +127,21 @@ def owned(folder: Path, *names: str) -> Path:
     return path
 
 
+def check_writable(folder: Path, advice: str) -> None:
+    """Raise a `PermissionError` if nothing can be written into a folder, or where it
+    would be made.
+
+    Args:
+        folder: the folder, which need not exist yet.
+        advice: what to do, for the message.
+    """
+    place = next(path for path in (folder, *folder.parents) if path.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        raise PermissionError(
+            f"{folder} cannot be written, because {place} takes no files: {advice}"
+        )
+
+
 def expanded(path: str | Path) -> Path:
     """Return a path with the home folder in place of ``~``. A name such as ``~new.csv``,
     which is no user's, stays as it is; `Path.expanduser` raises for it.

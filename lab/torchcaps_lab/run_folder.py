@@ -14,6 +14,7 @@ from torchcaps.whole import (
     LARGEST_NOTE,
     RUN_FILE,
     UNFINISHED,
+    check_writable,
     folder_instead,
     owned,
     read_json,
@@ -164,7 +165,8 @@ class RunFolder:
             raise FileExistsError(
                 f"{self.path} {state}: choose another {self.option}{going_on}"
             )
-        return self._writable()
+        check_writable(self.path, f"choose another {self.option}")
+        return self
 
     def existing(self) -> "RunFolder":
         """Return the folder, if it is that of a run.
@@ -185,16 +187,7 @@ class RunFolder:
                 f"{self.path} is not the folder of a run: it holds no "
                 f"{self.config.name}"
             )
-        return self._writable()
-
-    def _writable(self) -> "RunFolder":
-        """The folder, unless nothing can be written where it is or would be made."""
-        place = next(path for path in (self.path, *self.path.parents) if path.exists())
-        if not place.is_dir() or not os.access(place, os.W_OK):
-            raise PermissionError(
-                f"{self.path} cannot be written, because {place} takes no files: choose "
-                f"another {self.option}"
-            )
+        check_writable(self.path, f"choose another {self.option}")
         return self
 
 

@@ -15,6 +15,7 @@ from torchcaps import Classifier, create_model, train
 from torchcaps.models import load_pretrained
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import Digits, Words
+from torchcaps_lab.explore import Explorer
 from torchcaps_lab.options.reading import as_yaml
 from torchcaps_lab.run_folder import RunFolder, read_summary
 
@@ -497,6 +498,50 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     error = told_by(capsys, "explore", "digits", "--host", "192.0.2.1", "--open", "no")
     assert "port 8765 of 192.0.2.1: " in error
     assert "--host" in error
+
+
+def test_explore_leaves_out_what_it_cannot_show(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One run of series among others refused all."""
+    opened: list[Explorer] = []
+    monkeypatch.setattr(
+        "torchcaps_lab.explore.serve", lambda explorer, *_: opened.append(explorer)
+    )
+    series = str(Path(__file__).parents[1] / "kinds" / "saved" / "series_capsnet")
+    assert main(["explore", series, "digits"]) == 0
+    assert opened[0].networks() == ["digits"]
+    assert f"note: {series}: the page has nothing" in capsys.readouterr().err
+    assert f"error: {series}: the page has" in told_by(capsys, "explore", series)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "explain one --out out",
+        "export digits --to new.onnx",
+        "predict digits one.png --masks masks",
+        "transfer one.png one.png --run digits --out new.png",
+        "train Digits --run new",
+        "convert one.onnx --to new",
+    ],
+)
+def test_where_nothing_can_be_written(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As on a disk that is only read: some commands worked first, then failed with the
+    words of the system.
+    """
+    monkeypatch.setattr("os.access", lambda *_: False)
+    error = told_by(capsys, *command.split())
+    assert "cannot be written, because" in error
+    assert error.rstrip().rpartition(" ")[2] in (
+        "--out",
+        "--to",
+        "--run",
+        "--masks",
+        "folder",
+    )
 
 
 @pytest.mark.parametrize(

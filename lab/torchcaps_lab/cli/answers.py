@@ -13,7 +13,7 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-from torchcaps.whole import write_whole, written_whole
+from torchcaps.whole import check_writable, write_whole, written_whole
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data.manifest import readable
 from torchcaps_lab.data.reader import beginning
@@ -35,12 +35,13 @@ def said_plainly() -> Iterator[None]:
 
 
 def check_folder(option: str, path: Path) -> None:
-    """Raise a ValueError unless a folder is new or empty."""
+    """Raise a ValueError unless a folder is new or empty, and can be written."""
     if path.exists() and (path.is_file() or any(path.iterdir())):
         state = "exists already, and is a file"
         if path.is_dir():
             state = "exists already and is not empty"
         raise ValueError(f"--{option} {path} {state}: choose another folder")
+    check_writable(path, f"choose another --{option}")
 
 
 def check_resize(classifier: Classifier, resize: Fit | None) -> None:

@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchcaps.whole import LARGEST_NOTE, owned, read_text
+from torchcaps.whole import LARGEST_NOTE, check_writable, owned, read_text
 from torchcaps_lab.cli.places import Existing, Split, Trained
 from torchcaps_lab.run_folder import RunFolder, read_summary
 
@@ -51,6 +51,7 @@ def command(
         raise ValueError(
             f"--out must name a folder for the report: {run} is not the folder of a run"
         )
+    check_writable(place, "name another folder with --out")
     classifier, images = open_run(run, data, split)
     recorded = read_summary(of_run) if of_run.summary.exists() else {}
     summary = {**recorded, "run": run}  # it may have moved since

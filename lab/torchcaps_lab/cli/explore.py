@@ -32,20 +32,27 @@ def command(
     from torchcaps_lab import explore
     from torchcaps_lab.cli import exploring
     from torchcaps_lab.cli.runs import open_classifier
-    from torchcaps_lab.explore.explorer import has_capsules
+    from torchcaps_lab.explore.explorer import why_unexplored
 
     classifiers = {
         name: open_classifier(name, device) for name in networks or list_pretrained()
     }
+    unexplored = {
+        name: why
+        for name, classifier in classifiers.items()
+        if (why := why_unexplored(name, classifier))
+    }
+    if len(unexplored) == len(classifiers):
+        raise ValueError("\n  ".join(unexplored.values()))
+    for name, why in unexplored.items():
+        del classifiers[name]
+        if networks:
+            exploring.note(f"{why}. It is left out")
     if not networks:
-        shown = [
-            (name, classifier)
-            for name, classifier in classifiers.items()
-            if has_capsules(classifier)
-        ]
-        classifiers = dict(
-            sorted(shown, key=lambda item: exploring.shows(item[1]), reverse=True)
+        shown = sorted(
+            classifiers.items(), key=lambda item: exploring.shows(item[1]), reverse=True
         )
+        classifiers = dict(shown)
     explorer = explore.Explorer(
         classifiers,
         {

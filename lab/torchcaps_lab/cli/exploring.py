@@ -30,7 +30,7 @@ def samples_of(name: str, classifier: Classifier) -> Callable[[], Examples | Non
     """
     if (Path(name) / "config.yaml").is_file():
         return partial(_test_images, name)
-    return partial(explore.local_samples, name, classifier, _note)
+    return partial(explore.local_samples, name, classifier, note)
 
 
 def _test_images(name: str) -> Examples | None:
@@ -38,11 +38,12 @@ def _test_images(name: str) -> Examples | None:
     try:
         return open_run(name)[1]
     except (OSError, ValueError, ModuleNotFoundError) as error:
-        _note(f"{name} is shown without its test images: {error}")
+        note(f"{name} is shown without its test images: {error}")
         return None
 
 
-def _note(line: str) -> None:
+def note(line: str) -> None:
+    """Prints a remark."""
     print(f"note: {line}", file=sys.stderr)
 
 

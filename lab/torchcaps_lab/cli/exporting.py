@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from torchcaps.ops import use_backend
 from torchcaps.optional_imports import needing
-from torchcaps.whole import opened, written_whole
+from torchcaps.whole import check_writable, opened, written_whole
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data.transforms.preprocess import RANDOM
 from torchcaps_lab.tasks.doubt import saved_doubts
@@ -115,6 +115,7 @@ def check_free(path: Path, overwrite: bool) -> None:
         raise FileExistsError(
             f"{path} exists already: choose another file with --to, or add --overwrite"
         )
+    check_writable(path.parent, "name another place with --to")
 
 
 def export(classifier: Classifier, path: Path, form: str) -> float:

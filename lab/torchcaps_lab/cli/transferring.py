@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchcaps.capsules import Capsules
 from torchcaps.models import CapsuleClassifier
+from torchcaps.whole import check_writable
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.evaluate import transfer
 from torchcaps_lab.evaluate.findings import evaluating
@@ -28,6 +29,7 @@ def check_out(out: str, *read: str) -> None:
         )
     if not path.parent.is_dir():
         raise ValueError(f"--out: folder {path.parent} does not exist")
+    check_writable(path.parent, "name another place with --out")
     if any(
         path.exists() and Path(file).exists() and path.samefile(file) for file in read
     ):

@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 
 from torchcaps.models.network import Network
-from torchcaps.whole import opened
+from torchcaps.whole import check_writable, opened
 from torchcaps_lab.conversion import efficient_capsnet, heinsen
 from torchcaps_lab.conversion.base import (
     COUNTER,
@@ -51,6 +51,7 @@ def convert(file: str | Path, folder: str | Path) -> Network:
         raise FileNotFoundError(f"{file} is not a file")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{folder} exists already and is not empty")
+    check_writable(folder, "choose another folder")
     converted = _read(file)
     network = _filled(file, converted)
     folder.parent.mkdir(parents=True, exist_ok=True)

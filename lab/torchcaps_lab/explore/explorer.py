@@ -260,22 +260,23 @@ def _opened(
     samples: "Callable[[], Examples | None] | None",
 ) -> _Opened:
     """A network as the page shows it; a `ValueError` if there is nothing to show."""
+    if why := why_unexplored(name, classifier):
+        raise ValueError(why)
     if classifier.task.explores:
         return _TakenApart(name, classifier, samples)
-    if why := classifier.reader.unexplored(classifier.network):
-        kind = type(classifier.network).__name__
-        raise ValueError(f"the page has nothing to show of {kind}, {why}")
     kind_of_look = _OfTexts if classifier.reader.written else _Opened
     return kind_of_look(name, classifier, samples)
 
 
-def has_capsules(classifier: Classifier) -> bool:
-    """Whether there is something to explore in a network: capsules over images, or
-    which lead from words to classes; or something that its task shows.
+def why_unexplored(name: str, classifier: Classifier) -> str:
+    """Return why there is nothing to explore in a network; empty if there are capsules
+    over images, or which lead from words to classes, or something that its task shows.
     """
-    return classifier.task.explores or not classifier.reader.unexplored(
-        classifier.network
-    )
+    why = classifier.reader.unexplored(classifier.network)
+    if classifier.task.explores or not why:
+        return ""
+    kind = type(classifier.network).__name__
+    return f"{name}: the page has nothing to show of {kind}, {why}"
 
 
 def check_finite(network: str, description: str, numbers: Tensor) -> None:
