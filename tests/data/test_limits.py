@@ -178,6 +178,14 @@ def test_an_error_about_a_long_cell_is_short(tmp_path: Path) -> None:
     assert len(str(broken)) < 1000
 
 
+def test_columns_are_named_whole(tmp_path: Path) -> None:
+    """A list of many was cut within a name."""
+    columns = [f"measured_at_place_{number}" for number in range(50)]
+    (tmp_path / "t.csv").write_text(",".join(columns) + "\n")
+    with pytest.raises(ValueError, match=r"place_19 and 30 more: --data.series"):
+        labelled(tmp_path / "t.csv")
+
+
 def test_a_wide_table_is_read(tmp_path: Path) -> None:
     wide = 5_000
     rows = ["series,label," + ",".join(f"c{channel}" for channel in range(wide))]

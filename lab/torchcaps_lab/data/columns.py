@@ -518,7 +518,7 @@ def _seen(name: str, cells: Sequence[str], is_file: bool) -> Column:
         parts = {cell: part_in(name, cell) for cell in cells}
         unnamed = sorted(cell for cell in parts if cell and not parts[cell])
         named = frozenset(filter(None, parts.values()))
-        return column._replace(unclear=", ".join(unnamed), splits=named)
+        return column._replace(unclear=some(unnamed), splits=named)
     return column
 
 
@@ -541,7 +541,7 @@ def _role(
     trained, called = "train" in parts, name in SPLITS
     several = len(parts - {None}) > 1
     if (several and (trained or called)) or (trained and called and len(parts) > 1):
-        return "split", f"its cells name splits: {', '.join(sorted(different)):.200}"
+        return "split", f"its cells name splits: {some(sorted(different))}"
     if is_file or all(map(_FILE.fullmatch, different)):
         return "file", f"its cells are names of files, such as {filled[0]}"
     if _are_flags({cell.lower() for cell in {*cells}}):

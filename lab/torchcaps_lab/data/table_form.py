@@ -265,7 +265,7 @@ class TableForm(NamedTuple):
                 advice = f": --data.{option} names it" if self.labels else ""
                 raise ValueError(
                     f"{option} must be a column of {table.path}, got {column!r}; there "
-                    f"are {[*table.columns]!r:.400}{advice}"
+                    f"are {some(table.columns) or 'none'}{advice}"
                 )
         table.check_once(column for _, column in columns if column is not None)
 
@@ -352,7 +352,7 @@ def _split_of(columns: Columns, table: Path) -> str | None:
     if column.unclear:
         raise UnclearColumns(
             f"column {column.name!r} of {table} names splits, but not in these cells: "
-            f"{column.unclear:.200}. Rename them to train, val or test, or leave their "
+            f"{column.unclear}. Rename them to train, val or test, or leave their "
             f"rows out with --data.split {quoted(column.name)}, or divide all rows anew "
             "with --data.split null"
         )

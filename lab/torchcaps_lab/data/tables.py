@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from torchcaps.whole import parsed_json
 from torchcaps_lab.data.classes import composed
+from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.plain_text import decoded_as
 from torchcaps_lab.look import OBJECTS, TABLES, is_number, no_header
 
@@ -181,7 +182,7 @@ class Table:
         if 2 * others > count:
             raise ValueError(
                 f"{self.path}: {others:,} of {count:,} rows have not as many cells as "
-                f"the first line names columns: {', '.join(self.columns):.200}. The "
+                f"the first line names columns: {some(self.columns)}. The "
                 "first line must name every column, and a cell that holds "
                 f"{self.delimiter!r} must stand between quotes"
             )

@@ -81,7 +81,10 @@ class TestForms:
         rows = "".join(
             f'"one, {place}",pos\n"two\nlines {place}",neg\n' for place in range(5)
         )
-        write(tmp_path, {"all.csv": f"review,stars\n{rows},pos\nno label,\nshort\n"})
+        write(
+            tmp_path,
+            {"all.csv": f"review,stars\n{rows},pos\nno label,\nshort\nnull,pos\n"},
+        )
         data = Text(
             str(tmp_path / "all.csv"),
             text="review",
@@ -93,7 +96,10 @@ class TestForms:
         assert texts_of(data.train)["two\nlines 3"] == "neg"
         assert len(data.train) == 10
         message = "\n".join(data.notes())
-        assert "left out 1 text: it has no words: all.csv, row 11" in message
+        assert (
+            "left out 2 texts: it has no text: its cell is empty, or NA, null"
+            in message
+        )
         assert "left out 1 text: it has no label: all.csv, row 12" in message
         assert (
             "left out 1 text: it has not as many cells as there are columns, 2: "
@@ -103,7 +109,7 @@ class TestForms:
             ValueError,
             match=(
                 r"text must be a column of .*all.csv, got 'text'; there are "
-                r"\['review'.*: --data.text names it"
+                r"review, stars: --data.text names it"
             ),
         ):
             Text(str(tmp_path / "all.csv"))
@@ -220,10 +226,14 @@ class TestForms:
             match=r"all\.csv must hold texts of two or more classes, got \(\)",
         ):
             Text(str(tmp_path / "all.csv"))
-        with pytest.raises(
-            ValueError, match=r"got 'text'; there are \['review', 'label'\]"
-        ):
+        with pytest.raises(ValueError, match="got 'text'; there are review, label"):
             Text(str(tmp_path / "other.csv"))
+
+    def test_files_with_a_text_in_each_line(self, tmp_path: Path) -> None:
+        """The advice, a folder for each class, made one text of each class."""
+        write(tmp_path, {"good.txt": "fine\ngreat\n", "bad.txt": "poor\nweak\n"})
+        with pytest.raises(ValueError, match="in each line, write the lines of all"):
+            Text(str(tmp_path))
 
     def test_trec(self, tmp_path: Path) -> None:
         train = (

@@ -23,6 +23,7 @@ from torchcaps_lab.data.columns import (
     quoted,
 )
 from torchcaps_lab.data.listed import BrokenItem, Item, Listed
+from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.table_form import LabelledRow, TableForm, names_in
 from torchcaps_lab.data.tables import Cells, Table
 from torchcaps_lab.look import is_number, number_in
@@ -214,7 +215,7 @@ def series_of_table(
             form.numbered
         )
         raise ValueError(
-            f"{path} has no columns{wanted}; there are {[*table.columns]!r:.400}"
+            f"{path} has no columns{wanted}; there are {some(table.columns) or 'none'}"
         )
     parts: dict[str, list[SeriesItem | BrokenSeries]] = {}
     if not form.form.split:
@@ -429,13 +430,13 @@ class _Numbers:
         try:
             return [number_in(cell) for cell in written]
         except ValueError:
-            wrong = {
-                name: row[name]
+            wrong = [
+                f"{row[name][:40]!r} in {name}"
                 for name, cell in zip(row, written, strict=True)
                 if not is_number(cell)
-            }
+            ]
             raise _NoNumber(
-                f"every channel must be a number, got {wrong!r:.400}"
+                f"every channel must be a number, got {some(wrong)}"
             ) from None
 
 

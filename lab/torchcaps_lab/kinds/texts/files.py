@@ -146,6 +146,10 @@ class _TextFiles(Listing):
 
     what = "texts"
     suffixes = (".txt",)
+    unlabelled = (
+        ". Each file is one text. If these hold a text in each line, write the lines of "
+        "all into one .csv file with the columns 'text' and 'label'"
+    )
 
 
 def _numbered(path: Path) -> Iterator[tuple[str, str]]:
@@ -200,6 +204,11 @@ def _table(path: Path, form: TableForm, listed: Listed) -> dict[str, list[TextIt
         raise no_header(path, table.columns, ("text", "label"))
     parts: dict[str, list[TextItem]] = {"all": []} if form.split is None else {}
     for row in rows:
+        if not row.values[text]:
+            listed.left_out[row.place] = (
+                "it has no text: its cell is empty, or NA, null or the like"
+            )
+            continue
         written = check_text(row.values[text], f"{path}, {row.place}: {text}")
         item = TextItem(row.place, row.category, written, group=row.group)
         parts.setdefault(row.part or "all", []).append(item)
