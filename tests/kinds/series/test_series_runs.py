@@ -10,6 +10,8 @@ from tests.kinds.series.test_series import sounds, tone
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import MadeSeries, Scale, Series, SeriesSet
+from torchcaps_lab.data.transforms.preprocess import Preprocess
+from torchcaps_lab.kinds.series.reader import SeriesReader
 from torchcaps_lab.kinds.series.table import SeriesForm
 from torchcaps_lab.report.canvas import COLOURS
 from torchcaps_lab.report.pictures import SeriesOverTime
@@ -131,10 +133,19 @@ def test_evaluate_and_the_network_alone(
         ValueError, match=r"a series must be finite numbers \(12, L\).* got \(3, 9\)"
     ):
         classifier(torch.randn(3, 9))
-    with pytest.raises(ValueError, match="the network takes Sound"):
+    with pytest.raises(ValueError, match="takes series of 12 channels"):
         classifier.prepared(MadeSeries().test)
-    with pytest.raises(ValueError, match="the network takes Sound"):
+    with pytest.raises(ValueError, match=r"hears 12 bands.*--data.bands 12 --data.hi"):
         classifier.prepared(Series(str(run.parent / "tones")).test)
+
+
+def test_only_networks_of_sounds_hear() -> None:
+    """The notes of a network of a table named bands of sounds."""
+    reader = SeriesReader.of_data(MadeSeries(), Preprocess())
+    assert reader.notes()["scale"]["sound"] is None
+    assert SeriesReader.from_config(reader.config()) == reader
+    with pytest.raises(ValueError, match=r"takes no sounds, got a\.wav"):
+        reader.read("a.wav")
 
 
 def test_a_folder_of_sounds_is_guessed(run: Path) -> None:

@@ -107,6 +107,11 @@ def list_series(
     return _of_sounds(root, sound, classes, class_folders)
 
 
+def holds_sounds(root: Path) -> bool:
+    """Whether the series at a path are sounds."""
+    return root.is_dir() and not _tables(root)
+
+
 def _of_tables(root: Path, tables: Mapping[str, Path], form: SeriesForm) -> Listed:
     """The series in the file of each split."""
     if "train" not in tables or len(tables) == 1:

@@ -142,6 +142,8 @@ class SeriesReader(Reader):
         """
         values = given.values if isinstance(given, SeriesItem) else given
         if isinstance(given, str | Path):
+            if self.scale.sound is None:
+                raise ValueError(f"the network takes no sounds, got {given}")
             values = read_sound(Path(given), self.scale.sound)
         values = floats_of(values)
         if (
@@ -174,9 +176,12 @@ class SeriesReader(Reader):
         into other series, or the channels are in another order.
         """
         series = SeriesSet.require(super().fitted(examples))
-        if series.scale.sound != self.scale.sound:
+        sound, heard = self.scale.sound, series.scale.sound
+        if sound is not None and heard is not None and sound != heard:
             raise ValueError(
-                f"the network takes {self.scale.sound}, these are {series.scale.sound}"
+                f"the network hears {sound}, and these became {heard}: read them with "
+                f"bands {sound.bands} and highest {sound.highest:g} (--data.bands "
+                f"{sound.bands} --data.highest {sound.highest:g})"
             )
         if series.raw_image_shape[0] != self.channels:
             raise ValueError(

@@ -18,7 +18,7 @@ from torchcaps_lab.data.listed import Decoded, Listed, ListedData
 from torchcaps_lab.data.manifest import PARTS, Manifest
 from torchcaps_lab.data.table_form import TableForm, names_in
 from torchcaps_lab.data.transforms.preprocess import Preprocess
-from torchcaps_lab.kinds.series.files import list_series, with_values
+from torchcaps_lab.kinds.series.files import holds_sounds, list_series, with_values
 from torchcaps_lab.kinds.series.series_set import Scale, SeriesSet, padded
 from torchcaps_lab.kinds.series.sound import Bands, Sound
 from torchcaps_lab.kinds.series.table import SeriesForm, SeriesItem
@@ -190,7 +190,8 @@ class Series(ListedData):
         # Some are tested on only.
         train_values = [item.values for item in items["train"] or items["test"]]
         form = with_values(Path(self.root), self.form) if self.root else self.form
-        read: Any = {"sound": self.sound, "form": form.unlabelled()}
+        sound = self.sound if self.root and holds_sounds(Path(self.root)) else None
+        read: Any = {"sound": sound, "form": form.unlabelled()}
         if self.standardise == "data":
             scale = Scale.of(train_values, **read)
         else:

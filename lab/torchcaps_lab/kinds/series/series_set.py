@@ -13,7 +13,6 @@ from torchcaps_lab.data.examples import Batch, PlainExamples
 from torchcaps_lab.kinds.series.sound import Sound
 from torchcaps_lab.kinds.series.table import SeriesForm
 
-_FRAMES = Sound()
 _USUAL = SeriesForm()
 
 _FLAT = 1e-5
@@ -31,7 +30,7 @@ class Scale:
         mean: the mean of each channel in the training series; None takes that of each
             series itself.
         deviation: likewise.
-        sound: how sounds become series.
+        sound: how sounds become series; None for series that are no sounds.
         form: what the columns of tables are read as.
 
     Example:
@@ -42,7 +41,7 @@ class Scale:
 
     mean: tuple[float, ...] | None = None
     deviation: tuple[float, ...] | None = None
-    sound: Sound = _FRAMES
+    sound: Sound | None = None
     form: SeriesForm = _USUAL
 
     @classmethod
@@ -74,7 +73,7 @@ class Scale:
         return {
             "mean": self.mean,
             "deviation": self.deviation,
-            "sound": asdict(self.sound),
+            "sound": None if self.sound is None else asdict(self.sound),
             "columns": self.form.config(),
         }
 
@@ -86,7 +85,8 @@ class Scale:
             None if row is None else tuple(map(float, row)) for row in rows
         )
         form = SeriesForm.from_config(config["columns"])
-        return cls(mean, deviation, Sound(**config["sound"]), form)
+        sound = None if config["sound"] is None else Sound(**config["sound"])
+        return cls(mean, deviation, sound, form)
 
 
 @dataclass(frozen=True, eq=False)

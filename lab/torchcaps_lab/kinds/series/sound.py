@@ -68,6 +68,9 @@ class Sound:
     def __post_init__(self) -> None:
         check_fields(self)
 
+    def __str__(self) -> str:
+        return f"{self.bands} bands up to {self.highest:g} Hz"
+
     def frames(self, samples: Tensor, rate: int) -> Tensor:
         """The frames (bands, L) of samples (N,).
 
