@@ -24,6 +24,9 @@ LONGEST_SIDE = 4
 rarely within it.
 """
 
+_LEAST_SIDE = 4
+"""Pixels of a side of grey images in an array; fewer are the coordinates of points."""
+
 _GIVE_AXES = 'axes="NHWC" or axes="NCHW" says which'
 
 
@@ -127,7 +130,7 @@ def order_of(
 
     The channels are 1, 3 or 4 at one end; or else fewer than rows and columns; or else
     those beside two equal sides. Three axes are those of grey images, unless one side
-    is over 4 times as long as the other.
+    is over 4 times as long as the other, or has fewer than 4 pixels.
 
     Raises:
         ValueError: two orders are as likely, or ``axes`` has another number of them;
@@ -142,12 +145,15 @@ def order_of(
         return axes
     if len(shape) == 3:
         _, *sides = shape
-        if max(sides) > LONGEST_SIDE * min(sides):
+        thin = min(sides) < _LEAST_SIDE
+        if thin or max(sides) > LONGEST_SIDE * min(sides):
+            points = f", or sets of {sides[0]} points" * thin
+            takes = "; torchcaps.models.SetCapsNet takes sets" * thin
             raise ValueError(
                 f"{name} {shape} may be grey images of {sides[0]} x {sides[1]} pixels, "
-                f'or series of {sides[0]} channels: axes="NHW" says that they are '
-                'images; torchcaps.train(inputs, labels, kind="series") trains on '
-                "series"
+                f'or series of {sides[0]} channels{points}: axes="NHW" says that they '
+                'are images; torchcaps.train(inputs, labels, kind="series") trains on '
+                f"series{takes}"
             )
         return "NHW"
     last = shape[3] in USUAL_CHANNELS
