@@ -5,7 +5,7 @@ from it.
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -285,6 +285,25 @@ def number_in(text: str) -> float:
 def is_number(cell: str) -> bool:
     """Whether a cell of a table holds a number."""
     return _NUMBER.fullmatch(cell) is not None
+
+
+def in_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of classes in the order in which people count: numbers by their
+    value, then other names.
+
+    Example:
+        >>> from torchcaps_lab.look import in_order
+        >>> in_order(["cat", "10", "2"])
+        ('2', '10', 'cat')
+    """
+    return tuple(
+        sorted(
+            names,
+            key=lambda name: (
+                (0, float(name), name) if is_number(name) else (1, 0, name)
+            ),
+        )
+    )
 
 
 class NoHeader(ValueError):

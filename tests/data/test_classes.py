@@ -317,3 +317,12 @@ def test_a_run_is_evaluated_on_a_folder_of_some_of_its_classes(tmp_path: Path) -
         ValueError, match="strange: red is none of the classes black, grey, white"
     ):
         open_run(str(tmp_path / "run"), folder(strange), "all")
+
+
+def test_classes_that_are_numbers_are_counted(tmp_path: Path) -> None:
+    """10 came before 2, in folders and in names beside arrays."""
+    names = ("2", "10", "x")
+    save(tmp_path, dict.fromkeys(names, 4))
+    assert ImageFolder(str(tmp_path)).classes == names
+    labels = [*names] * 4
+    assert MapStyle((torch.zeros(12, 5, 5), labels), test=0.3).classes == names

@@ -17,7 +17,7 @@ from torchcaps_lab.data.classes import UnknownClasses, called_like, places_of
 from torchcaps_lab.data.listed import BrokenItem, Item, Listed
 from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.parts import PART_NAMES, part_called
-from torchcaps_lab.look import TABLES, advice_on, counted, is_junk, is_written
+from torchcaps_lab.look import TABLES, advice_on, counted, in_order, is_junk, is_written
 
 ClassFolders = Literal["outer", "inner"]
 """The folders that are classes, where folders hold folders."""
@@ -133,7 +133,9 @@ class Listing(Listed):
         elif self.class_folders is None:
             self._look_inside(folder, inside)
         categories = called_like(names, self.classes)
-        self.classes += tuple(name for name in categories if name not in self.classes)
+        self.classes += in_order(
+            name for name in categories if name not in self.classes
+        )
         files = self.parts.setdefault(part, [])
         for category, (name, paths) in zip(categories, inside.items(), strict=True):
             if learned and not paths:

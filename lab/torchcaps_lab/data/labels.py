@@ -6,6 +6,7 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 from torchcaps_lab.data.manifest import some
+from torchcaps_lab.look import in_order
 
 Label = int | str
 """The number of a class, or its name."""
@@ -55,16 +56,15 @@ class Labels(NamedTuple):
         return cls(tuple(rows), any(len(row) != 1 for row in rows), columns)
 
     def classes(self, used: Iterable[Label]) -> tuple[str, ...]:
-        """The labels as names: those of all columns; or else numbers in their order,
-        then names in theirs.
+        """The labels as names: those of all columns; or else numbers by their value,
+        then other names.
 
         Args:
             used: the labels of the examples to train on.
         """
         if self.columns:
             return tuple(map(str, range(self.columns)))
-        in_order = sorted({*used}, key=lambda label: (isinstance(label, str), label))
-        return tuple(map(str, in_order))
+        return in_order(map(str, {*used}))
 
     def notes(self) -> tuple[str, ...]:
         """Tell people how rows of 0 and 1 were read."""

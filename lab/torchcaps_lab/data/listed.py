@@ -38,7 +38,7 @@ from torchcaps_lab.data.manifest import (
     some,
 )
 from torchcaps_lab.data.streams import digest_of
-from torchcaps_lab.look import counted, singular
+from torchcaps_lab.look import counted, in_order, singular
 
 
 class BrokenItem(ValueError):
@@ -166,8 +166,8 @@ class Listed:
         return self.parts.get("train", self.parts.get("all", []))
 
     def trained_labels(self) -> tuple[str, ...]:
-        """The labels of the items to train on, sorted."""
-        return tuple(sorted(self.labels_in(self.trained)))
+        """The labels of the items to train on, in their order."""
+        return in_order(self.labels_in(self.trained))
 
     @property
     def items(self) -> list[Item]:

@@ -10,6 +10,7 @@ from unicodedata import normalize
 
 from torchcaps_lab.data.classes import composed
 from torchcaps_lab.data.plain_text import check_class_names, check_text
+from torchcaps_lab.look import in_order
 
 
 class Noted(NamedTuple):
@@ -155,5 +156,5 @@ def doubts(noted: Sequence[Noted]) -> list[str]:
 
 
 def class_of_each(noted: Sequence[Noted]) -> list[str]:
-    """All classes that images show, sorted."""
-    return sorted({*chain.from_iterable(image.labels for image in noted)})
+    """All classes that images show, in their order."""
+    return [*in_order({*chain.from_iterable(image.labels for image in noted)})]

@@ -20,6 +20,7 @@ from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.parts import part_called
 from torchcaps_lab.kinds.images.decoding.picture import BrokenImage
 from torchcaps_lab.kinds.images.sets.listed import ListedImages
+from torchcaps_lab.look import in_order
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ class Hub(ListedImages):
             image, datasets.Image(decode=False)
         )
         numbered = isinstance(feature, datasets.ClassLabel)
-        names = feature.names if numbered else sorted({*labels} - {None})
+        names = feature.names if numbered else in_order(map(str, {*labels} - {None}))
         classes = tuple(map(str, names))
         folders = self._folders()
         rows = []
