@@ -15,6 +15,7 @@ from torchcaps_lab.report.exhibit import pixels
 from torchcaps_lab.report.places import Extent
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -69,9 +70,30 @@ def class_legend(
     """A legend of classes by their names, if there are any."""
     from matplotlib.patches import Patch
 
-    if colours:
-        patches = [Patch(color=colour, label=name) for name, colour in colours.items()]
-        figure.legend(handles=patches, loc=place, ncols=10, fontsize=8, frameon=False)
+    patches = {name: Patch(color=colour) for name, colour in colours.items()}
+    named_legend(figure, place, patches)
+
+
+def named_legend(
+    figure: "Figure",
+    place: Literal["outside upper right", "outside lower center"],
+    handles: "Mapping[str, Artist]",
+) -> None:
+    """A legend of what has the looks of these, by their names, if there are any. Names
+    are shown as they are: Matplotlib leaves out ``_x``, and reads formulas in others.
+    """
+    if not handles:
+        return
+    legend = figure.legend(
+        [*handles.values()],
+        ["name"] * len(handles),
+        loc=place,
+        ncols=10,
+        fontsize=8,
+        frameon=False,
+    )
+    for text, name in zip(legend.get_texts(), handles, strict=True):
+        text.set(text=name, parse_math=False)
 
 
 Fill = Callable[["Axes", int], Any]

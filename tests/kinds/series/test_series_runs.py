@@ -66,9 +66,9 @@ def test_the_report_plays_what_it_plots(run: Path) -> None:
 
 def test_channels_have_names_and_no_colours_of_classes() -> None:
     rows = [torch.randn(2, 5), torch.randn(2, 5)]
-    form = SeriesForm(values=("left", "right"))
+    form = SeriesForm(values=("_left", "$right$"))
     for scale, names in (
-        (Scale(form=form), ("left", "right")),
+        (Scale(form=form), ("_left", "$right$")),
         (Scale(), ("channel 1", "channel 2")),
     ):
         labels, classes = torch.tensor([0, 1]), ("a", "b")
@@ -77,6 +77,7 @@ def test_channels_have_names_and_no_colours_of_classes() -> None:
         (picture,) = shown.draw()
         (legend,) = picture.figure.legends
         assert tuple(text.get_text() for text in legend.texts) == names
+        picture.figure.canvas.draw()
         drawn = {line.get_color() for line in picture.figure.axes[0].lines}
         assert len(drawn) == 2
         assert not drawn & {*COLOURS}

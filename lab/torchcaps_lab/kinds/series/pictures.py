@@ -17,7 +17,13 @@ from torchcaps_lab.evaluate.layers import observe_layers
 from torchcaps_lab.kinds.series.files import SOUNDS
 from torchcaps_lab.kinds.series.networks import SeriesCapsNet
 from torchcaps_lab.kinds.series.series_set import SeriesSet
-from torchcaps_lab.report.canvas import class_legend, colour_of, new_figure, set_title
+from torchcaps_lab.report.canvas import (
+    class_legend,
+    colour_of,
+    named_legend,
+    new_figure,
+    set_title,
+)
 from torchcaps_lab.report.exhibit import Exhibit, Picture, register_exhibit
 from torchcaps_lab.report.observe import Tested
 
@@ -283,7 +289,7 @@ def series_figure(
             )
         else:
             above.set_prop_cycle(cycler(color=greys, linestyle=styles))
-            above.plot(shown.values.T.numpy(), linewidth=0.9, label=[*channels])
+            above.plot(shown.values.T.numpy(), linewidth=0.9)
             above.set_xlim(-0.5, shown.values.shape[1] - 0.5)
         above.set(
             xticks=[], ylabel="channels" if len(shown.values) > _LINES else "value"
@@ -304,11 +310,6 @@ def series_figure(
         {classes[label]: colour_of(label) for label in sorted(used)},
     )
     if 1 < len(channels) <= _LINES:
-        figure.legend(
-            *rows[0].get_legend_handles_labels(),
-            loc="outside lower center",
-            ncols=6,
-            fontsize=8,
-            frameon=False,
-        )
+        handles = dict(zip(channels, rows[0].lines, strict=True))
+        named_legend(figure, "outside lower center", handles)
     return figure
