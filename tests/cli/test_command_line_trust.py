@@ -471,11 +471,9 @@ class TestPredict:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            (["--top", "0"], "--top must be at least 1, got 0"),
             (["--device", "cuda:77"], "--device cuda:77"),
             (["--device", "abacus"], "--device abacus"),
             (["--json", "--csv"], "exclude each other"),
-            (["--batch_size", "0"], "--batch_size must be at least 1"),
         ],
     )
     def test_wrong_options_are_named(self, run, photos, options, message, capsys):

@@ -176,6 +176,14 @@ def told_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["export", "digits", "--to", "."], "--to must be a file, and . is a folder"),
         (["explain", "digits", "--batch_size", "3"], "batch_size"),  # it had no effect
         (["predict", "digits", "one.png", "--top", "0"], "--top must be at least 1"),
+        (
+            ["predict", "digits", "a.png", "--batch_size", "0"],
+            "size must be at least 1",
+        ),
+        (
+            ["transfer", "--steps", "0", "--run", "digits", "a", "b"],
+            "steps must be at least 1",
+        ),
         (["explore", "digits", "--port", "70000"], "--port must be at most 65535"),
     ],
     ids=str,

@@ -102,7 +102,7 @@ NEVER = {
 }
 SLOTS = {"slot_mixture", "slots"}
 """Slots have projections of their own, so maps of the poses are not passed on. They are
-equivariant to permutations, see tests/layers/test_slots.py.
+equivariant to permutations, see tests/layers/test_slots_layer.py.
 """
 
 
