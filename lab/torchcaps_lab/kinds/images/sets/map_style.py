@@ -229,14 +229,14 @@ class MapStyle(ListedImages):
         items = chain.from_iterable(self.listed.parts.values())
         return {item.name: item.seen for item in items}
 
-    def samples(self, most: int) -> "list[Source]":
+    def samples(self, most: int) -> "list[Any]":
         """Return some of the training images that can be read, evenly over all.
 
         Args:
             most: how many at most.
         """
         pairs = self.given["train"]
-        images = list["Source"]()
+        images = list[Any]()
         for index in range(0, len(pairs), -(-len(pairs) // most) or 1):
             with suppress(BrokenImage):
                 images.append(self._image(pairs, index, f"train/{index}"))
