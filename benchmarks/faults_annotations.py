@@ -204,7 +204,7 @@ def checked_on(folder: Path, count: int, chance: random.Random) -> Iterator[bool
             if path == table:
                 table.write_text("\n".join([*rows, "a/wrong.png,a"]))
             for words, status in (([], 1), (["--data.skip_broken", "true"], 0)):
-                said = StringIO()
-                with redirect_stdout(said), redirect_stderr(StringIO()):
+                printed = StringIO()
+                with redirect_stdout(printed), redirect_stderr(StringIO()):
                     exit_status = main(["check", str(path), *words])
-                yield exit_status == status and "2 classes" in said.getvalue()
+                yield exit_status == status and "2 classes" in printed.getvalue()

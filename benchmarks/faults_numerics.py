@@ -75,7 +75,9 @@ def degenerate(folder: Path, count: int, chance: random.Random) -> Iterator[bool
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             estimator.fit(rows)
-        warned = any(issubclass(one.category, ConvergenceWarning) for one in told)
+        warned = any(
+            issubclass(warning.category, ConvergenceWarning) for warning in told
+        )
         yield warned and not estimator.converged_
         rows = numbers.normal(size=(12, 3))
         rows[chance.randrange(12), chance.randrange(3)] = 10.0 ** chance.randint(

@@ -322,7 +322,9 @@ def _calls(
     for tensor in inputs:
         if tensor.is_floating_point() and trial.objective in (_of_layer, _of_slots):
             tensor.requires_grad_()
-    leaves = [one for one in (*module.parameters(), *inputs) if one.requires_grad]
+    leaves = [
+        tensor for tensor in (*module.parameters(), *inputs) if tensor.requires_grad
+    ]
     objective: Callable[..., Tensor] = partial(trial.objective, module)
     if compiling:
         torch.compiler.reset()  # of the limit of compilations
@@ -510,12 +512,12 @@ def _results(layer: nn.Module, inputs: Inputs, backend: str) -> list[Tensor]:
         parents = _outputs(layer, inputs)
     generator = torch.Generator().manual_seed(1)
     upstream = [
-        torch.randn(one.shape, generator=generator, dtype=torch.float64).to(one)
-        for one in parents
+        torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
+        for tensor in parents
     ]
     torch.autograd.backward(list(parents), upstream)
-    grads = [one.grad for one in (*inputs, *layer.parameters())]
-    return [*parents, *(one for one in grads if one is not None)]
+    grads = [tensor.grad for tensor in (*inputs, *layer.parameters())]
+    return [*parents, *(tensor for tensor in grads if tensor is not None)]
 
 
 def _difference(tensor: Tensor, expected: Tensor) -> float:
@@ -564,7 +566,7 @@ def check(device: str, show: Callable[[str], None], until: float) -> list[str]:
         for backend in backends:
             try:
                 moved = copy.deepcopy(module).to(device, torch.float32)
-                given = tuple(one.to(device, torch.float32) for one in inputs)
+                given = tuple(tensor.to(device, torch.float32) for tensor in inputs)
                 results = _results(moved, given, backend)
             except ValueError:
                 continue  # a backend that was asked for by name does not know it

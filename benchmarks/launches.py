@@ -254,7 +254,9 @@ def launches(case: str, batch: int = 2) -> Launches:
         counter.count.clear()
         with counter:
             results = work()
-        upstream = [None if one.ndim == 0 else torch.ones_like(one) for one in results]
+        upstream = [
+            None if result.ndim == 0 else torch.ones_like(result) for result in results
+        ]
         with counter:
             torch.autograd.backward(results, upstream)
     return Launches(case, forward, counter.count.total())

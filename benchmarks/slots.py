@@ -152,9 +152,9 @@ def seconds(
         return {name: statistics.median(values) for name, values in timed.items()}
     least = dict.fromkeys(calls, float("inf"))
     for run in range(runs + 1):
-        for name, one in calls.items():
+        for name, call in calls.items():
             start = time.process_time()
-            one()
+            call()
             if run:  # the first one warms up
                 least[name] = min(least[name], time.process_time() - start)
     return least

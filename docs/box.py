@@ -266,7 +266,7 @@ def measured(classifier: Classifier, packed: Classifier, test: Examples) -> str:
 def answers(task: Any, activation: Tensor) -> Tensor:
     """The predicted class of each image, or of several labels, which are predicted."""
     if isinstance(task, SeveralLabels):
-        return task.said(activation)
+        return task.predicted_classes(activation)
     return activation.argmax(1)
 
 
@@ -284,7 +284,7 @@ def several(packed: Classifier, test: Examples) -> dict[str, str]:
         images, present = arrange(test, (rows, columns), len(test))
         channels, height, width = images.shape[1:]
         classifier = Classifier(packed.network, image_shape=(channels, height, width))
-        predicted = task.said(classifier.activations(images))
+        predicted = task.predicted_classes(classifier.activations(images))
         wrong = int((predicted != present).any(1).sum())
         share = 100 * wrong / len(test)
         errors.append(

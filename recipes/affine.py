@@ -149,8 +149,8 @@ class AffineRobustness(Recipe[AffineSettings]):
         few = at_random(test, settings.curve_images)
         study.curves["images"] = len(few)
         study.curves |= {
-            name: {"values": list(one.values)}
-            for name, one in factors(settings.pad).items()
+            name: {"values": list(factor.values)}
+            for name, factor in factors(settings.pad).items()
         }
         return Tested(test, AFFNIST.draw(test.inputs), few)
 

@@ -110,7 +110,7 @@ def pair_error(network: ImageClassifier, pairs: Any, batch_size: int = 256) -> f
     """
     present = F.one_hot(pairs.labels, network.classes).sum(1).bool()
     activations = Classifier(network).activations(pairs.images, batch_size)
-    predicted = SeveralLabels(count=2).said(activations)
+    predicted = SeveralLabels(count=2).predicted_classes(activations)
     return 100 * (1 - (predicted == present).all(1).double().mean().item())
 
 

@@ -334,10 +334,10 @@ def slots_of(source: str, network: Any, images: Examples) -> Slots:
         for batch in images.to(device).batches(_AT_ONCE):
             prediction = network(batch.inputs)
             slots = slot_of_pixels(prediction)
-            matched, found = _matched(batch.labels, slots, len(images.classes))
+            matched, present = _matched(batch.labels, slots, len(images.classes))
             masks = slots[:, None] == matched[..., None, None]
             objects = objects_of(batch.pictures.cpu(), masks.float().cpu())
-            measured.append(objects._replace(present=found))
+            measured.append(objects._replace(present=present))
             answers = create_task("objects").answers(prediction, images.classes)
             # The first of the classes is the ground.
             numbers += [len(answer.classes) - 1 for answer in answers]

@@ -340,8 +340,8 @@ class LearnedSquash(SuggestsNames, nn.Module):
         # 1 with a gradient: through the length of a long pose, that of c would be a
         # small difference of large numbers.
         squared = scaled.square().sum(self.dim, keepdim=True)
-        one = (1 + squared) / (constant / fixed + squared)
-        return (squash(scaled, dim=self.dim) * one).to(real_dtype("pose", pose))
+        unit = (1 + squared) / (constant / fixed + squared)
+        return (squash(scaled, dim=self.dim) * unit).to(real_dtype("pose", pose))
 
     def extra_repr(self) -> str:
         """Return the current constant, and the axis."""

@@ -16,12 +16,12 @@ class _Links(HTMLParser):
 
     def __init__(self, page: str) -> None:
         super().__init__()
-        self.found: set[str] = set()
+        self.links: set[str] = set()
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Takes the links of one tag."""
-        self.found.update(
+        self.links.update(
             value for name, value in attrs if name in ("href", "src") and value
         )
 
@@ -31,7 +31,7 @@ def missing(site: Path) -> Iterator[tuple[Path, str]]:
     file.
     """
     for page in sorted(site.rglob("*.html")):
-        for link in sorted(_Links(page.read_text(encoding="utf-8")).found):
+        for link in sorted(_Links(page.read_text(encoding="utf-8")).links):
             scheme, host, path, *_ = urlsplit(link)
             if (
                 path

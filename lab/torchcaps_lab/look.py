@@ -133,9 +133,13 @@ def counted(count: int, plural: str) -> str:
 
 def singular(plural: str) -> str:
     """The word for one of them."""
-    for many, one in (("series", "series"), ("classes", "class"), ("copies", "copy")):
+    for many, single in (
+        ("series", "series"),
+        ("classes", "class"),
+        ("copies", "copy"),
+    ):
         if plural.endswith(many):
-            return plural.removesuffix(many) + one
+            return plural.removesuffix(many) + single
     return plural.removesuffix("s")
 
 
@@ -219,13 +223,13 @@ class Place:
         read = {root}
         for name, inner, files in os.walk(folder, followlinks=True):
             inside = Path(name)
-            own = [one for one in inner if _may_hold_data(inside / one)]
-            real = {resolved(inside / one): one for one in own}
+            own = [folder for folder in inner if _may_hold_data(inside / folder)]
+            real = {resolved(inside / folder): folder for folder in own}
             new = {path for path in real if not root.is_relative_to(path)} - read
             read |= new
             inner[:] = [real[path] for path in sorted(new)]
-            for one in files:
-                path = inside / one
+            for file in files:
+                path = inside / file
                 if not is_junk(path) and path.is_file():
                     yield path
 

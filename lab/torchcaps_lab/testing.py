@@ -153,21 +153,21 @@ def _check_batches(split: str, images: Examples) -> None:
 def _check_disjoint(sets: Mapping[str, Examples]) -> None:
     """Asserts that splits share neither images nor files."""
     shown = {split: images.contents() for split, images in sets.items()}
-    for one, other_split in (
+    for split, other_split in (
         ("validation", "train"),
         ("test", "train"),
         ("test", "validation"),
     ):
-        files = set(sets[one].files or ()) & set(sets[other_split].files or ())
+        files = set(sets[split].files or ()) & set(sets[other_split].files or ())
         _require(
             not files,
-            f"{one} and {other_split} share files: {', '.join(sorted(files)[:3])}",
+            f"{split} and {other_split} share files: {', '.join(sorted(files)[:3])}",
         )
         contents = set(shown[other_split])
-        common = sum(content in contents for content in shown[one])
+        common = sum(content in contents for content in shown[split])
         _require(
-            common <= DUPLICATES * len(shown[one]),
-            f"{common} of {len(shown[one])} images in {one} are in {other_split} too",
+            common <= DUPLICATES * len(shown[split]),
+            f"{common} of {len(shown[split])} images in {split} are in {other_split} too",
         )
 
 

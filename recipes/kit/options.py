@@ -104,6 +104,6 @@ def changed(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
     return merged
 
 
-def different(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
+def different(first: Mapping[str, Any], second: Mapping[str, Any]) -> set[str]:
     """The names of options that are not the same; one that is left out is None."""
-    return {name for name in {*one, *other} if one.get(name) != other.get(name)}
+    return {name for name in {*first, *second} if first.get(name) != second.get(name)}

@@ -188,7 +188,7 @@ def hold(page: Any, start: str) -> None:
 
 
 def said(page: Any) -> Any:
-    return page.locator("#bars .said .name")
+    return page.locator("#bars .predicted .name")
 
 
 def test_draws_a_digit_and_sees_its_class(page: Any) -> None:
@@ -513,15 +513,15 @@ def test_looks_for_digits_in_a_scene(page: Any) -> None:
     before = overlay.evaluate("canvas => canvas.toDataURL()")
     page.click("#clear")
     settle(page)
-    expect(page.locator("#found figure")).to_have_count(0)
+    expect(page.locator("#things figure")).to_have_count(0)
     draw(page, [(0.1 + 0.4 * x, 0.1 + 0.4 * y) for x, y in SEVEN])
     expect(said(page)).to_have_text("7")
-    expect(page.locator("#found figcaption")).to_contain_text("7 (")
+    expect(page.locator("#things figcaption")).to_contain_text("7 (")
     boxed = overlay.evaluate("canvas => canvas.toDataURL()")
     assert boxed != before
     stroke(page, [(0.5 + 0.4 * x, 0.5 + 0.4 * y) for x, y in SEVEN])
     expect(page.locator("#answer")).to_have_text("answer: 2 x 7")
-    expect(page.locator("#found figcaption")).to_have_count(2)
+    expect(page.locator("#things figcaption")).to_have_count(2)
     page.hover("#bars .bar:nth-child(8)")
     settle(page)
     assert overlay.evaluate("canvas => canvas.toDataURL()") != boxed
@@ -702,7 +702,7 @@ def test_names_of_classes_over_the_steps_are_whole(page: Any) -> None:
 def test_the_label_and_the_answer_are_told_apart(page: Any, right: bool) -> None:
     def labelled(route: Any) -> None:
         answer = route.fetch().json()
-        predicted = answer["activations"]["said"]
+        predicted = answer["activations"]["predicted"]
         route.fulfill(
             json={**answer, "label": predicted if right else (predicted + 1) % 10}
         )
@@ -712,7 +712,7 @@ def test_the_label_and_the_answer_are_told_apart(page: Any, right: bool) -> None
     page.click("#sample")
     settle(page)
     page.unroute("**/api/sample?*")
-    said = int(page.locator("#bars .said .name").inner_text())
+    said = int(page.locator("#bars .predicted .name").inner_text())
     label = said if right else (said + 1) % 10
     expect(page.locator("#truth")).to_have_text(f"label: {label}")
     expect(page.locator("#answer")).to_have_text(

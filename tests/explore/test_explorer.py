@@ -279,7 +279,7 @@ class TestExplorer:
         opened = explorer._networks["a"].classifier
         opened.reader = opened.reader.changed(resize="handwriting")
         assert explorer.answer(explorer.look("a", clean))["activations"][
-            "said"
+            "predicted"
         ] in range(10)
         with pytest.raises(ValueError, match="no ink"):
             explorer.look("a", png(torch.full((1, 28, 28), 0.5)))
@@ -369,7 +369,7 @@ class TestTexts:
         assert (answer["text"], answer["label"]) == ("Who wrote that ?", None)
         assert shown["pieces"] == ["Who ", "wrote ", "that ", "?"]
         assert shown["known"] == [True, True, False, False]
-        assert answer["there"] == [shown["said"]]
+        assert answer["there"] == [shown["predicted"]]
         classifier = asked._networks["asked"].classifier
         numbers = classifier.reader.reading("Who wrote that ?").numbers[None]
         expected = word_shares(classifier.network, numbers)
@@ -540,7 +540,7 @@ class TestServer:
         answer = ask(f"{address}/api/network?name=a")[1]
         assert (answer["steps"], answer["samples"], answer["decodes"]) == (3, 359, True)
         look = ask(f"{address}/api/look?network=a", drawing)[1]
-        assert look["pose"]["target"] == look["activations"]["said"]
+        assert look["pose"]["target"] == look["activations"]["predicted"]
         pose = json.dumps(look["pose"]["pose"]).encode()
         assert (
             ask(f"{address}/api/decode?look={look['look']}", pose)[1]
@@ -837,7 +837,7 @@ def test_uploads_of_any_kind_of_picture(explorer: Explorer) -> None:
         file = BytesIO()
         Image.new(mode, (40, 31)).save(file, kind)
         answer = explorer.answer(explorer.look("a", file.getvalue()))
-        assert (answer["activations"]["said"] in range(10), answer["empty"]) == (
+        assert (answer["activations"]["predicted"] in range(10), answer["empty"]) == (
             True,
             True,
         )
@@ -867,9 +867,9 @@ def test_an_upload_with_damaged_exif_is_taken_as_it_is_stored(
     Image.new("L", (40, 31)).save(file, "JPEG", exif=exif)
     damaged = file.getvalue().replace(b"Exif\0\0MM", b"Exif\0\0M?")
     assert damaged != file.getvalue()
-    assert explorer.answer(explorer.look("a", damaged))["activations"]["said"] in range(
-        10
-    )
+    assert explorer.answer(explorer.look("a", damaged))["activations"][
+        "predicted"
+    ] in range(10)
 
 
 def test_enlarged_digits_are_sharp_enough_for_networks_of_mnist() -> None:

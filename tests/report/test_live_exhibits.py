@@ -277,4 +277,4 @@ class TestExhibits:
 
     def test_activations(self) -> None:
         seen = seen_by(net())
-        assert ClassActivations.of(seen).said == int(seen.activation.argmax())
+        assert ClassActivations.of(seen).predicted == int(seen.activation.argmax())

@@ -218,13 +218,13 @@ class CapsLinear(CapsuleLayer):
         # Always a view, which the votes keep even if the parameter gets other numbers,
         # as by ``double()``.
         J = self.out_capsules
-        one = self.transforms == "subspace" and weight.shape[1] == 1
+        single = self.transforms == "subspace" and weight.shape[1] == 1
         votes = Votes(
             pose,
-            weight.view_as(weight) if one else weight.expand(-1, J, -1, -1),
+            weight.view_as(weight) if single else weight.expand(-1, J, -1, -1),
             backend=self.backend,
             mask=mask,
-            alike=J if one else None,
+            alike=J if single else None,
         )
         if self.bias is None:
             return votes

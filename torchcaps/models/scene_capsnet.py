@@ -73,18 +73,18 @@ def _centres(extent: int, cell: float, like: Tensor) -> Tensor:
     return cell * (places + 0.5)
 
 
-def box_iou(one: Tensor, other: Tensor) -> Tensor:
+def box_iou(first: Tensor, second: Tensor) -> Tensor:
     """Return the intersection over union of pairs of boxes (..., 4): (...); 0 where
     both are empty.
 
     Args:
-        one: left, top, right, bottom.
-        other: likewise; the shapes broadcast.
+        first: left, top, right, bottom.
+        second: likewise; the shapes broadcast.
     """
-    low = torch.maximum(one[..., :2], other[..., :2])
-    high = torch.minimum(one[..., 2:], other[..., 2:])
+    low = torch.maximum(first[..., :2], second[..., :2])
+    high = torch.minimum(first[..., 2:], second[..., 2:])
     common = (high - low).clamp_min(0).prod(-1)
-    union = box_area(one) + box_area(other) - common
+    union = box_area(first) + box_area(second) - common
     return torch.where(union > 0, common / torch.where(union > 0, union, 1.0), 0.0)
 
 
@@ -444,11 +444,11 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
                 pose[place, -4:],
                 pose[place],
             )
-            found = things[int(image[place])]
+            things_of_image = things[int(image[place])]
             if thing.activation > least or all(
-                other.label != thing.label for other in found
+                other.label != thing.label for other in things_of_image
             ):
-                found.append(thing)
+                things_of_image.append(thing)
         return things
 
     @staticmethod

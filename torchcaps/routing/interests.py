@@ -135,7 +135,8 @@ class InterestRouting(Routing):
         steps = self.steps
         for step in range(steps):
             logits = _masked(logits, pairs)
-            # Not squashed before: the square of a length of 1e-10 is negligible.
+            # The direction of the sum, not of its squash: the length of that is about
+            # the square of the sum's, and 1e-10 squared would count as 0.
             total = votes.moments(Given(logits), weights).sum
             pose = quotient(total, length(total)[..., None])
             if step < steps - 1:

@@ -164,7 +164,7 @@ def is_finite(number: Any) -> TypeGuard[float]:
 
 def alternatives(hint: Any) -> list[tuple[Any, tuple[Within, ...]]]:
     """Return the alternatives of a type hint in their order, each with its bounds."""
-    found: list[tuple[Any, tuple[Within, ...]]] = []
+    parts: list[tuple[Any, tuple[Within, ...]]] = []
     waiting: list[tuple[Any, tuple[Within, ...]]] = [(hint, ())]
     while waiting:
         part, bounds = waiting.pop()
@@ -175,10 +175,10 @@ def alternatives(hint: Any) -> list[tuple[Any, tuple[Within, ...]]]:
         elif get_origin(part) in (Union, types.UnionType):
             waiting += [(inner, bounds) for inner in get_args(part)[::-1]]
         elif isinstance(part, TypeVar):
-            found.append((Any, bounds))
+            parts.append((Any, bounds))
         else:
-            found.append((part, () if part in (None, type(None)) else bounds))
-    return found
+            parts.append((part, () if part in (None, type(None)) else bounds))
+    return parts
 
 
 _SEQUENCES = (list, tuple, Sequence, set, frozenset)
@@ -373,7 +373,7 @@ def _words(part: Any) -> str:
     kind = get_origin(part) or part
     registry = registry_of(part)
     if registry is not None:
-        return f"the name of {registry.one}"
+        return f"the name of {registry.with_article}"
     if kind is Literal:
         return "one of " + ", ".join(repr(choice) for choice in get_args(part))
     if is_dataclass(kind):

@@ -138,7 +138,7 @@ class Registry(dict[str, Any]):
             )
 
     @property
-    def one(self) -> str:
+    def with_article(self) -> str:
         """Return the kind with its article."""
         return f"{'an' if self.kind[0] in 'aeiou' else 'a'} {self.kind}"
 
@@ -148,7 +148,7 @@ class Registry(dict[str, Any]):
         names = sorted(self) or classes
         hint = meant(str(name), [*self, *classes])
         return (
-            f"{place} must be the name of {self.one}, got {name!r}{hint}\n"
+            f"{place} must be the name of {self.with_article}, got {name!r}{hint}\n"
             "  One of your own is known once its module is imported: --import my_module\n"
             f"  The names: {', '.join(names)}"
         )
@@ -196,13 +196,13 @@ def registry_of(kind: Any) -> Registry | None:
 def subclasses(base: type) -> list[type]:
     """Return a class and all that are derived from it so far."""
     waiting = [base]
-    found: dict[type, None] = {}
+    classes: dict[type, None] = {}
     while waiting:
         cls = waiting.pop()
-        if cls not in found:
-            found[cls] = None
+        if cls not in classes:
+            classes[cls] = None
             waiting += type.__subclasses__(cls)
-    return [*found]
+    return [*classes]
 
 
 def same_class(first: type, second: type) -> bool:

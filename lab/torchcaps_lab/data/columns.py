@@ -254,7 +254,11 @@ class Columns:
         Raises:
             ValueError: several columns may say it; names them.
         """
-        groups = [one for one in self.of_role("group") if one.distinct >= _LEAST_GROUPS]
+        groups = [
+            column
+            for column in self.of_role("group")
+            if column.distinct >= _LEAST_GROUPS
+        ]
         if len(groups) > 1:
             raise which_of(
                 groups, where, "may say whom a row is of", "group", none=True
@@ -360,7 +364,7 @@ def _no_classes(column: Column, where: str, others: Sequence[Column]) -> Unclear
     may hold them.
     """
     if others:
-        listed = ", ".join(f"{one.name} ({one.why})" for one in others)
+        listed = ", ".join(f"{other.name} ({other.why})" for other in others)
         return UnclearColumns(
             f"column {column.name!r} of {where}, called as labels are, looks like "
             f"measurements: {column.why}. If another column holds the classes, name it "
@@ -398,7 +402,9 @@ def which_of(
 
 
 def _described(columns: Iterable[Column]) -> str:
-    return "; ".join(f"{one.name} is {one.role}, {one.why}" for one in columns)
+    return "; ".join(
+        f"{column.name} is {column.role}, {column.why}" for column in columns
+    )
 
 
 def measured(what: str, why: str) -> UnclearColumns:

@@ -82,8 +82,8 @@ def columns_note(columns: int, several: bool, other: str) -> str:
         several: whether an example may have several of them, or none.
         other: how to get several labels where each example has one.
     """
-    one = f"exactly one, its class; {other}"
-    each = "any number of them, as in the task several_labels" if several else one
+    single = f"exactly one, its class; {other}"
+    each = "any number of them, as in the task several_labels" if several else single
     return (
         f"the labels are {columns} columns of 0 and 1, one for each class: an example "
         f"has {each}"

@@ -342,7 +342,7 @@ class Reader(ABC):
         """Tell people facts about the inputs, by name."""
         return {}
 
-    def alike(self, one: Tensor, other: Tensor) -> bool:
+    def alike(self, first: Tensor, second: Tensor) -> bool:
         """Whether two inputs can be in one batch."""
         return True
 

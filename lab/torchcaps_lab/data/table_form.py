@@ -171,7 +171,8 @@ class TableForm(NamedTuple):
         if "group" in given:
             group = given["group"]
         else:
-            rest = [one for one in columns.columns if one.name not in (item, *taken)]
+            others = (item, *taken)
+            rest = [column for column in columns.columns if column.name not in others]
             group = Columns(tuple(rest)).group(str(table))
         labels = names_in(given.get("label", ()))
         if not labels:

@@ -175,7 +175,7 @@ class _Opened:
         """The labels of the classes that it predicts, from their activations (E,)."""
         task = self.classifier.task
         if isinstance(task, SeveralLabels):
-            present = task.said(activation[None])[0]
+            present = task.predicted_classes(activation[None])[0]
         else:
             present = torch.arange(len(activation)) == activation.argmax()
         return present.nonzero()[:, 0].tolist()
@@ -569,7 +569,7 @@ class Explorer:
 
     def swap(
         self,
-        one: str,
+        look: str,
         target: int,
         other: str,
         other_target: int,
@@ -582,7 +582,7 @@ class Explorer:
                 networks.
         """
         with self._lock:
-            first = self._look(one)
+            first = self._look(look)
             second = self._look(other)
             if first.network != second.network:
                 raise ValueError(

@@ -177,7 +177,7 @@ class _Calls:
         if not self.explorer.has_poses(look):
             return answer
         if "target" not in query:
-            target = answer["activations"]["said"]
+            target = answer["activations"]["predicted"]
         else:
             target = _whole(query, "target")
         return {**answer, "pose": self.explorer.pose(look, target)}

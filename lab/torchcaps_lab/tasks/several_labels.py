@@ -115,7 +115,7 @@ class SeveralLabels(Task):
                 "classes"
             )
 
-    def said(self, activation: Tensor) -> Tensor:
+    def predicted_classes(self, activation: Tensor) -> Tensor:
         """The predicted classes, from activations (B, E): bool (B, E)."""
         if self.count is None:
             return activation > self.threshold
@@ -167,7 +167,8 @@ class SeveralLabels(Task):
 
     def measure(self, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
         """``accuracy``: whether exactly the classes of the image are predicted."""
-        return {"accuracy": (self.said(prediction.activation) == batch.labels).all(1)}
+        predicted = self.predicted_classes(prediction.activation)
+        return {"accuracy": (predicted == batch.labels).all(1)}
 
     def examine(
         self,
@@ -202,7 +203,7 @@ class SeveralLabels(Task):
         labels: Tensor,
         images: Examples,
     ) -> Examination:
-        predicted = self.said(activation)
+        predicted = self.predicted_classes(activation)
         accuracy = (predicted == labels).all(1).double().mean().item()
         classes = {
             name: _class_figures(predicted[:, index], labels[:, index])
@@ -237,9 +238,8 @@ class SeveralLabels(Task):
         The length of a class capsule is trained to be the probability that its class is
         present. They need not sum to 1.
         """
-        return answers_of(
-            prediction, self.said(prediction.activation), prediction.activation, classes
-        )
+        predicted = self.predicted_classes(prediction.activation)
+        return answers_of(prediction, predicted, prediction.activation, classes)
 
     def calibrate(
         self, network: ClassifierNetwork, images: Examples
@@ -370,14 +370,14 @@ def _means(activation: Tensor, predicted: Tensor, present: Tensor) -> dict[str, 
     """
     known = present.any(0)
     right = (predicted & present).sum(0).double()
-    said = predicted.sum(0) + present.sum(0)
-    f1 = 2 * right / said.clamp_min(1)
+    total = predicted.sum(0) + present.sum(0)
+    f1 = 2 * right / total.clamp_min(1)
     columns = known.nonzero().flatten().tolist()
     precisions = [
         _average_precision(activation[:, index], present[:, index]) for index in columns
     ]
     return {
-        "micro_f1": (2 * right.sum() / said.sum().clamp_min(1)).item(),
+        "micro_f1": (2 * right.sum() / total.sum().clamp_min(1)).item(),
         "macro_f1": f1[known].mean().item() if columns else 0.0,
         "mean_average_precision": sum(precisions) / max(len(columns), 1),
     }

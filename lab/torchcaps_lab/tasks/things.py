@@ -143,25 +143,25 @@ class Looked(NamedTuple):
     Args:
         labels: masks, bool (N, E).
         activation: the activation of the classes, (N, E).
-        found: things of all classes that may be there, the most active first.
+        candidates: things of all classes that may be there, the most active first.
         counted: those of them that the network says are there.
         true: what is there.
 
     Example:
         >>> from torchcaps.models import Thing
         >>> from torchcaps_lab.tasks import Looked
-        >>> found, true = (
+        >>> candidates, true = (
         ...     [[Thing(1, 0.9, torch.zeros(4))] * count] for count in (1, 2)
         ... )
         >>> Looked(
-        ...     torch.ones(1, 3), torch.ones(1, 3), found, found, true
+        ...     torch.ones(1, 3), torch.ones(1, 3), candidates, candidates, true
         ... ).count_figures()
         {'count_accuracy': 0.0}
     """
 
     labels: Tensor
     activation: Tensor
-    found: list[list[Thing]]
+    candidates: list[list[Thing]]
     counted: list[list[Thing]]
     true: list[list[Thing]]
 
@@ -197,7 +197,7 @@ class Looked(NamedTuple):
         """Return the mean average precision as in COCO, see
         :func:`mean_average_precision`.
         """
-        return mean_average_precision(self.found, self.true)
+        return mean_average_precision(self.candidates, self.true)
 
 
 def count_of(things: Sequence[Thing]) -> Counter[int]:
@@ -225,7 +225,7 @@ def look_for_things(
     for batch, prediction in predicted(network, images, batch_size):
         labels.append(batch.labels.cpu())
         activation.append(prediction.activation.float().cpu())
-        looked.found.extend(network.things_in(prediction, min(_FAINT, threshold)))
+        looked.candidates.extend(network.things_in(prediction, min(_FAINT, threshold)))
         names, boxes = true_things(batch)
         for labels_of_image, boxes_of_image in zip(
             names.tolist(), boxes.cpu(), strict=True
@@ -234,7 +234,7 @@ def look_for_things(
             looked.true.append([thing for thing in drawn if box_area(thing.box) > 0])
     looked = looked._replace(labels=torch.cat(labels), activation=torch.cat(activation))
     for present, things in zip(
-        looked.activation > threshold, looked.found, strict=True
+        looked.activation > threshold, looked.candidates, strict=True
     ):
         # Of several things of a class, the first is the most active one.
         best = {thing.label: thing for thing in reversed(things)}
@@ -248,12 +248,12 @@ def look_for_things(
     return looked
 
 
-def mean_average_precision(found: Things, true: Things) -> dict[str, float]:
+def mean_average_precision(candidates: Things, true: Things) -> dict[str, float]:
     """Mean average precision as in COCO, by pycocotools: ``map``, over IoU 0.5 to 0.95,
     ``map_50`` and ``map_75``.
 
     Args:
-        found: in each image; the activation of a thing is its score.
+        candidates: in each image; the activation of a thing is its score.
         true: likewise, what is there.
 
     Raises:
@@ -293,14 +293,14 @@ def mean_average_precision(found: Things, true: Things) -> dict[str, float]:
         return dict.fromkeys(("map", "map_50", "map_75"), 0.0)
     expected = COCO()
     boxes_found = COCO()
-    labels = {thing.label for thing in chain.from_iterable((*true, *found))}
+    labels = {thing.label for thing in chain.from_iterable((*true, *candidates))}
     both = {
         "images": [{"id": image} for image in range(len(true))],
         "categories": [{"id": label} for label in labels],
     }
     expected.dataset, boxes_found.dataset = (
         {**both, "annotations": rows(true)},
-        {**both, "annotations": rows(found)},
+        {**both, "annotations": rows(candidates)},
     )
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints progress
         expected.createIndex()

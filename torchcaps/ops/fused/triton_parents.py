@@ -52,18 +52,18 @@ def _positive(mass, T: tl.constexpr):
 
 @triton.jit
 def _merged(
-    mass, first, second, pair, field, one, all_h, count, splits, T: tl.constexpr
+    mass, first, second, pair, field, valid, all_h, count, splits, T: tl.constexpr
 ):
     """Mass [j], relative mean [j, h] and scatter [j, h] of all splits (Chan, Golub &
     LeVeque 1983).
     """
-    total = tl.load(mass + pair, mask=one, other=0.0)
+    total = tl.load(mass + pair, mask=valid, other=0.0)
     mean = tl.load(first + field, mask=all_h, other=0.0)
     scatter = tl.load(second + field, mask=all_h, other=0.0)
     for first_split in range(1, splits, AHEAD):
         for ahead in tl.static_range(AHEAD):
             split = first_split + ahead
-            here = one & (0 * pair + split < splits)
+            here = valid & (0 * pair + split < splits)
             whole = all_h & (0 * field + split < splits)
             at = split * count * T.H + field
             plus = tl.load(mass + split * count + pair, mask=here, other=0.0)
@@ -95,10 +95,10 @@ def _pairs_at(pairs, J, T: tl.constexpr):
     """
     pair = tl.program_id(0).to(tl.int64) * T.j + tl.arange(0, T.j)
     h = tl.arange(0, T.h)
-    one = pair < pairs
+    valid = pair < pairs
     field = (pair // J * T.H)[:, None] * J + h[None, :] * J + (pair % J)[:, None]
     outer = pair[:, None] * T.H + h[None, :]
-    return pair, one, field, outer, one[:, None] & (h < T.H)[None, :]
+    return pair, valid, field, outer, valid[:, None] & (h < T.H)[None, :]
 
 
 @triton.jit(do_not_specialize=["pairs", "J", "splits"])
@@ -117,11 +117,11 @@ def merge_kernel(
     T: tl.constexpr,
 ):
     """The moments of all splits."""
-    pair, one, field, outer, inside = _pairs_at(pairs, J, T)
+    pair, valid, field, outer, inside = _pairs_at(pairs, J, T)
     if scatter is None:
-        total = _summed(mass, pair, one, pairs, splits)
+        total = _summed(mass, pair, valid, pairs, splits)
         first = _summed(first_moment, field, inside, pairs.to(tl.int64) * T.H, splits)
-        tl.store(mass_out + pair, total, mask=one)
+        tl.store(mass_out + pair, total, mask=valid)
         tl.store(sum_out + outer, first, mask=inside)
     else:
         total, mean, within = _merged(
@@ -130,7 +130,7 @@ def merge_kernel(
             scatter,
             pair,
             field,
-            one,
+            valid,
             inside,
             pairs.to(tl.int64),
             splits,
@@ -138,7 +138,7 @@ def merge_kernel(
         )
         near = tl.load(origin + field, mask=inside, other=0.0)
         first = total[:, None] * (near + mean)
-        tl.store(mass_out + pair, total, mask=one)
+        tl.store(mass_out + pair, total, mask=valid)
         tl.store(sum_out + outer, first, mask=inside)
         tl.store(scatter_out + outer, within, mask=inside)
         rounded = first / _positive(total, T)[:, None] - near
@@ -399,11 +399,11 @@ def mixed_kernel(
             rounding_out + row * 2 + 1, tl.abs(inverse_temperature) * rounding / divisor
         )
     raised = tl.load(activation_cost + j, mask=inside, other=0.0) * activation_scale
-    found = inverse_temperature * raised - inverse_temperature * cost
+    logits = inverse_temperature * raised - inverse_temperature * cost
     tl.store(mass_out + pair, total, mask=inside)
-    tl.store(logit + pair, found, mask=inside)
+    tl.store(logit + pair, logits, mask=inside)
     if log_weight is not None:
-        weight = _logsigmoid(found) - 0.5 * sharpness * log_determinant
+        weight = _logsigmoid(logits) - 0.5 * sharpness * log_determinant
         tl.store(log_weight + pair, weight, mask=inside)
 
 
@@ -441,7 +441,7 @@ def mixed_backward_kernel(
     exact = tl.load(precision + field, mask=whole, other=1.0) / sharpness
     exact = tl.where(whole, exact, 1.0)
     log_determinant = -tl.sum(tl.log(exact), 1)
-    found = tl.load(logit + pair, mask=inside, other=0.0)
+    logits = tl.load(logit + pair, mask=inside, other=0.0)
     beta = tl.load(unit_cost + j, mask=inside, other=0.0)
 
     flow = tl.full([T.j], 0.0, T.dtype)
@@ -451,7 +451,7 @@ def mixed_backward_kernel(
         flow += tl.load(grad_logit + pair, mask=inside, other=0.0)
     if grad_log_weight is not None:
         weight = _summed(grad_log_weight, pair, inside, count, splits)
-        flow += weight / (1.0 + tl.exp(found))
+        flow += weight / (1.0 + tl.exp(logits))
         slope -= 0.5 * sharpness * weight
     tl.store(
         grad_activation_cost + pair,

@@ -15,7 +15,7 @@ const state = {
   network: null, // what the server tells of it
   look: null, // the number of the latest look
   past: null, // that of the one before, for the server to forget
-  said: null, // the class it says
+  predicted: null, // the most active class
   fixed: null, // the class that was clicked
   pointed: null, // the class under the pointer
   shown: null, // the class that is asked about
@@ -136,12 +136,12 @@ function surface(canvas, width, height) {
 
 const name = (label) => state.network.classes[label];
 const counted = (steps) => `${steps} step${steps === 1 ? "" : "s"}`;
-const blend = (from, to, share) => from.map((one, place) => Math.round(one + (to[place] - one) * share));
+const blend = (from, to, share) => from.map((number, place) => Math.round(number + (to[place] - number) * share));
 const colour = (rgb) => `rgb(${rgb.join(",")})`;
 const style = (which) => getComputedStyle(document.body).getPropertyValue(`--${which}`).trim();
 const channels = (hex) => [1, 3, 5].map((from) => parseInt(hex.slice(from, from + 2), 16));
 
-function bars(place, activation, said, asButtons = false) { // said: the labels to mark
+function bars(place, activation, predicted, asButtons = false) { // predicted: the labels to mark
   const classes = state.network.classes;
   if (place.children.length !== classes.length) {
     place.replaceChildren(...classes.map((text, label) => {
@@ -168,10 +168,10 @@ function bars(place, activation, said, asButtons = false) { // said: the labels 
     const value = activation[label]; // null: not finite
     bar.querySelector(".fill").style.width = `${100 * Math.max(0, Math.min(1, value ?? 0))}%`;
     bar.querySelector(".value").textContent = value === null ? "NaN" : value.toFixed(2);
-    bar.classList.toggle("said", said.includes(label));
+    bar.classList.toggle("predicted", predicted.includes(label));
     bar.classList.toggle("asked", label === state.shown);
     if (!asButtons) return;
-    const marks = { said: "the answer", label: "the label" };
+    const marks = { predicted: "the answer", label: "the label" };
     bar.classList.toggle("label", state.labels.includes(label));
     bar.classList.toggle("fixed", label === state.fixed);
     bar.ariaPressed = label === state.fixed;
@@ -221,7 +221,7 @@ function drawBoxes(context, image, things, size) {
   const { unit, x0, y0 } = placed(image, size);
   context.font = "bold 13px system-ui, sans-serif";
   for (const { label, box } of things) {
-    const [left, top, right, bottom] = box.map((one, side) => Math.min(size - 1, Math.max(1, one * unit + (side % 2 ? y0 : x0))));
+    const [left, top, right, bottom] = box.map((edge, side) => Math.min(size - 1, Math.max(1, edge * unit + (side % 2 ? y0 : x0))));
     const asked = label === state.shown;
     context.strokeStyle = context.fillStyle = asked ? "#ff6a55" : "#7db7e8";
     context.lineWidth = asked ? 3 : 2;
@@ -370,7 +370,7 @@ canvas.addEventListener("keydown", (event) => {
   event.preventDefault();
   const most = [canvas.width, canvas.height];
   const from = cursor ?? most.map((size) => size / 2);
-  const to = from.map((one, axis) => Math.max(0, Math.min(most[axis], one + (move[axis] * Math.max(...most)) / 28)));
+  const to = from.map((place, axis) => Math.max(0, Math.min(most[axis], place + (move[axis] * Math.max(...most)) / 28)));
   if (!event.shiftKey && !stamps()) {
     last = byHand ? from : null;
     lineTo(to);
@@ -481,10 +481,10 @@ async function see(path, query, body) {
   const { activations } = answer;
   state.past = state.look === state.kept?.look ? null : state.look;
   state.look = answer.look;
-  state.said = activations.said;
+  state.predicted = activations.predicted;
   state.there = answer.there;
   state.pointed = null;
-  state.shown = state.fixed ?? state.said;
+  state.shown = state.fixed ?? state.predicted;
   state.activation = activations.activation;
   state.map = null;
   state.words = state.network.reads ? activations : null;
@@ -551,9 +551,9 @@ function tellTruth(label, empty) {
   $("truth").textContent = state.labels.length ? `label: ${listed(state.labels)}` : "";
   const right = listed([...state.there].sort()) === listed([...state.labels].sort());
   const count = (label) => state.boxes?.things.filter((thing) => thing.label === label).length ?? 1;
-  const said = state.there.map((label) => (count(label) > 1 ? `${count(label)} x ` : "") + name(label)).join(", ") || "nothing";
+  const answer = state.there.map((label) => (count(label) > 1 ? `${count(label)} x ` : "") + name(label)).join(", ") || "nothing";
   const judged = state.labels.length ? (right ? ", right" : ", wrong") : "";
-  $("answer").textContent = empty ? "nothing is drawn" : `answer: ${said}${judged}`;
+  $("answer").textContent = empty ? "nothing is drawn" : `answer: ${answer}${judged}`;
   $("answer").className = state.labels.length && !right ? "wrong" : "";
 }
 
@@ -565,7 +565,7 @@ function tellStrange(none) {
   $("none").querySelector("summary").textContent = `none of these classes: ${share}. Why?`;
   says("none", none);
   $("none").querySelector(".pictures").replaceChildren(
-    picture(none.pictures[0], "image"), picture(none.reconstructions[0], `drawn as ${none.said[0]}`), picture(none.differences[0], "difference"));
+    picture(none.pictures[0], "image"), picture(none.reconstructions[0], `drawn as ${none.predicted[0]}`), picture(none.differences[0], "difference"));
 }
 
 // The bars, and what else says which classes are there.
@@ -591,9 +591,9 @@ function showWords() {
     word.style.backgroundColor = shaded(colours[label], strength);
     return [word, piece.slice(piece.trimEnd().length)];
   }));
-  $("legend").replaceChildren(...colours.map((one, label) => {
+  $("legend").replaceChildren(...colours.map((colour, label) => {
     const patch = element("i");
-    patch.style.backgroundColor = shaded(one, 1);
+    patch.style.backgroundColor = shaded(colour, 1);
     return element("span", {}, patch, name(label), element("small", { textContent: state.network.meanings[name(label)] ?? "" }));
   }));
 }
@@ -602,7 +602,7 @@ function showBoxes() {
   $("boxes").hidden = false;
   says("boxes", state.boxes);
   const side = MAP;
-  $("found").replaceChildren(...state.boxes.things.map(({ label, activation, box }) => {
+  $("things").replaceChildren(...state.boxes.things.map(({ label, activation, box }) => {
     const [left, top, right, bottom] = box;
     const cut = element("canvas");
     const context = surface(cut, side / 2, side / 2);
@@ -639,7 +639,7 @@ for (const end of ["mouseleave", "focusout"]) $("bars").addEventListener(end, ()
 
 const aim = later(() => {
   if (state.activation === null) return; // another network was chosen
-  const target = state.pointed ?? state.fixed ?? state.said;
+  const target = state.pointed ?? state.fixed ?? state.predicted;
   const changed = target !== state.shown;
   state.shown = target;
   state.map = null;
@@ -753,7 +753,7 @@ const showMaps = latest(async () => {
   $("layers").replaceChildren(...(exhibit?.layers ?? []).map(({ layer, share, extent }) => {
     const over = element("canvas", { role: "img", ariaLabel: `share of ${name(state.shown)} at each place of ${layer}` });
     drawMap(over, state.picture, share[0], extent, exhibit.even);
-    const known = share[0].flat().filter((one) => one !== null);
+    const known = share[0].flat().filter((number) => number !== null);
     const range = `shares ${Math.min(...known).toFixed(2)} to ${Math.max(...known).toFixed(2)}, even: ${exhibit.even.toFixed(2)}`;
     return element("figure", {}, over,
       element("figcaption", { textContent: `${layer}: ${share[0].length} x ${share[0][0].length} places, ${range}` }));
@@ -859,7 +859,7 @@ function option(value, text) {
 function offerRoutings() {
   const { routing, steps, routings } = state.network;
   sides.forEach((side, number) => {
-    side.routing.replaceChildren(option("", `${routing}, as trained`), ...routings.map((one) => option(one.name, one.name)));
+    side.routing.replaceChildren(option("", `${routing}, as trained`), ...routings.map(({ name }) => option(name, name)));
     if (number === 1 && steps === null && routings.length) side.routing.value = "mean";
     offerSteps(side);
     if (number === 1 && steps > 1) side.steps.value = "1";
@@ -867,7 +867,7 @@ function offerRoutings() {
 }
 
 function offerSteps(side) {
-  const chosen = state.network.routings.find((one) => one.name === side.routing.value);
+  const chosen = state.network.routings.find(({ name }) => name === side.routing.value);
   const own = chosen ? chosen.steps : state.network.steps;
   side.steps.replaceChildren(option("", own === null ? "one pass" : counted(own)),
     ...(own === null ? [] : [1, 2, 3, 4, 5, 6, 8, 10, 15, 20].map((count) => option(count, counted(count)))));
@@ -875,19 +875,19 @@ function offerSteps(side) {
 }
 
 const compare = sides.map((side) => latest(async () => {
-  const found = await askOf("compare", { ...current(), routing: side.routing.value, steps: side.steps.value });
-  if (found === undefined) return;
+  const exhibit = await askOf("compare", { ...current(), routing: side.routing.value, steps: side.steps.value });
+  if (exhibit === undefined) return;
   $("compare").hidden = false;
-  bars(side.bars, found.activations.activation, [found.activations.said]);
-  const layer = found.assignments?.layers[0];
+  bars(side.bars, exhibit.activations.activation, [exhibit.activations.predicted]);
+  const layer = exhibit.assignments?.layers[0];
   side.mapFigure.hidden = !layer;
-  if (layer) drawMap(side.map, state.picture, layer.share[0], layer.extent, found.assignments.even, 112);
-  side.drawnFigure.hidden = found.picture === null;
-  if (found.picture !== null) side.drawn.src = found.picture;
+  if (layer) drawMap(side.map, state.picture, layer.share[0], layer.extent, exhibit.assignments.even, 112);
+  side.drawnFigure.hidden = exhibit.picture === null;
+  if (exhibit.picture !== null) side.drawn.src = exhibit.picture;
 }));
 
 function showComparison() {
-  if (state.network.decides && state.network.routings.length) compare.forEach((one) => one());
+  if (state.network.decides && state.network.routings.length) compare.forEach((ask) => ask());
 }
 
 // ---- swapping
@@ -900,24 +900,24 @@ $("keep").addEventListener("click", () => {
 const showSwap = latest(async () => {
   $("swap").hidden = state.pose === null;
   if (!state.kept || state.pose === null) return;
-  let found;
+  let exhibit;
   try {
-    found = await askOf("swap", { ...current(), other: state.kept.look, other_target: state.kept.target });
+    exhibit = await askOf("swap", { ...current(), other: state.kept.look, other_target: state.kept.target });
   } catch {
     state.kept = null; // so long ago that the server has forgotten it
     $("swapped").replaceChildren();
     nothing("swap", KEEP);
     return;
   }
-  if (found === undefined) return;
-  says("swap", found);
-  const [here, kept] = found.targets.map(name);
+  if (exhibit === undefined) return;
+  says("swap", exhibit);
+  const [here, kept] = exhibit.targets.map(name);
   nothing("swap", "");
   $("swapped").replaceChildren(
-    picture(found.pictures[0], `this image: ${here}`), picture(found.reconstructions[0], `its pose as a ${here}`),
-    picture(found.swapped[0], `its pose as a ${kept}`),
-    picture(found.pictures[1], `the kept image: ${kept}`), picture(found.reconstructions[1], `its pose as a ${kept}`),
-    picture(found.swapped[1], `its pose as a ${here}`));
+    picture(exhibit.pictures[0], `this image: ${here}`), picture(exhibit.reconstructions[0], `its pose as a ${here}`),
+    picture(exhibit.swapped[0], `its pose as a ${kept}`),
+    picture(exhibit.pictures[1], `the kept image: ${kept}`), picture(exhibit.reconstructions[1], `its pose as a ${kept}`),
+    picture(exhibit.swapped[1], `its pose as a ${here}`));
 });
 
 // ---- the network
@@ -926,7 +926,7 @@ const showSwap = latest(async () => {
 function empty() {
   stop();
   looks += 1; // what is on its way is not for this page any more
-  Object.assign(state, { look: null, past: null, said: null, fixed: null, pointed: null, shown: null, activation: null, pose: null, moved: [],
+  Object.assign(state, { look: null, past: null, predicted: null, fixed: null, pointed: null, shown: null, activation: null, pose: null, moved: [],
     routing: null, kept: null, picture: null, boxes: null, words: null, apart: null, map: null });
   for (const panel of document.querySelectorAll("#right section, #classes")) panel.hidden = true;
   for (const place of ["bars", "step-bars", "in-classes", "swapped", "sample-class"]) $(place).replaceChildren();
@@ -975,7 +975,7 @@ const choose = latest(async (network) => {
   $("sample").hidden = !samples;
   $("sample").textContent = reads ? "another question" : scenes ? "another scene" : "test image";
   $("sample-class").hidden = !samples || !state.network.sorted;
-  $("sample-class").replaceChildren(option("", "any class"), ...classes.map((one) => option(one, one)));
+  $("sample-class").replaceChildren(option("", "any class"), ...classes.map((name) => option(name, name)));
   if (!reads) offerRoutings();
   offerFigures(apart && draws);
   sampled = 0;
@@ -1013,7 +1013,7 @@ addEventListener("resize", () => drawOver());
 
 async function begin() {
   const networks = await ask("networks");
-  $("network").replaceChildren(...networks.map((one) => option(one, one)));
+  $("network").replaceChildren(...networks.map((name) => option(name, name)));
   $("network").addEventListener("change", () => choose($("network").value));
   await choose(networks[0]);
   document.body.dataset.ready = "yes";

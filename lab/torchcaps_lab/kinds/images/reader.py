@@ -361,9 +361,9 @@ class ImageReader(Reader):
         """Images of one shape, (B, C, H, W)."""
         return torch.stack(list(rows))
 
-    def alike(self, one: Tensor, other: Tensor) -> bool:
+    def alike(self, first: Tensor, second: Tensor) -> bool:
         """Whether both have one shape."""
-        return one.shape == other.shape
+        return first.shape == second.shape
 
     def most(self, row: Tensor, size: int) -> int:
         """As many inputs as have the pixels of ``size`` images of ``image_shape``."""

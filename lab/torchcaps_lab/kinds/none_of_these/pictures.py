@@ -31,7 +31,7 @@ class NoneOfThese(Exhibit):
         reconstructions: the reconstructions of the most active class of each, (B, C, H,
             W).
         differences: between the two, from none, 0, to 1, (B, C, H, W).
-        said: the most active class of each.
+        predicted: the most active class of each.
         strangeness: the share of the validation images that are less strange, (B,).
         known: whether each is of the classes all the same, bool (B,).
 
@@ -52,7 +52,7 @@ class NoneOfThese(Exhibit):
     pictures: Tensor = field(metadata=PNG)
     reconstructions: Tensor = field(metadata=PNG)
     differences: Tensor = field(metadata=PNG)
-    said: tuple[str, ...]
+    predicted: tuple[str, ...]
     strangeness: Tensor
     known: Tensor
 
@@ -94,7 +94,7 @@ class NoneOfThese(Exhibit):
             pictures=pictures,
             reconstructions=drawn,
             differences=(pictures - drawn).abs(),
-            said=tuple(
+            predicted=tuple(
                 names[label] if names else str(label)
                 for label in observation.target.tolist()
             ),
@@ -118,7 +118,7 @@ class NoneOfThese(Exhibit):
             "drawn": lambda axes, place: show(axes, self.reconstructions[place]),
             "difference": lambda axes, place: show(axes, self.differences[place]),
         }
-        named_shares = zip(self.said, self.strangeness.tolist(), strict=True)
+        named_shares = zip(self.predicted, self.strangeness.tolist(), strict=True)
         titles = [
             f"no {shorten(name, 10)}\n{share:.1%}" for name, share in named_shares
         ]

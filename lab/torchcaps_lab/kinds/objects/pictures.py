@@ -47,13 +47,13 @@ class TakenApart(NamedTuple):
     Args:
         image: (C, H, W) in [0, 1].
         drawn: the reconstruction, likewise.
-        found: the slot of each pixel, int64 (H, W).
+        slot: the slot of each pixel, int64 (H, W).
         parts: what each slot draws, on grey where it draws nothing, (J, C, H, W).
     """
 
     image: Tensor
     drawn: Tensor
-    found: Tensor
+    slot: Tensor
     parts: Tensor
 
 
@@ -237,7 +237,7 @@ def slots_figure(shown: tuple[TakenApart, ...]) -> "Figure":
     titles = ["image", "slots", "drawn", *(f"slot {slot + 1}" for slot in range(slots))]
     grid = figure.subplots(len(shown), len(titles), squeeze=False)
     for number, (axes, picture) in enumerate(zip(grid, shown, strict=True)):
-        over = painted(picture.image, picture.found, table)
+        over = painted(picture.image, picture.slot, table)
         panels = (picture.image, over, picture.drawn, *picture.parts)
         for place, panel, title in zip(axes, panels, titles, strict=True):
             show(place, panel)

@@ -85,7 +85,7 @@ class SlotSteps(Exhibit):
             "the picture, and each collects what it won. A colour is a slot, and the "
             "pictures below show what each slot draws.",
             picture=picture,
-            painted=torch.stack([painted(picture, one, colours) for one in slot]),
+            painted=torch.stack([painted(picture, slots, colours) for slots in slot]),
             drawn=drawn,
             parts=parts,
             shares=shares,

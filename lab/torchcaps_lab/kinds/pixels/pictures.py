@@ -40,13 +40,13 @@ class ShownSegments(NamedTuple):
         image: (C, H, W) in [0, 1].
         true: the class of each pixel, int64 (H, W); those behind the last class have
             none.
-        said: likewise.
+        predicted: likewise.
     """
 
     title: str
     image: Tensor
     true: Tensor
-    said: Tensor
+    predicted: Tensor
 
 
 @register_exhibit("segments", drawings="segments*.png")
@@ -182,11 +182,11 @@ def segments_figure(shown: Sequence[ShownSegments], classes: Sequence[str]) -> "
     for row, segments in zip(
         figure.subplots(len(shown), 4, squeeze=False), shown, strict=True
     ):
-        wrong = (segments.said != segments.true) & (segments.true < count)
+        wrong = (segments.predicted != segments.true) & (segments.true < count)
         panels = (
             segments.image,
             overlay(segments.image, segments.true, count),
-            overlay(segments.image, segments.said, count),
+            overlay(segments.image, segments.predicted, count),
             wrong[None],
         )
         for axes, panel, title in zip(
@@ -196,7 +196,10 @@ def segments_figure(shown: Sequence[ShownSegments], classes: Sequence[str]) -> "
             set_title(axes, title, fontsize=8)
     used: set[int] = set()
     for segments in shown:
-        used |= {*segments.true.unique().tolist(), *segments.said.unique().tolist()}
+        used |= {
+            *segments.true.unique().tolist(),
+            *segments.predicted.unique().tolist(),
+        }
     labels = [label for label in range(1, count) if label in used]
     painted = {classes[label]: colour_of(label - 1) for label in labels}
     class_legend(

@@ -195,8 +195,8 @@ class Segmentation(Task):
         iou, dice = overlaps(confusion.sum(0))
         accuracy = confusion.sum(0).trace() / confusion.sum().clamp_min(1)
         rows = {
-            name: {"pixels": int(count), "iou": one, "dice": other}
-            for name, count, one, other in zip(
+            name: {"pixels": int(count), "iou": iou_of_class, "dice": dice_of_class}
+            for name, count, iou_of_class, dice_of_class in zip(
                 images.classes,
                 confusion.sum((0, 2)),
                 iou.tolist(),

@@ -37,7 +37,7 @@ class Form(NamedTuple):
     """Where images and their annotations lie.
 
     Args:
-        said: what the form is called, for people.
+        name: that of the form, for people.
         root: the folder of the images.
         annotations: the file or the folder of the annotations.
         more: other arguments of the data set.
@@ -45,7 +45,7 @@ class Form(NamedTuple):
         unused: the names of other files of annotations.
     """
 
-    said: str
+    name: str
     root: Path
     annotations: Path
     more: Mapping[str, Any] = {}
@@ -81,7 +81,7 @@ class SceneReader(ImageReader):
             **form.more,
             **shape,
         }
-        summary = f"AnnotatedImages, boxes as of {form.said} in {form.annotations}"
+        summary = f"AnnotatedImages, boxes as of {form.name} in {form.annotations}"
         if form.unused:
             summary += f"; not used: {some(form.unused)}"
         why = {"data": summary, **why_shape, **why_steps}
@@ -125,12 +125,12 @@ def _of_coco(place: Place) -> Form | None:
 
 
 def _form(
-    said: str, parts: Mapping[Path, str | None], images: Mapping[Path, Path | None]
+    name: str, parts: Mapping[Path, str | None], images: Mapping[Path, Path | None]
 ) -> Form | None:
     """Annotations of each split, or one; None if their images are missing.
 
     Args:
-        said: what the form is called.
+        name: that of the form, for people.
         parts: the split of each file or folder of annotations.
         images: the folder of its images; None if they are missing.
     """
@@ -154,7 +154,7 @@ def _form(
     )
     root = images[train]
     assert root is not None
-    return Form(said, root, train, more, unused=unused)
+    return Form(name, root, train, more, unused=unused)
 
 
 def _is_coco(path: Path) -> bool:

@@ -231,20 +231,20 @@ def _read(path: Path, form: SeriesForm, listed: Listed) -> dict[str, list[Series
             f"({', '.join(SOUNDS)})"
         )
     if is_ucr(path):
-        found = {"all": [*_ucr(path)]}
+        of_splits = {"all": [*_ucr(path)]}
     elif suffix in TABLES:
-        found = series_of_table(path, form, listed)
+        of_splits = series_of_table(path, form, listed)
     else:
-        found = {"all": [*_archive(path)]}
-    if not any(found.values()):
+        of_splits = {"all": [*_archive(path)]}
+    if not any(of_splits.values()):
         raise ValueError(f"{path} holds no series")
-    parts: dict[str, list[SeriesItem]] = {part: [] for part in found}
-    for part, series in found.items():
-        for one in series:
-            if isinstance(one, BrokenSeries):
-                listed.broken[one.name] = one
+    parts: dict[str, list[SeriesItem]] = {part: [] for part in of_splits}
+    for part, series in of_splits.items():
+        for item in series:
+            if isinstance(item, BrokenSeries):
+                listed.broken[item.name] = item
             else:
-                parts[part].append(one)
+                parts[part].append(item)
     return parts
 
 

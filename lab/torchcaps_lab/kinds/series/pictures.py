@@ -153,9 +153,9 @@ class SeriesOverTime(Exhibit):
     def html(self) -> str | None:
         """Each sound, to be played."""
         sounds = [
-            (one.title, address)
-            for one in self.series
-            if (address := _playable(Path(one.file)))
+            (series.title, address)
+            for series in self.series
+            if (address := _playable(Path(series.file)))
         ]
         played = [
             f'<p>{escape(title)}<br><audio controls src="{address}"></audio></p>'

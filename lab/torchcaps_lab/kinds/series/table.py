@@ -276,9 +276,11 @@ def _wide(
     numbers = _Numbers(decimal_comma=table.delimiter != ",")
     for row in form.form.rows(table, listed, table.path.name, moments):
         length = len(channels[0])
-        while length and not any(row.values[one[length - 1]] for one in channels):
+        while length and not any(
+            row.values[columns[length - 1]] for columns in channels
+        ):
             length -= 1
-        present = [name for one in channels for name in one[:length]]
+        present = [name for columns in channels for name in columns[:length]]
         cells = {name: row.values[name] for name in present}
         row = row._replace(place=row.place.removeprefix(f"{table.path.name}, "))
         try:
@@ -338,7 +340,7 @@ def _long(
                 cell = values[form.time]
                 cell = cell.replace(",", ".") if decimal_comma else cell
                 when = _moment(cell, form.time)
-            cells = {one: values[one] for one in channels}
+            cells = {channel: values[channel] for channel in channels}
             before.append((when, numbers.of(cells, place)))
         except _NoNumber as error:
             wrong.setdefault(name, f"line {row.line}: {error}")
@@ -538,8 +540,8 @@ def _series_of(
         ]
         apart = [grouping for grouping in moving if grouping.is_apart(series)]
         return [*apart, *moving, groupings[-1]][0], series
-    found = ((grouping, grouping.series()) for grouping in groupings)
-    return next((pair for pair in found if pair[1]), (groupings[-1], ()))
+    with_series = ((grouping, grouping.series()) for grouping in groupings)
+    return next((pair for pair in with_series if pair[1]), (groupings[-1], ()))
 
 
 class _Grouping:
@@ -603,8 +605,8 @@ class _Grouping:
         names = self.named(series)
         for name in values[: -1 if len(values) == 1 else None]:
             rows: dict[str, list[str]] = {}
-            for one, cell in zip(names, self.cells.column(name), strict=True):
-                rows.setdefault(one, []).append(cell)
+            for series_of_row, cell in zip(names, self.cells.column(name), strict=True):
+                rows.setdefault(series_of_row, []).append(cell)
             if all(map(_is_even, rows.values())):
                 return name
         return None
@@ -692,7 +694,11 @@ def _check_unnamed(table: Path, cells: Cells, columns: Columns) -> None:
             continue
         of_series = Columns.of(grouping.first_rows([name]))
         steady = {*grouping.steady([name])} - {name}
-        labels = [one.name for one in of_series.of_role("label") if one.name in steady]
+        labels = [
+            column.name
+            for column in of_series.of_role("label")
+            if column.name in steady
+        ]
         if labels:
             options = ["--data.series", name, "--data.time", dated.name]
             command = ["torchcaps", "train", str(table), *options]

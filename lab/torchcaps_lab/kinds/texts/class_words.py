@@ -21,7 +21,7 @@ class ClassWords(Exhibit):
         known: of each word, whether it is in the vocabulary.
         shares: of each word in each class, (words, E): :func:`word_shares`.
         activation: the activation of the classes, (E,).
-        said: the most active class.
+        predicted: the most active class.
         colours: the colours of the classes.
 
     Example:
@@ -41,7 +41,7 @@ class ClassWords(Exhibit):
     known: tuple[bool, ...]
     shares: Tensor
     activation: Tensor
-    said: int
+    predicted: int
     colours: tuple[str, ...]
 
     @classmethod
@@ -77,6 +77,6 @@ class ClassWords(Exhibit):
             known=tuple((reading.numbers != UNKNOWN).tolist()),
             shares=shares,
             activation=activation,
-            said=int(activation.argmax()),
+            predicted=int(activation.argmax()),
             colours=tuple(map(colour_of, range(len(activation)))),
         )

@@ -15,7 +15,7 @@ class ClassActivations(Exhibit):
     Attributes:
         picture: (C, H, W).
         activation: (E,).
-        said: the most active class.
+        predicted: the most active class.
 
     Example:
         >>> from torchcaps_lab.report import Observation, Selection
@@ -30,7 +30,7 @@ class ClassActivations(Exhibit):
 
     picture: Tensor = field(metadata=PNG)
     activation: Tensor
-    said: int
+    predicted: int
 
     @classmethod
     def of(cls, observation: Observation) -> "ClassActivations":
@@ -46,5 +46,5 @@ class ClassActivations(Exhibit):
             ),
             picture=observation.selection.pictures[place],
             activation=activation,
-            said=int(activation.argmax()),
+            predicted=int(activation.argmax()),
         )

@@ -30,8 +30,8 @@ class Mistake(NamedTuple):
     Args:
         name: the name of its file, or its place in the set.
         true: the name of its class.
-        said: the name of the class that it was taken for.
-        said_activation: the activation of that class.
+        predicted: the name of the class that it was taken for.
+        predicted_activation: the activation of that class.
         true_activation: the activation of the true class.
 
     Example:
@@ -39,29 +39,29 @@ class Mistake(NamedTuple):
         >>> Mistake(
         ...     "cats/7.png",
         ...     true="cat",
-        ...     said="dog",
-        ...     said_activation=0.8,
+        ...     predicted="dog",
+        ...     predicted_activation=0.8,
         ...     true_activation=0.3,
-        ... ).said
+        ... ).predicted
         'dog'
     """
 
     name: str
     true: str
-    said: str
-    said_activation: float
+    predicted: str
+    predicted_activation: float
     true_activation: float
 
     def heading(self) -> str:
-        """Such as "true 4 → said 9 (0.81 / 0.12)", broken into lines that fit above a
+        """Such as "true 4 → answer 9 (0.81 / 0.12)", broken into lines that fit above a
         small picture.
         """
-        activations = f"({self.said_activation:.2f} / {self.true_activation:.2f})"
-        if len(self.true) + len(self.said) <= 8:
-            return f"true {self.true} → answer {self.said}\n{activations}"
+        activations = f"({self.predicted_activation:.2f} / {self.true_activation:.2f})"
+        if len(self.true) + len(self.predicted) <= 8:
+            return f"true {self.true} → answer {self.predicted}\n{activations}"
         return (
             f"true {shorten(self.true)}\n→ answer "
-            f"{shorten(self.said, 22)}\n{activations}"
+            f"{shorten(self.predicted, 22)}\n{activations}"
         )
 
 
@@ -137,8 +137,8 @@ class Mistakes(Exhibit):
                 str(place),
                 mistake.name,
                 mistake.true,
-                mistake.said,
-                f"{mistake.said_activation:.3f}",
+                mistake.predicted,
+                f"{mistake.predicted_activation:.3f}",
                 f"{mistake.true_activation:.3f}",
             ]
             for place, mistake in enumerate(self.mistakes, 1)

@@ -68,7 +68,7 @@ class Arrays(Sequence[tuple[Tensor, tuple[Label, ...]]]):
         if self.images.ndim not in (3, 4) or 0 in self.images.shape:
             raise ValueError(
                 f"the images of {name} must be (N, H, W), (N, H, W, C) or (N, C, H, "
-                "W), got the shape "
+                "W), all above 0, got the shape "
                 f"{tuple(self.images.shape)}; for features (N, D) there is "
                 "torchcaps.sklearn.CapsNetClassifier"
             )

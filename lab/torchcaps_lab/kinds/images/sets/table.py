@@ -222,7 +222,7 @@ def tables_of_splits(folder: Path) -> dict[str, Path]:
     """
     tables: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
-        files = [one for one in Place(path).top if one.suffix.lower() in TABLES]
+        files = [file for file in Place(path).top if file.suffix.lower() in TABLES]
         part = part_called(path.name) if path.is_dir() else part_of_table(path)
         if part is not None and len(files) == 1:
             tables.setdefault(part, files[0])
