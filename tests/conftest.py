@@ -126,8 +126,10 @@ def _values(item: pytest.Function) -> tuple[tuple[int, ...], ...]:
     left = {name: id(value) for name, value in item.callspec.params.items()}
     together = [mark.args[0] for mark in item.iter_markers("parametrize")]
     names = [
-        [name.strip() for name in one.split(",")] if isinstance(one, str) else one
-        for one in together
+        [name.strip() for name in argnames.split(",")]
+        if isinstance(argnames, str)
+        else argnames
+        for argnames in together
     ]
     values = [tuple(left.pop(name) for name in group) for group in names]
     return (*values, *((value,) for value in left.values()))

@@ -12,9 +12,9 @@ def made(values: Mapping[str, Any]) -> SimpleNamespace:
     """The objects that options in a file describe, by the names of the options."""
     return SimpleNamespace(
         **{
-            name: one
+            name: option
             for group in training_options(values).make()
-            for name, one in vars(group).items()
+            for name, option in vars(group).items()
         }
     )
 

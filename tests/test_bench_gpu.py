@@ -122,5 +122,5 @@ def test_on_the_cpu(tmp_path: Path) -> None:
     ways = {(timing["case"], timing["way"]) for timing in content["timings"]}
     trials = gpu.trials(small=True)
     assert len(ways) == 1 + sum(1 + trial.stored for trial in trials)
-    assert {*content["profiles"]} == {one.name for one in trials if one.profiled}
+    assert {*content["profiles"]} == {trial.name for trial in trials if trial.profiled}
     assert all(timing["step"] > 0 for timing in content["timings"])

@@ -392,8 +392,8 @@ def test_what_is_saved_beside_the_weights_is_looked_through(grey, extra, tmp_pat
 
 @pytest.mark.parametrize("method", [Classifier.__call__, Classifier.predict])
 def test_type_checkers_tell_one_image_from_several(method) -> None:
-    said = [overload.__annotations__ for overload in typing.get_overloads(method)]
-    answers = {str(each["images"]): each["return"] for each in said}
+    signatures = [overload.__annotations__ for overload in typing.get_overloads(method)]
+    answers = {str(each["images"]): each["return"] for each in signatures}
     assert answers["str | Path | bytes | PILImage"] is Answer
     assert answers[str(list[typing.Any] | tuple[typing.Any, ...])] == list[Answer]
 

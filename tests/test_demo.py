@@ -110,7 +110,9 @@ def test_the_demo_keeps_its_word(
     assert all(name in second["text"] for name in ahead)
     assert ("The plain network is ahead" in second["text"]) is bool(ahead)
     assert headline["kind"] == "headline"
-    (moves,) = [one for one in shown["exhibits"] if one["kind"] == "perturbations"]
+    (moves,) = [
+        exhibit for exhibit in shown["exhibits"] if exhibit["kind"] == "perturbations"
+    ]
     assert max(moves["values"]) < 0.1  # twice what single digits differ by
     assert torch.tensor(moves["changes"]).max(1).values.min() > 0.05
     assert page.read_text().index(

@@ -43,16 +43,20 @@ def commands(text: str) -> list[list[str]]:
         r"^#  +torchcaps (.*)$", text, re.MULTILINE
     )  # of a file of options
     whole = [
-        re.sub(r"\s#.*", "", one)
-        for one in shown
-        if not re.search(r"\.\.\.|RECIPE|NAME|--(config|masks)$", one)
+        re.sub(r"\s#.*", "", line)
+        for line in shown
+        if not re.search(r"\.\.\.|RECIPE|NAME|--(config|masks)$", line)
     ]
     results = [
-        shlex.split(one)
-        for one in whole
-        if "--import" not in one and "--resume" not in one
+        shlex.split(line)
+        for line in whole
+        if "--import" not in line and "--resume" not in line
     ]
-    return [one for one in results if one[1:] and one[0] in (*COMMANDS, "recipes")]
+    return [
+        arguments
+        for arguments in results
+        if arguments[1:] and arguments[0] in (*COMMANDS, "recipes")
+    ]
 
 
 def test_finds_them() -> None:

@@ -38,7 +38,7 @@ def run_time_imports(tree: ast.AST) -> Iterator[ast.ImportFrom]:
 
 
 def every_import() -> list[Import]:
-    return [one for module in house.modules() for one in house.imports(module)]
+    return [edge for module in house.modules() for edge in house.imports(module)]
 
 
 class TestImportOrder:
@@ -48,11 +48,11 @@ class TestImportOrder:
 
     def test_each_room_imports_from_those_before_it_only(self) -> None:
         wrong = [
-            f"{one.module}, line {one.line}: {house.room(one.module)} may not import "
-            f"from {house.room(one.target)}"
-            for one in every_import()
-            if house.room(one.module) and house.room(one.target)
-            if not house.may_import(house.room(one.module), house.room(one.target))
+            f"{edge.module}, line {edge.line}: {house.room(edge.module)} may not import "
+            f"from {house.room(edge.target)}"
+            for edge in every_import()
+            if house.room(edge.module) and house.room(edge.target)
+            if not house.may_import(house.room(edge.module), house.room(edge.target))
         ]
         assert not wrong, "\n".join(wrong)
 
@@ -77,11 +77,11 @@ class TestImportOrder:
 
     def test_kinds_import_from_those_that_they_are_built_on_only(self) -> None:
         wrong = [
-            f"{one.module}, line {one.line}: {house.kind(one.module)} may not import "
-            f"from {house.kind(one.target)}"
-            for one in every_import()
-            if house.kind(one.module) and house.kind(one.target)
-            if not house.may_build_on(house.kind(one.module), house.kind(one.target))
+            f"{edge.module}, line {edge.line}: {house.kind(edge.module)} may not import "
+            f"from {house.kind(edge.target)}"
+            for edge in every_import()
+            if house.kind(edge.module) and house.kind(edge.target)
+            if not house.may_build_on(house.kind(edge.module), house.kind(edge.target))
         ]
         assert not wrong, "\n".join(wrong)
 
@@ -120,9 +120,10 @@ class TestImportOrder:
         alone.
         """
         wrong = [
-            one
-            for one in every_import()
-            if not one.module.startswith(house.LAB) and one.target.startswith(house.LAB)
+            edge
+            for edge in every_import()
+            if not edge.module.startswith(house.LAB)
+            and edge.target.startswith(house.LAB)
         ]
         assert not wrong
 
@@ -158,7 +159,7 @@ class TestImportOrder:
         ):  # what they keep of the package stays
             monkeypatch.setattr(house, name, cache(getattr(house, name).__wrapped__))
         results = [
-            tuple(one) for module in house.modules() for one in house.imports(module)
+            tuple(edge) for module in house.modules() for edge in house.imports(module)
         ]
         assert results == [
             ("torchcaps", "torchcaps.ops.moments", 1, False),
@@ -176,14 +177,14 @@ class TestImportOrder:
 def check_no_circle(imports: list[Import]) -> None:
     """Raise a CycleError, which names the modules, if they import each other."""
     graph: dict[str, set[str]] = {}
-    for one in imports:
-        graph.setdefault(one.module, set()).add(one.target)
+    for edge in imports:
+        graph.setdefault(edge.module, set()).add(edge.target)
     TopologicalSorter(graph).prepare()
 
 
 class TestNoCircle:
     def test_when_modules_are_imported(self) -> None:
-        check_no_circle([one for one in every_import() if not one.lazy])
+        check_no_circle([edge for edge in every_import() if not edge.lazy])
 
     def test_when_functions_are_called(self) -> None:
         """The front door hands on what is behind it, and rooms ask it for the version:
@@ -191,9 +192,9 @@ class TestNoCircle:
         """
         check_no_circle(
             [
-                one
-                for one in every_import()
-                if house.PACKAGE not in (one.module, one.target)
+                edge
+                for edge in every_import()
+                if house.PACKAGE not in (edge.module, edge.target)
             ]
         )
 
@@ -302,7 +303,7 @@ class TestImportOfThePackage:
 def test_what_the_command_models_lists_is_in_the_registries() -> None:
     """Other tests may have registered things of their own."""
     known = {
-        "networks": {name: one.network for name, one in MODELS.items()},
+        "networks": {name: entry.network for name, entry in MODELS.items()},
         "routings": ROUTINGS,
         "tasks": TASKS,
         "datasets": {name: DATASETS.find(name) for name in described()["datasets"]},
@@ -321,8 +322,8 @@ def test_what_the_command_models_lists_is_in_the_registries() -> None:
     assert ours == listed, "python -m tests.api_surface writes the list"
 
 
-def _by_name(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {**found, "networks": {row["name"]: row for row in found["networks"]}}
+def _by_name(listing: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {**listing, "networks": {row["name"]: row for row in listing["networks"]}}
 
 
 def test_arrows_that_follow_from_others_are_left_out() -> None:

@@ -34,9 +34,9 @@ LOSSES = [
 ]
 
 
-def findings(said: list[int], labels: list[int], classes: int) -> Findings:
+def findings(predicted: list[int], labels: list[int], classes: int) -> Findings:
     return Findings(
-        torch.tensor(labels), F.one_hot(torch.tensor(said), classes).float(), None
+        torch.tensor(labels), F.one_hot(torch.tensor(predicted), classes).float(), None
     )
 
 
@@ -55,20 +55,20 @@ def uneven(counts: tuple[int, ...] = COUNTS) -> Examples:
 
 class TestFigures:
     def test_by_hand(self):
-        found = findings([0, 0, 0, 1, 0], [0, 0, 0, 1, 1], 3)
-        assert found.per_class == (
+        actual = findings([0, 0, 0, 1, 0], [0, 0, 0, 1, 1], 3)
+        assert actual.per_class == (
             (3, 0.75, 1.0, 6 / 7),
             (2, 1.0, 0.5, 2 / 3),
             (0, None, None, None),
         )
-        assert found.balanced_accuracy == 0.75
-        assert found.majority == (0, 0.6)
+        assert actual.balanced_accuracy == 0.75
+        assert actual.majority == (0, 0.6)
 
     def test_everything_called_the_first_class(self):
-        found = findings([0] * sum(COUNTS), uneven().labels.tolist(), 3)
-        assert found.accuracy == found.majority[1] == 150 / 172
-        assert found.balanced_accuracy == pytest.approx(1 / 3)
-        assert found.per_class[2] == (2, None, 0.0, 0.0)
+        actual = findings([0] * sum(COUNTS), uneven().labels.tolist(), 3)
+        assert actual.accuracy == actual.majority[1] == 150 / 172
+        assert actual.balanced_accuracy == pytest.approx(1 / 3)
+        assert actual.per_class[2] == (2, None, 0.0, 0.0)
 
     @pytest.mark.parametrize(("bias", "warned"), [(1.0, True), (0.0, False)])
     def test_a_network_that_says_one_class_is_warned_of(self, bias, warned):
@@ -80,16 +80,17 @@ class TestFigures:
                 told = F.one_hot(
                     (images.amax((1, 2, 3)) * 255 / 40 - 1).round().long(), 3
                 ).float()
-                said = told * (1 - bias) + bias * torch.tensor([1.0, 0.0, 0.0])
-                return tc.models.Prediction(said, None, None)
+                activation = told * (1 - bias) + bias * torch.tensor([1.0, 0.0, 0.0])
+                return tc.models.Prediction(activation, None, None)
 
-        found = Classification().examine(Guess(), uneven())
-        assert bool(found.warnings) is warned
+        examination = Classification().examine(Guess(), uneven())
+        assert bool(examination.warnings) is warned
         if warned:
             assert (
-                "87.21%, the share of the most frequent class, 'a'" in found.warnings[0]
+                "87.21%, the share of the most frequent class, 'a'"
+                in examination.warnings[0]
             )
-            assert "balanced accuracy 33.33%" in found.lines[0]
+            assert "balanced accuracy 33.33%" in examination.lines[0]
 
 
 class Told(tc.models.ImageClassifier):
@@ -109,9 +110,10 @@ def test_classes_without_images_are_named():
         torch.tensor([0, 2]),
         ("a", "b", "c"),
     )
-    found = Classification().examine(Told(0.9, 0.1, 0.2), images)
+    examination = Classification().examine(Told(0.9, 0.1, 0.2), images)
     assert (
-        found.warnings[0] == "there are no images of 'b', so the figures leave them out"
+        examination.warnings[0]
+        == "there are no images of 'b', so the figures leave them out"
     )
 
 
@@ -125,8 +127,10 @@ def two_images(task, classes):
 
 @pytest.mark.parametrize("task", [Classification(), SeveralLabels()])
 def test_activations_that_are_not_finite_are_warned_of(task):
-    found = task.examine(Told(torch.nan, 0.1), two_images(task, ("a", "b")))
-    assert found.warnings[0].startswith("the activations of 2 of 2 are not finite")
+    examination = task.examine(Told(torch.nan, 0.1), two_images(task, ("a", "b")))
+    assert examination.warnings[0].startswith(
+        "the activations of 2 of 2 are not finite"
+    )
 
 
 def test_of_many_classes_the_most_confused_are_told():
@@ -150,18 +154,20 @@ def test_of_many_classes_the_most_confused_are_told():
         labels,
         tuple(f"c{label}" for label in range(300)),
     )
-    found = Classification().examine(Shifted(), images)
-    assert len(found.lines) == 22
-    assert found.lines[1] == (
+    examination = Classification().examine(Shifted(), images)
+    assert len(examination.lines) == 22
+    assert examination.lines[1] == (
         "most often confused of 300 classes ('evaluate --json' has the whole matrix):"
     )
     assert (
-        found.lines[2] == "  c7 classified as c6: 3 of 3  (precision -, recall 0.00%)"
+        examination.lines[2]
+        == "  c7 classified as c6: 3 of 3  (precision -, recall 0.00%)"
     )
     assert (
-        found.lines[3] == "  c9 classified as c8: 2 of 2  (precision -, recall 0.00%)"
+        examination.lines[3]
+        == "  c9 classified as c8: 2 of 2  (precision -, recall 0.00%)"
     )
-    assert torch.tensor(found.details["confusion"]).sum() == 203
+    assert torch.tensor(examination.details["confusion"]).sum() == 203
 
 
 class TestClassWeights:
@@ -312,19 +318,25 @@ def test_options_figures_and_resume(tmp_path, capsys):
     assert "balanced accuracy" in capsys.readouterr().out
     assert main(["train", *options, "1", "--run", str(parts)]) == 0
     assert main(["train", "--resume", str(parts), "--epochs", "2"]) == 0
-    one, other = (
+    unbroken, resumed = (
         json.loads((run / "summary.json").read_text()) for run in (whole, parts)
     )
-    assert one["last_epoch"]["train_loss"] == other["last_epoch"]["train_loss"]
-    assert one["test_per_class"] == other["test_per_class"]
-    assert set(one["test_per_class"]["few"]) == {"images", "precision", "recall", "f1"}
+    assert unbroken["last_epoch"]["train_loss"] == resumed["last_epoch"]["train_loss"]
+    assert unbroken["test_per_class"] == resumed["test_per_class"]
+    assert set(unbroken["test_per_class"]["few"]) == {
+        "images",
+        "precision",
+        "recall",
+        "f1",
+    }
     counts = {
-        name: one["train_per_class"][name] + one["test_per_class"][name]["images"]
+        name: unbroken["train_per_class"][name]
+        + unbroken["test_per_class"][name]["images"]
         for name in ("many", "few")
     }
     assert 60 >= counts["many"] > 8 >= counts["few"]  # the rest is for validation
-    assert sum(one["train_per_class"].values()) == one["examples"]["train"]
-    recalls = [row["recall"] for row in one["test_per_class"].values()]
-    assert one["test_balanced_accuracy"] == pytest.approx(sum(recalls) / 2)
-    if one["test_accuracy"] <= 12 / 14:
-        assert "the share of the most frequent class, 'many'" in one["warnings"][0]
+    assert sum(unbroken["train_per_class"].values()) == unbroken["examples"]["train"]
+    recalls = [row["recall"] for row in unbroken["test_per_class"].values()]
+    assert unbroken["test_balanced_accuracy"] == pytest.approx(sum(recalls) / 2)
+    if unbroken["test_accuracy"] <= 12 / 14:
+        assert "the share of the most frequent class, 'many'" in unbroken["warnings"][0]

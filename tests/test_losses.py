@@ -291,15 +291,15 @@ class TestSpread:
         activation = torch.rand(6, 4, dtype=torch.float64)
         labels = torch.arange(6) % 4
         mean, total = (
-            SpreadLoss(end=0.7, schedule="constant", reduction=one)
-            for one in ("mean", "sum")
+            SpreadLoss(end=0.7, schedule="constant", reduction=reduction)
+            for reduction in ("mean", "sum")
         )
         torch.testing.assert_close(
             total(activation, labels), 6 * mean(activation, labels)
         )
         each = [
-            total(one[None], label[None])
-            for one, label in zip(activation, labels, strict=True)
+            total(row[None], label[None])
+            for row, label in zip(activation, labels, strict=True)
         ]
         torch.testing.assert_close(total(activation, labels), torch.stack(each).sum())
         # A sum over no images is 0, as in torch; their mean is no number.

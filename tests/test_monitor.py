@@ -30,12 +30,12 @@ def trained(
     folder: Path, epochs: int = 2, precision: str = "32-true"
 ) -> tuple[Learner, list[dict[str, float]]]:
     """With its own network and the rows of its metrics."""
-    one = learner(channels=8, types=4, decoder_hidden=(8,))
+    fitted = learner(channels=8, types=4, decoder_hidden=(8,))
     options = TrainerOptions(accelerator="cpu", precision=precision)
     Fitting(
-        one, DIGITS, DIGITS, folder, Schedule(epochs=epochs, batch_size=16), options
+        fitted, DIGITS, DIGITS, folder, Schedule(epochs=epochs, batch_size=16), options
     ).run()
-    return one, rows(folder)
+    return fitted, rows(folder)
 
 
 HEALTH = {

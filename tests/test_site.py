@@ -142,10 +142,10 @@ class TestExamples:
     ) -> None:
         monkeypatch.chdir(tmp_path)
         messages: list[str] = []
-        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if found.name.endswith("__main__"):
+        for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if info.name.endswith("__main__"):
                 continue
-            module = importlib.import_module(found.name)
+            module = importlib.import_module(info.name)
             for test in doctest.DocTestFinder().find(module, globs={}):
                 if getattr(module, test.name.rpartition(".")[2], None) in PUBLIC:
                     continue

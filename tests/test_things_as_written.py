@@ -111,7 +111,7 @@ def needed(cls: type, skip: int = 0) -> dict[str, Any]:
         for name, argument in declared(cls, skip).arguments.items()
         if argument.default is MISSING
     }
-    return {name: other(one.hint, None) for name, one in missing.items()}
+    return {name: other(argument.hint, None) for name, argument in missing.items()}
 
 
 def other(hint: Any, default: Any) -> Any:

@@ -150,10 +150,10 @@ def test_two_processes_train_like_one(folder, unbroken):
         )
     )
     assert "sync_dist" not in output
-    one = rows(unbroken)
+    single = rows(unbroken)
     two = rows(run)
     assert len(two) == 3
-    for expected, got in zip(one, two, strict=True):
+    for expected, got in zip(single, two, strict=True):
         for name in (
             "train_loss",
             "val_loss",
@@ -216,13 +216,13 @@ class TestFit:
             )
 
     def test_a_frozen_part_is_no_surprise(self, tmp_path):
-        one = Schedule(epochs=1, batch_size=64)
+        schedule = Schedule(epochs=1, batch_size=64)
         learner = task()
         learner.model.conv.eval()
-        Fitting(learner, FEW, FEW, tmp_path / "part", one, CPU).run()
+        Fitting(learner, FEW, FEW, tmp_path / "part", schedule, CPU).run()
         learner.model.eval()
         with pytest.warns(UserWarning, match="in eval mode at the start of training"):
-            Fitting(learner, FEW, FEW, tmp_path / "whole", one, CPU).run()
+            Fitting(learner, FEW, FEW, tmp_path / "whole", schedule, CPU).run()
 
     def test_works_without_validation_images(self, tmp_path):
         _, metrics = Fitting(

@@ -83,13 +83,13 @@ def train(
 
 
 def assert_same(
-    found: tuple[Rows, Learner], expected: tuple[Rows, Learner], tolerance: float
+    actual: tuple[Rows, Learner], expected: tuple[Rows, Learner], tolerance: float
 ) -> None:
     """Metrics and weights."""
-    for value, expected_value in zip(found[0], expected[0], strict=True):
+    for value, expected_value in zip(actual[0], expected[0], strict=True):
         assert value == pytest.approx(expected_value, rel=tolerance, abs=tolerance)
     state, other_state = (
-        trained[1].model.state_dict() for trained in (found, expected)
+        trained[1].model.state_dict() for trained in (actual, expected)
     )
     torch.testing.assert_close(state, other_state, rtol=tolerance, atol=tolerance)
 
@@ -114,7 +114,7 @@ class TestChannelsLast:
         images = two_channels(24, size)
         results = []
         for last in (False, True):
-            one = task(
+            learner = task(
                 name,
                 Speed(channels_last=last),
                 image_shape=(2, size, size),
@@ -123,7 +123,9 @@ class TestChannelsLast:
             )
             # One epoch: EM untrained makes roundings ten times as large with each step,
             # with stored votes too.
-            results.append((train(one, images, tmp_path / str(last), epochs=1), one))
+            results.append(
+                (train(learner, images, tmp_path / str(last), epochs=1), learner)
+            )
         assert_same(*results, tolerance=1e-9)
 
     @MODELS
@@ -230,12 +232,14 @@ def test_compiled_training_is_the_same(tmp_path: Path) -> None:
     losses: dict[str | None, list[float]] = {}
     results = []
     for mode in (None, "default"):
-        one = digits_task(Speed(compile=mode), decoder_hidden=None)
+        learner = digits_task(Speed(compile=mode), decoder_hidden=None)
         losses[mode] = values = []
-        one.loss.register_forward_hook(
+        learner.loss.register_forward_hook(
             lambda _, __, loss, values=values: values.append(loss.item())
         )
-        results.append((train(one, images, tmp_path / str(mode), options=CPU), one))
+        results.append(
+            (train(learner, images, tmp_path / str(mode), options=CPU), learner)
+        )
     assert len(losses[None]) == 2 * (3 + 3)
     assert losses["default"] == pytest.approx(losses[None], rel=1e-5)
     assert_same(*results, tolerance=1e-4)
@@ -325,11 +329,11 @@ class TestResident:
         there = here.to(device)
         assert there.files == names
         for batch in ([0, 3], [2]):
-            for found, expected in zip(
+            for actual, expected in zip(
                 there.__getitems__(batch)[:4], here.__getitems__(batch)[:4], strict=True
             ):
-                assert found.device.type == device
-                torch.testing.assert_close(found.cpu(), expected)
+                assert actual.device.type == device
+                torch.testing.assert_close(actual.cpu(), expected)
         torch.testing.assert_close(there.crops([1]).cpu(), here.crops([1]))
 
 
@@ -410,20 +414,20 @@ class TestDigitsOfAnySize:
         small = Digits()
         large = Digits(size=28)
         assert large.image_shape == (1, 28, 28)
-        for one, other in (
+        for smaller, larger in (
             (small.train, large.train),
             (small.validation, large.validation),
             (small.test, large.test),
         ):
-            assert other.inputs.shape == (len(one), 1, 28, 28)
-            assert other.inputs.dtype == torch.uint8
-            assert torch.equal(other.labels, one.labels)
+            assert larger.inputs.shape == (len(smaller), 1, 28, 28)
+            assert larger.inputs.dtype == torch.uint8
+            assert torch.equal(larger.labels, smaller.labels)
             # Interpolation is a mean: it leaves nothing out of the range of the image.
             assert bool(
-                (other.inputs.amax((1, 2, 3)) <= one.inputs.amax((1, 2, 3))).all()
+                (larger.inputs.amax((1, 2, 3)) <= smaller.inputs.amax((1, 2, 3))).all()
             )
             assert bool(
-                (other.inputs.amin((1, 2, 3)) >= one.inputs.amin((1, 2, 3))).all()
+                (larger.inputs.amin((1, 2, 3)) >= smaller.inputs.amin((1, 2, 3))).all()
             )
 
     def test_centres_of_three_by_three_are_the_pixels(self) -> None:
@@ -441,13 +445,13 @@ class TestFused:
             kind = getattr(torch.optim, name)
             how = {} if fused else {"fused": False}
             optimizer = partial(kind, lr=0.01, weight_decay=0.1, **how)
-            one = digits_task(Speed(), optimizer, image_shape=(2, 8, 8))
+            learner = digits_task(Speed(), optimizer, image_shape=(2, 8, 8))
             schedule = Schedule(epochs=1, batch_size=8)
             trainer, _ = Fitting(
-                one, images, images, tmp_path / str(fused), schedule, EXACT
+                learner, images, images, tmp_path / str(fused), schedule, EXACT
             ).run()
             assert bool(trainer.optimizers[0].param_groups[0]["fused"]) is fused
-            results.append(one.model.state_dict())
+            results.append(learner.model.state_dict())
         torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)
 
     @pytest.mark.parametrize(

@@ -41,12 +41,12 @@ def test_the_result_has_all_that_it_says(tmp_path: Path) -> None:
         row for row in result["rows"] if row["row"].startswith("azimuth, dynamic, 1")
     ):
         runs = page.of_views("azimuth")["dynamic, 1 step"]
-        assert [one.facts["figures"][row["measure"]] for one in runs.values()] == row[
-            "ours"
-        ]
+        assert [
+            seed_run.facts["figures"][row["measure"]] for seed_run in runs.values()
+        ] == row["ours"]
         if row["unit"] == "%":
             assert [
-                one.shares[row["measure"]].mean() for one in runs.values()
+                seed_run.shares[row["measure"]].mean() for seed_run in runs.values()
             ] == pytest.approx(row["ours"])
 
 

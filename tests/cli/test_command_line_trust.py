@@ -444,7 +444,7 @@ class TestPredict:
             assert len(opened) - len(answered) < 5
         assert [file for file, _ in answered] == opened
         assert [classes for _, classes in answered] == [
-            one.classes for one in classifier(opened)
+            expected.classes for expected in classifier(opened)
         ]
 
     def test_the_most_active_classes(self, run, photos, capsys):

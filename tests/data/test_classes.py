@@ -208,7 +208,7 @@ def test_pairs_with_names_in_another_order() -> None:
 
 def test_labels_that_only_the_test_pairs_have_are_named() -> None:
     images = [torch.full((1, 6, 6), 10 * n, dtype=torch.uint8) for n in range(12)]
-    train = [(one, n % 2) for n, one in enumerate(images)]
+    train = [(image, n % 2) for n, image in enumerate(images)]
     test = [(images[0], 2)]
     with pytest.raises(
         ValueError, match="the test images: 2 is none of the classes 0, 1"

@@ -96,9 +96,9 @@ def test_flags_are_a_class_each_unless_a_column_is_called_as_labels_are() -> Non
         (text(r), str(r % 2), str(int(r % 3 == 0)), "ab"[r % 2]) for r in range(9)
     )
     columns = Columns.of(Cells(("q", "sea", "sky", "label"), rows))
-    assert [one.name for one in columns.labels(["q"], "t")] == ["label"]
+    assert [column.name for column in columns.labels(["q"], "t")] == ["label"]
     flags = columns.labels(["q", "label"], "t")
-    assert [one.name for one in flags] == ["sea", "sky"]
+    assert [column.name for column in flags] == ["sea", "sky"]
     assert columns.unused(["q", "label"]) == "sea (flag), sky (flag)"
 
 

@@ -74,10 +74,10 @@ def test_batch_holds_scaled_images_labels_and_indices() -> None:
 
 
 def test_one_item_is_a_batch_of_one() -> None:
-    one = make_set()[3]
+    example = make_set()[3]
     batch = make_set().__getitems__([3])
-    assert one.inputs.shape == (1, 1, 3, 4)
-    assert all(torch.equal(a, b) for a, b in zip(one[:4], batch[:4], strict=True))
+    assert example.inputs.shape == (1, 1, 3, 4)
+    assert all(torch.equal(a, b) for a, b in zip(example[:4], batch[:4], strict=True))
 
 
 def test_batches_are_all_images_in_their_order() -> None:

@@ -191,7 +191,9 @@ def test_a_wide_table_is_read(tmp_path: Path) -> None:
     rows = ["series,label," + ",".join(f"c{channel}" for channel in range(wide))]
     rows += [f"{series},up," + ",".join(["0.5"] * wide) for series in (0, 0, 1, 1)]
     (tmp_path / "t.csv").write_text("\n".join(rows))
-    assert [one.values.shape for one in labelled(tmp_path / "t.csv")] == [(wide, 2)] * 2
+    assert [example.values.shape for example in labelled(tmp_path / "t.csv")] == [
+        (wide, 2)
+    ] * 2
 
 
 def test_a_row_with_more_cells_than_columns(tmp_path: Path) -> None:
@@ -254,7 +256,9 @@ def test_the_header_of_an_archive_is_held_to(
 def test_what_an_archive_states_rightly_is_read(tmp_path: Path, head: str) -> None:
     pytest.importorskip("aeon")
     (tmp_path / "x.ts").write_text(f"{HEAD}{head}\n{ROWS}")
-    assert [one.category for one in series_in(tmp_path / "x.ts", SeriesForm())] == [
+    assert [
+        series.category for series in series_in(tmp_path / "x.ts", SeriesForm())
+    ] == [
         "a",
         "b",
     ]

@@ -283,15 +283,15 @@ def test_changes_with_one_seed_are_independent() -> None:
         "contrast": cells(factors(RandomContrast(0, 1), indices, 0), 0, 1, 5),
     }
     names = list(five)
-    for i, one in enumerate(names):
-        for name in names[i + 1 :]:
-            assert chi_square(five[one] * 5 + five[name], 25) < 51.2, (
-                one,
-                name,
+    for i, change in enumerate(names):
+        for other in names[i + 1 :]:
+            assert chi_square(five[change] * 5 + five[other], 25) < 51.2, (
+                change,
+                other,
             )  # 99.9 %, 24 degrees
-        assert chi_square(flips(RandomFlip(), indices, 0) * 5 + five[one], 10) < 27.9, (
-            one
-        )  # 99.9 %, 9 degrees
+        assert (
+            chi_square(flips(RandomFlip(), indices, 0) * 5 + five[change], 10) < 27.9
+        ), change  # 99.9 %, 9 degrees
 
 
 def test_every_type_gets_the_same_numbers() -> None:

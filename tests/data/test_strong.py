@@ -89,8 +89,8 @@ def test_every_type_loses_the_same_rectangle(dtype):
     """Of 262,144 pixels, more than float16 can count."""
     images = torch.ones(4, 1, 512, 512)
     single, half = (
-        RandomErasing(1.0)(images.to(one), torch.arange(4), 0)
-        for one in (torch.float32, dtype)
+        RandomErasing(1.0)(images.to(precision), torch.arange(4), 0)
+        for precision in (torch.float32, dtype)
     )
     assert half.dtype == dtype
     assert torch.equal(half.float(), single)

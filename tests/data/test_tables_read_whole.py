@@ -127,8 +127,10 @@ def test_a_decimal_comma_between_semicolons(tmp_path: Path) -> None:
     points = Series(written(tmp_path, "\n".join(rows)))
     text = "\n".join(rows).replace(",", ";").replace(".5", ",5")
     commas = Series(written(tmp_path, text, "commas.csv"))
-    for one, other in zip(points.train.inputs, commas.train.inputs, strict=True):
-        assert one.equal(other)
+    for with_point, with_comma in zip(
+        points.train.inputs, commas.train.inputs, strict=True
+    ):
+        assert with_point.equal(with_comma)
 
 
 def test_a_comma_and_a_point_are_not_both_decimal(tmp_path: Path) -> None:

@@ -231,10 +231,10 @@ class TestEachFactHasItsAdvice:
             Words(),
             tuple(f"reviews.csv:{line}" for line in range(900)),
         )
-        said = EVEN.clone()
-        said[EVEN == 1] = 0
+        predicted = EVEN.clone()
+        predicted[EVEN == 1] = 0
         lost, *_ = Advice.of(
-            answers(3, EVEN, said),
+            answers(3, EVEN, predicted),
             texts,
             {},
             [],
@@ -247,9 +247,9 @@ class TestEachFactHasItsAdvice:
             "run": "my runs/cats",
             "command": "torchcaps train 'my cats' --run=elsewhere --epochs 3",
         }
-        said = EVEN.clone()
-        said[EVEN == 1] = 0
-        actual = advice(EVEN, said, summary)
+        predicted = EVEN.clone()
+        predicted[EVEN == 1] = 0
+        actual = advice(EVEN, predicted, summary)
         assert actual.hints[0].option == (
             "torchcaps explain 'my runs/cats' --split validation"
         )

@@ -110,7 +110,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         page.on("pageerror", lambda error: page.trouble.append(str(error)))
         page.on(
             "request",
-            lambda one: page.trouble.append(one.url) if foreign(one.url) else None,
+            lambda request: (
+                page.trouble.append(request.url) if foreign(request.url) else None
+            ),
         )
         page.goto(address)
         page.wait_for_selector("body[data-ready]")
@@ -187,14 +189,14 @@ def hold(page: Any, start: str) -> None:
     page.evaluate(hold, start)
 
 
-def said(page: Any) -> Any:
+def predicted_class(page: Any) -> Any:
     return page.locator("#bars .predicted .name")
 
 
 def test_draws_a_digit_and_sees_its_class(page: Any) -> None:
     for points, digit in ((ZERO, "0"), (SEVEN, "7")):
         draw(page, points)
-        expect(said(page)).to_have_text(digit)
+        expect(predicted_class(page)).to_have_text(digit)
         expect(page.locator("#pose h2")).to_have_text(f"The pose of {digit}")
 
 
@@ -259,7 +261,7 @@ def test_the_pose_is_reset_before_the_picture_comes(page: Any) -> None:
 @pytest.mark.thorough
 def test_points_at_a_class(page: Any) -> None:
     draw(page, SEVEN)
-    expect(said(page)).to_have_text("7")
+    expect(predicted_class(page)).to_have_text("7")
     page.hover("#bars .bar:nth-child(3)")
     expect(page.locator("#pose h2")).to_have_text("The pose of 2")
     expect(page.locator("#in-classes .asked")).to_have_text("2")
@@ -291,7 +293,7 @@ def test_the_keyboard_points_at_classes_and_uploads(page: Any) -> None:
 @pytest.mark.thorough
 def test_swaps_poses(page: Any) -> None:
     draw(page, SEVEN)
-    expect(said(page)).to_have_text("7")
+    expect(predicted_class(page)).to_have_text("7")
     page.click("#keep")
     draw(page, ZERO)
     expect(page.locator("#swapped figcaption").nth(2)).to_have_text("its pose as a 7")
@@ -310,7 +312,7 @@ def test_uploads(page: Any, tmp_path: Path) -> None:
         < 30
     )  # beside the canvas
     page.set_input_files("#upload", digit(tmp_path))
-    expect(said(page)).to_have_text("0")
+    expect(predicted_class(page)).to_have_text("0")
     expect(page.locator("#message")).to_be_hidden()
 
 
@@ -331,12 +333,12 @@ def test_a_picture_is_dropped_or_pasted(
     page: Any, tmp_path: Path, kind: str, field: str
 ) -> None:
     draw(page, SEVEN)
-    expect(said(page)).to_have_text("7")
+    expect(predicted_class(page)).to_have_text("7")
     left_to_the_browser = page.evaluate(
         DROPPED, [kind, field, list(digit(tmp_path).read_bytes())]
     )
     assert not left_to_the_browser  # it would leave the page
-    expect(said(page)).to_have_text("0")
+    expect(predicted_class(page)).to_have_text("0")
 
 
 def test_plays_routing(page: Any) -> None:
@@ -452,7 +454,7 @@ def test_maps_of_several_layers_leave_no_holes(page: Any) -> None:
     choose(page, "layers")
     expect(page.locator("#layers canvas")).to_have_count(3)
     maps, routing = (
-        page.locator(f"#{one}").bounding_box() for one in ("maps", "routing")
+        page.locator(f"#{panel}").bounding_box() for panel in ("maps", "routing")
     )
     assert maps["width"] == routing["width"] > 900
     assert maps["y"] + maps["height"] < routing["y"]
@@ -475,12 +477,12 @@ def test_asks_a_question(page: Any) -> None:
     choose(page, QUESTIONS)
     expect(page.locator("#sample")).to_have_text("another question")
     page.fill("#text", "who wrote Hamlet ?")
-    expect(said(page)).to_have_text("HUM")
+    expect(predicted_class(page)).to_have_text("HUM")
     words = page.locator("#coloured span")
     expect(words).to_have_text(["who", "wrote", "Hamlet", "?"])
     colour = words.nth(0).evaluate("word => word.style.backgroundColor")
     page.fill("#text", "how far is the moon ?")
-    expect(said(page)).to_have_text("NUM")
+    expect(predicted_class(page)).to_have_text("NUM")
     expect(words.nth(0)).to_have_text("how")
     assert words.nth(0).evaluate("word => word.style.backgroundColor") != colour
     expect(page.locator("#sheet")).to_be_hidden()
@@ -498,7 +500,7 @@ def test_the_last_question_counts(page: Any) -> None:
     hold(page, "api/sample")
     page.click("#sample")
     page.fill("#text", "who wrote Hamlet ?")
-    expect(said(page)).to_have_text("HUM")
+    expect(predicted_class(page)).to_have_text("HUM")
     page.evaluate("answer()")
     settle(page)
     assert page.input_value("#text") == "who wrote Hamlet ?"
@@ -515,7 +517,7 @@ def test_looks_for_digits_in_a_scene(page: Any) -> None:
     settle(page)
     expect(page.locator("#things figure")).to_have_count(0)
     draw(page, [(0.1 + 0.4 * x, 0.1 + 0.4 * y) for x, y in SEVEN])
-    expect(said(page)).to_have_text("7")
+    expect(predicted_class(page)).to_have_text("7")
     expect(page.locator("#things figcaption")).to_contain_text("7 (")
     boxed = overlay.evaluate("canvas => canvas.toDataURL()")
     assert boxed != before
@@ -649,7 +651,7 @@ def test_a_picture_that_comes_while_a_network_opens_is_not_lost(
     page.evaluate("answer()")
     expect(page.locator("#about")).to_contain_text("EfficientCapsNet")
     settle(page)
-    expect(said(page)).to_have_text("0")
+    expect(predicted_class(page)).to_have_text("0")
     expect(page.locator("#truth")).to_have_text("")  # a test image has a label
 
 
@@ -712,11 +714,11 @@ def test_the_label_and_the_answer_are_told_apart(page: Any, right: bool) -> None
     page.click("#sample")
     settle(page)
     page.unroute("**/api/sample?*")
-    said = int(page.locator("#bars .predicted .name").inner_text())
-    label = said if right else (said + 1) % 10
+    predicted_digit = int(page.locator("#bars .predicted .name").inner_text())
+    label = predicted_digit if right else (predicted_digit + 1) % 10
     expect(page.locator("#truth")).to_have_text(f"label: {label}")
     expect(page.locator("#answer")).to_have_text(
-        f"answer: {said}, {'right' if right else 'wrong'}"
+        f"answer: {predicted_digit}, {'right' if right else 'wrong'}"
     )
     expect(page.locator("#bars .label .name")).to_have_text(str(label))
     also = ", the answer, the label" if right else ", the label"
@@ -801,8 +803,8 @@ def test_the_page_is_used_without_a_mouse(page: Any) -> None:
         page.keyboard.press(key)
     settle(page)
     seen = ink(page, *((0.5, y) for y in (0.1, 0.3, 0.7, 0.95)))
-    assert [one > 0 for one in seen] == [False, True, True, False]
-    expect(said(page)).to_have_text("1")
+    assert [brightness > 0 for brightness in seen] == [False, True, True, False]
+    expect(predicted_class(page)).to_have_text("1")
     expect(page.locator("#answer[role=status]")).to_have_text("answer: 1")
     page.keyboard.press("t")
     expect(page.locator("#truth")).to_contain_text("label")

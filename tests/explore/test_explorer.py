@@ -432,7 +432,7 @@ class TestScenes:
             (things,) = observation.model.things_of(
                 observation.selection.images, least=1e-6
             )
-        assert [one["label"] for one in answer["boxes"]["things"][0]] == [
+        assert [box["label"] for box in answer["boxes"]["things"][0]] == [
             thing.label for thing in things
         ]
         assert (
@@ -630,7 +630,9 @@ class TestServer:
             for _ in range(2):
                 finish = asyncio.Event()
                 senders = [_Slow(MOST_BYTES, finish) for _ in range(12)]
-                tasks = [asyncio.create_task(_status(app, one)) for one in senders]
+                tasks = [
+                    asyncio.create_task(_status(app, sender)) for sender in senders
+                ]
                 for _ in range(100):
                     await asyncio.sleep(0)
                 finish.set()
@@ -650,7 +652,7 @@ class TestServer:
             rounds = []
             for _ in range(2):
                 senders = [_Slow(MOST_BYTES, asyncio.Event()) for _ in range(8)]
-                statuses = asyncio.gather(*(_status(app, one) for one in senders))
+                statuses = asyncio.gather(*(_status(app, sender) for sender in senders))
                 rounds.append(await asyncio.wait_for(statuses, 30))
             return rounds
 
@@ -758,8 +760,8 @@ class TestToken:
     def test_it_is_kept_in_a_cookie(self, locked: str) -> None:
         status, _, headers = ask(f"{locked}/?token=s3cret")
         assert status == 200
-        cookie, *said = headers["set-cookie"].split("; ")
-        assert {*said} == {"Path=/", "HttpOnly", "SameSite=Strict"}
+        cookie, *attributes = headers["set-cookie"].split("; ")
+        assert {*attributes} == {"Path=/", "HttpOnly", "SameSite=Strict"}
         assert ask(f"{locked}/api/networks", Cookie=cookie)[:2] == (200, ["a", "plain"])
         assert ask(f"{locked}/?token=wrong", Cookie=cookie)[0] == 401
 

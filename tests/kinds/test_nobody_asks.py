@@ -100,11 +100,11 @@ def compared(tree: ast.AST, classes: set[str], words: set[str]) -> Iterator[int]
 
 def places() -> list[str]:
     classes, words = classes_of_kinds(), names_of_kinds()
-    found = []
+    positions = []
     for path in shared_modules():
         lines = compared(tree_of(path), classes, words)
-        found += [f"{path.relative_to(ROOT)}:{line}" for line in lines]
-    return found
+        positions += [f"{path.relative_to(ROOT)}:{line}" for line in lines]
+    return positions
 
 
 def test_shared_code_compares_with_no_kind() -> None:

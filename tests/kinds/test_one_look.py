@@ -49,13 +49,13 @@ def test_check_says_what_train_does(
     assert shape.main in checked
     steps = ("--epochs", "1", "--trainer.extra", "{limit_train_batches: 2}")
     assert status("train", path, *steps, "--report", "false") == 0
-    said = capsys.readouterr().out
-    guessed = [line for line in said.splitlines() if line.startswith("guessed: ")]
+    printed = capsys.readouterr().out
+    guessed = [line for line in printed.splitlines() if line.startswith("guessed: ")]
     own = ("guessed: run", "guessed: epochs")
     shared = [line for line in guessed if not line.startswith(own)]
     assert len(shared) > 1
     assert not {*shared} - {*checked.splitlines()}
-    assert "guessed: batch_size" in said
+    assert "guessed: batch_size" in printed
     run = next(line for line in guessed if line.startswith("guessed: run "))
     _agrees(shape, path, run.removeprefix("guessed: run "), capsys)
 
@@ -80,7 +80,9 @@ def _says_what_to_do_next(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     with the command that trained the run.
     """
     exhibits = json.loads(Path("again/report/exhibits.json").read_text())["exhibits"]
-    (advice,) = [one for one in exhibits if one["title"] == "What to do next"]
+    (advice,) = [
+        exhibit for exhibit in exhibits if exhibit["title"] == "What to do next"
+    ]
     typed = re.findall(r"`torchcaps ([^`]+)`", advice["text"])
     assert shlex.split(typed[-1])[:2] == ["predict", run]
     training = [words for words in typed if words.startswith("train ")]

@@ -57,7 +57,7 @@ def refused(name: str, capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(ValueError) as error:  # noqa: PT011
         tc.train(name, show=None)
     message = str(error.value)
-    assert all(message in said for said in errors)
+    assert all(message in output for output in errors)
     assert not Path("runs").exists()
     return message
 
@@ -206,7 +206,7 @@ def pictures(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("pictures")
 @pytest.mark.parametrize(
-    ("header", "row", "said"),
+    ("header", "row", "pattern"),
     [
         (("img", "price"), lambda k: (k, 17.3 + 3 * k), "price.*measurements"),
         (("img", "target"), lambda k: (k, 17.3 + 3 * k), "target.*measurements"),
@@ -222,11 +222,11 @@ def test_pictures_whose_labels_are_not_clear(
     write: Write,
     header: Sequence[str],
     row: Callable[[int], Sequence[object]],
-    said: str,
+    pattern: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     name = write("photos.csv", header, row, count=24)
-    assert re.search(said, refused(name, capsys))
+    assert re.search(pattern, refused(name, capsys))
 
 
 @pytest.mark.usefixtures("pictures")

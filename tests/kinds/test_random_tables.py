@@ -82,16 +82,16 @@ def labels_of(
     if form == "one":
         gap = draw(st.sampled_from((None, *GAPS)))
         cells = [names[row % len(names)] for row in range(count)]
-        said = [frozenset((cell,)) for cell in cells]
+        label_sets = [frozenset((cell,)) for cell in cells]
         if gap is not None:
-            cells[5], said[5] = gap, frozenset()
-        return {usual: cells}, said, form
+            cells[5], label_sets[5] = gap, frozenset()
+        return {usual: cells}, label_sets, form
     names = ("sea", "sky", "sand", "café")[: draw(st.integers(2, 4))]
     sets = [
         [name for place, name in enumerate(names) if row * 5 % 7 >> place & 1]
         for row in range(count)
     ]
-    said = [frozenset(one) for one in sets]
+    label_sets = [frozenset(labels) for labels in sets]
     if form == "flags":
         pairs = (
             ("1", "0"),
@@ -101,19 +101,21 @@ def labels_of(
             ("1.0", "0.0"),
         )
         yes, no = draw(st.sampled_from(pairs))
-        columns = {name: [yes if name in one else no for one in sets] for name in names}
-        return columns, said, form
+        columns = {
+            name: [yes if name in labels else no for labels in sets] for name in names
+        }
+        return columns, label_sets, form
     if form == "list":
-        return {usual: [str(one) for one in sets]}, said, form
+        return {usual: [str(labels) for labels in sets]}, label_sets, form
     sign = draw(st.sampled_from(("|", ";", ",", " ", ", ")))
-    return {usual: [sign.join(one) for one in sets]}, said, form
+    return {usual: [sign.join(labels) for labels in sets]}, label_sets, form
 
 
 @st.composite
 def tables(draw: st.DrawFn) -> tuple[Made, Callable[[Path], Path]]:
     """A table, and what writes it into a folder of pictures."""
     kind = draw(st.sampled_from(("Text", "ImageTable", "Series", "wide")))
-    label_columns, said, form = draw(labels_of(COUNT))
+    label_columns, label_sets, form = draw(labels_of(COUNT))
     columns: dict[str, list[str]] = dict(label_columns)
     groups = [""] * COUNT
     if draw(st.booleans()):
@@ -166,7 +168,7 @@ def tables(draw: st.DrawFn) -> tuple[Made, Callable[[Path], Path]]:
         ]
     made.header, made.rows = list(order), rows
     for row, (content, labels, group) in enumerate(
-        zip(contents, said, groups, strict=True)
+        zip(contents, label_sets, groups, strict=True)
     ):
         if labels or form != "one":
             made.facts[str(row)] = content, labels, group
@@ -254,7 +256,7 @@ def rounded(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Facts as they are compared: numbers of float32, and groups of known ones."""
     return {
         number: (
-            tuple(round(float(one), 3) for one in content)
+            tuple(round(float(cell), 3) for cell in content)
             if isinstance(content, tuple)
             else content,
             labels,

@@ -64,11 +64,11 @@ def test_every_layer_from_the_round_before(rounds: int) -> None:
 def test_one_round_is_layer_by_layer() -> None:
     layers, children = network()
     expected = children
-    for layer, found in zip(
+    for layer, capsules in zip(
         layers, concurrent_routing(list(layers), children, 1), strict=True
     ):
         expected = layer(expected)
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(capsules, expected)
 
 
 def test_more_rounds_of_one_layer_are_more_steps() -> None:

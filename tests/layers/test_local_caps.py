@@ -30,16 +30,21 @@ def seen(layer: LocalCaps, place: tuple[int, ...]) -> tuple[int, list[tuple[int,
     in the order of the window.
     """
     if layer.resolution == "double":
-        phase = tuple(one % 2 for one in place)
+        phase = tuple(coordinate % 2 for coordinate in place)
         nearest = [
-            (one // 2 - 1 + odd, one // 2 + odd)
-            for one, odd in zip(place, phase, strict=True)
+            (coordinate // 2 - 1 + odd, coordinate // 2 + odd)
+            for coordinate, odd in zip(place, phase, strict=True)
         ]
         return int("".join(map(str, phase)), 2), list(product(*nearest))
     stride = 2 if layer.resolution == "half" else 1
     half = layer.kernel_size // 2
     return 0, list(
-        product(*(range(stride * one - half, stride * one + half + 1) for one in place))
+        product(
+            *(
+                range(stride * coordinate - half, stride * coordinate + half + 1)
+                for coordinate in place
+            )
+        )
     )
 
 
@@ -58,7 +63,8 @@ def by_loop(
         votes = pose.new_zeros(B, layer.in_types, layer.out_types, layer.out_dim)
         for number, child in enumerate(children):
             if all(
-                0 <= one < extent for one, extent in zip(child, inside, strict=True)
+                0 <= coordinate < extent
+                for coordinate, extent in zip(child, inside, strict=True)
             ):
                 W = layer.weight[phase, :, :, number * P : (number + 1) * P]
                 votes = votes + torch.einsum(
@@ -87,9 +93,9 @@ def test_every_place_routes_what_its_window_says(
     pose = torch.randn(2, *GRIDS[axes], 3, 4, dtype=torch.float64, requires_grad=True)
     capsules = layer(tc.Capsules(pose, tc.length(pose)))
     grid = {
-        "same": lambda one: one,
-        "half": lambda one: -(-one // 2),
-        "double": lambda one: 2 * one,
+        "same": lambda extent: extent,
+        "half": lambda extent: -(-extent // 2),
+        "double": lambda extent: 2 * extent,
     }[resolution]
     expected = by_loop(layer, pose, tuple(map(grid, GRIDS[axes])), steps)
     torch.testing.assert_close(capsules.pose, expected)

@@ -157,7 +157,9 @@ def test_both_layers_show_the_routing_that_is_done() -> None:
 
 def test_half_precision() -> None:
     actual = layer().bfloat16()(sentences().bfloat16(), THERE)
-    assert {one.dtype for one in (*actual.slots, *actual.intents)} == {torch.bfloat16}
+    assert {tensor.dtype for tensor in (*actual.slots, *actual.intents)} == {
+        torch.bfloat16
+    }
 
 
 def test_bad_input() -> None:

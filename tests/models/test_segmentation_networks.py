@@ -54,8 +54,8 @@ def test_every_pixel_has_activations_and_all_parameters_learn(
     (activation.log().sum(1) * torch.rand(2, *SHAPES[axes][1:])).sum().backward()
     assert [
         name
-        for name, one in network.named_parameters()
-        if one.grad is None or not one.grad.any()
+        for name, parameter in network.named_parameters()
+        if parameter.grad is None or not parameter.grad.any()
     ] == []
 
 
@@ -92,8 +92,10 @@ def test_recomputing_gives_the_same_gradients() -> None:
     images = torch.rand(2, 3, 9, 8)
     for network in networks:
         network(images).activation[:, 0].sum().backward()
-    for one, other in zip(*(network.parameters() for network in networks), strict=True):
-        torch.testing.assert_close(one.grad, other.grad)
+    for stored, recomputed in zip(
+        *(network.parameters() for network in networks), strict=True
+    ):
+        torch.testing.assert_close(stored.grad, recomputed.grad)
 
 
 STEP = """

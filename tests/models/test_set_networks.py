@@ -111,13 +111,15 @@ def test_graphs_are_told_apart_by_neighbours_and_no_further_than_by_refined_colo
     """
     network = made(kind).float().eval()
     nodes = torch.ones(1, 6, 2)
-    two, one = (
+    two_rings, single_ring = (
         network(nodes, None, edges).activation for edges in (ring(3, 3), ring(6))
     )
-    torch.testing.assert_close(two, one)
+    torch.testing.assert_close(two_rings, single_ring)
     path = ring(6)
     path[0, 0, 5] = path[0, 5, 0] = 0
-    assert not torch.allclose(network(nodes, None, path).activation, one, rtol=1e-3)
+    assert not torch.allclose(
+        network(nodes, None, path).activation, single_ring, rtol=1e-3
+    )
 
 
 def test_the_assignment_says_for_whom_each_element_speaks() -> None:

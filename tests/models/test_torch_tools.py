@@ -335,5 +335,7 @@ def test_built_without_memory(
             buffer.fill_(7)
     again.load_state_dict(network.state_dict(), assign=assign)
     images = network.examples(2)
-    for one in (again, copy.deepcopy(again).to("cpu")):
-        assert torch.equal(one(images).capsules.pose, network(images).capsules.pose)
+    for loaded_network in (again, copy.deepcopy(again).to("cpu")):
+        assert torch.equal(
+            loaded_network(images).capsules.pose, network(images).capsules.pose
+        )

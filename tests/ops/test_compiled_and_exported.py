@@ -334,9 +334,9 @@ def test_programs_of_steps_without_gradients_are_read_again() -> None:
     children = torch.randn(3, 5, 4)
     again = saved(torch.export.export(layer, (children,))).module()
     poses = [children.clone().requires_grad_() for _ in range(2)]
-    found, expected = again(poses[0]).pose, layer(poses[1]).pose
-    torch.testing.assert_close(found, expected)
-    found.square().sum().backward()
+    actual, expected = again(poses[0]).pose, layer(poses[1]).pose
+    torch.testing.assert_close(actual, expected)
+    actual.square().sum().backward()
     expected.square().sum().backward()
     torch.testing.assert_close(poses[0].grad, poses[1].grad)
 

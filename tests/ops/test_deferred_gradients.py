@@ -554,7 +554,8 @@ def test_whoever_looks_on_sees_operators() -> None:
     assert "torchcaps.moments_backward.default" in seen
     with tc.use_backend("native"), pytest.warns():
         traced = torch.jit.trace(
-            lambda one, other: Votes(one, other).moments().sum, (children, transforms)
+            lambda pose, weight: Votes(pose, weight).moments().sum,
+            (children, transforms),
         )
     assert "torchcaps::moments" in str(traced.graph)
 

@@ -254,7 +254,9 @@ def test_one_of_three_is_killed_while_it_compiles(cache: Path) -> None:
     """Its compiler lives on, and writes where nothing is any more."""
     processes = [started(SLOW="3") for _ in range(3)]
     compiler = wait_for(cache.parents[2] / "compiling")
-    killed = next(one for one in processes if one.pid == int(compiler.read_text()))
+    killed = next(
+        process for process in processes if process.pid == int(compiler.read_text())
+    )
     os.kill(killed.pid, signal.SIGKILL)
     outputs = [process.communicate(timeout=120)[0] for process in processes]
     assert sorted(process.returncode for process in processes) == [-9, 0, 0]

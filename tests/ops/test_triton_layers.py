@@ -95,7 +95,7 @@ def random_like(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
 def named(tensors: Any) -> dict[str, Tensor]:
     """By number, without those that are not there."""
     there = [tensor for tensor in tensors if tensor is not None]
-    return {f"tensor{number}": one for number, one in enumerate(there)}
+    return {f"tensor{number}": tensor for number, tensor in enumerate(there)}
 
 
 AGREEMENT = [
@@ -126,7 +126,7 @@ def test_agreement(sizes: Sizes, options: dict[str, Any], dtype: torch.dtype) ->
     bias = bias.view(shape)
     actual = triton_layers.agreement(call, bias, constant=1.0, **options)
 
-    leaves = [leaf(one) for one in (*call[:3], bias)]
+    leaves = [leaf(tensor) for tensor in (*call[:3], bias)]
     votes = Votes(*leaves[:3], backend="naive", sites=call.sites)
     routed = dynamic_routing(votes, bias=leaves[3], **options)
     outputs = [routed.pose]
@@ -136,7 +136,7 @@ def test_agreement(sizes: Sizes, options: dict[str, Any], dtype: torch.dtype) ->
     close({"pose": actual.pose}, {"pose": routed.pose}, 1e-5)
 
     upstream = random_like(outputs, dtype)
-    there = [one for one in leaves if one is not None]
+    there = [tensor for tensor in leaves if tensor is not None]
     expected = torch.autograd.grad(
         outputs, there, [tensor.double() for tensor in upstream]
     )
@@ -205,7 +205,7 @@ def test_mixture(sizes: Sizes, options: dict[str, Any], dtype: torch.dtype) -> N
         seen = competition.seen(torch.device(DEVICE))
     actual = triton_layers.mixture(call, seen, *costs, mixture)
 
-    leaves = [leaf(one) for one in (*call[:4], *costs)]
+    leaves = [leaf(tensor) for tensor in (*call[:4], *costs)]
     votes = Votes(*leaves[:3], competition, backend="naive", sites=call.sites)
     weights, beta_u, beta_a = leaves[3:]
     routed = torch.func.functional_call(
@@ -218,7 +218,7 @@ def test_mixture(sizes: Sizes, options: dict[str, Any], dtype: torch.dtype) -> N
     last = () if routed.similarity is None else routed.similarity.tensors
     outputs = [routed.pose, routed.logit, *last]
     upstream = random_like(outputs, dtype)
-    there = [one for one in leaves if one is not None]
+    there = [tensor for tensor in leaves if tensor is not None]
     expected = torch.autograd.grad(
         outputs, there, [tensor.double() for tensor in upstream]
     )

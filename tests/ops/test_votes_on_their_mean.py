@@ -90,8 +90,8 @@ def gradients(
     }
 
 
-def errors(found: dict[str, Tensor], right: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: (found[name] - right[name]).square().mean().sqrt() for name in right}
+def errors(actual: dict[str, Tensor], right: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: (actual[name] - right[name]).square().mean().sqrt() for name in right}
 
 
 def as_good(run: Callable[[str, torch.dtype], dict[str, Tensor]], backend: str) -> None:

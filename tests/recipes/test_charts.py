@@ -131,8 +131,8 @@ def test_a_figure_of_steps_says_of_what() -> None:
 def test_joined_questions_of_all_seeds() -> None:
     row = f"TREC: {words.CNN}"
     seeds = [
-        {(row, words.MOST_ACTIVE): one, (row, words.ABOVE): 10.0}
-        for one in (60.0, 64.0)
+        {(row, words.MOST_ACTIVE): accuracy, (row, words.ABOVE): 10.0}
+        for accuracy in (60.0, 64.0)
     ]
     first, second = words.pairs(seeds).axes
     assert [list(axes.lines[0].get_xdata()) for axes in (first, second)] == [[62], [10]]

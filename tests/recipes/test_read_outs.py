@@ -50,10 +50,10 @@ def answers_of(true: Objects, queries: int) -> torch.Tensor:
     """Perfect answers: the objects, shuffled among others that say that they are none."""
     B, K = true.present.shape
     there = torch.where(true.present, 9.0, -9.0)[..., None]
-    said = torch.cat([true.values, 99.0 * one_hot(true.shape, 17), there], -1)
-    none = torch.full((B, queries - K, said.shape[2]), -9.0)
+    answers = torch.cat([true.values, 99.0 * one_hot(true.shape, 17), there], -1)
+    none = torch.full((B, queries - K, answers.shape[2]), -9.0)
     order = torch.rand(B, queries).argsort(1)[..., None]
-    whole = torch.cat([said, none], 1)
+    whole = torch.cat([answers, none], 1)
     return whole.gather(1, order.expand_as(whole))
 
 

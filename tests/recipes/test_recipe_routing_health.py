@@ -34,9 +34,9 @@ def test_one_step_is_uniform_in_every_layer() -> None:
         images = torch.rand(2, *network.image_shape)
         with routing_steps(network, 1):
             layers = [
-                one
-                for one in layer_health(network, images).values()
-                if one.entropy is not None
+                health
+                for health in layer_health(network, images).values()
+                if health.entropy is not None
             ]
         assert layers
         for health in layers:
@@ -98,7 +98,9 @@ class TestMeasurements:
         assert not findings(points, 1).keys() & {recipe.UNIFORM, recipe.CHANGED}
 
     def test_differences_are_of_networks_that_are_there(self) -> None:
-        source = next(one for one in SOURCES if one.label == "smallNORB")
+        source = next(
+            candidate for candidate in SOURCES if candidate.label == "smallNORB"
+        )
         accuracies = {"1 step": 90.0, "2 steps": 92.5}
         networks = {
             f"smallNORB: {row}": SimpleNamespace(test_accuracy=accuracy)
@@ -124,12 +126,13 @@ class TestMeasurements:
         for row, uniform in source.pairs.items():
             assert source.steps[row] > source.steps[uniform] == 1
             routed, plain = (
-                {k: v for k, v in options[one].items() if k != "routing"}
-                for one in (row, uniform)
+                {k: v for k, v in options[row_name].items() if k != "routing"}
+                for row_name in (row, uniform)
             )
             assert routed == plain
             arguments = [
-                {**options[one]["routing"], "steps": 0} for one in (row, uniform)
+                {**options[row_name]["routing"], "steps": 0}
+                for row_name in (row, uniform)
             ]
             assert arguments[0] == arguments[1]
         assert {1, 10} <= set(StepsWorth.presets[preset].steps)

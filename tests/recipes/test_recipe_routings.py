@@ -61,7 +61,7 @@ def test_jobs_are_options_of_train(row):
 def test_all_rows_differ_in_the_routing_alone(preset):
     settings = RoutingsSideBySide.presets[preset]
     others = [{**job(settings, row)[1], "routing": None} for row in ROWS]
-    assert all(one == others[0] for one in others)
+    assert all(options == others[0] for options in others)
 
 
 def test_kept_for_backward_counts_what_is_saved():
@@ -102,11 +102,13 @@ def test_few_images():
 def test_the_picture_is_of_all_seeds():
     recipe = RoutingsSideBySide()
     lab = Lab("smoke", 0, Path("runs"))
-    one = {
+    figures = {
         (line.row, line.measure): 1.0 + ROWS.index(line.row) for line in recipe.lines
     }
     outcomes = [
-        Study(lab, None, figures={key: factor * value for key, value in one.items()})
+        Study(
+            lab, None, figures={key: factor * value for key, value in figures.items()}
+        )
         for factor in (1, 3)
     ]
     picture = recipe.pictures(outcomes)["answer"]

@@ -25,16 +25,16 @@ def test_peaks_by_hand():
 class TestSegments:
     scene = torch.tensor([[[[0.9, 0.9, 0.1, 0.9], [0.9, 0.9, 0.9, 0.9]]]])
     maps = torch.tensor([[[[4.0, 0]], [[0, 1.0]], [[0, 9.0]]]])
-    said = torch.tensor([[True, True, False]])
+    predicted = torch.tensor([[True, True, False]])
 
     def test_bright_pixels_go_to_the_class_with_the_larger_share(self):
-        actual = segments(self.scene, self.maps, self.said, 0.2)
+        actual = segments(self.scene, self.maps, self.predicted, 0.2)
         assert actual[0, 0].int().tolist() == [[1, 1, 0, 0], [1, 1, 0, 0]]
         assert actual[0, 1].int().tolist() == [[0, 0, 0, 1], [0, 0, 1, 1]]
         assert not actual[0, 2].any()  # is not said
 
     def test_below_the_cut_to_none(self):
-        actual = segments(self.scene, self.maps, self.said, 0.9)
+        actual = segments(self.scene, self.maps, self.predicted, 0.9)
         assert actual.sum((2, 3)).tolist() == [[2, 2, 0]]
 
     def test_cells_that_speak_for_more_than_themselves(self):

@@ -159,7 +159,7 @@ class TestLab:
             strict=True,
         ):
             torch.testing.assert_close(tensor, two, rtol=0, atol=0, msg=name)
-        assert [one.folder for one in lab.trained] == [first.folder] * 2
+        assert [trained.folder for trained in lab.trained] == [first.folder] * 2
 
     def test_other_options_are_refused(self, lab):
         lab.train("tiny", TINY)

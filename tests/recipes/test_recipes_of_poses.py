@@ -14,16 +14,16 @@ from torchcaps_lab.data import create_dataset
 
 
 def test_figures_of_sweeps() -> None:
-    def one(*change: float) -> Sweep:
+    def sweep(*change: float) -> Sweep:
         return Sweep(
             torch.tensor(change), torch.zeros(1, 2, 2), torch.zeros(2, 3, 1, 2, 2)
         )
 
     actual = findings(
         {
-            0: one(0.25, 4.0),
-            3: one(0.5, 2.0),
-            4: one(0.125, 3.0),
+            0: sweep(0.25, 4.0),
+            3: sweep(0.5, 2.0),
+            4: sweep(0.125, 3.0),
         },
         idle=0.5,
     )
@@ -59,17 +59,18 @@ def test_pairs_are_of_different_classes() -> None:
 
 
 def test_correlation_leaves_out_what_could_not_be_measured() -> None:
-    one = torch.tensor([1.0, 2.0, torch.nan, 4.0])
-    assert correlation(one, 3 - 2 * one) == pytest.approx(-1)
-    assert correlation(one, torch.tensor([1.0, torch.nan, 9.0, 5.0])) == pytest.approx(
-        1
-    )
+    measured = torch.tensor([1.0, 2.0, torch.nan, 4.0])
+    assert correlation(measured, 3 - 2 * measured) == pytest.approx(-1)
+    assert correlation(
+        measured, torch.tensor([1.0, torch.nan, 9.0, 5.0])
+    ) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("row", TOLD)
 def test_networks_differ_in_what_the_decoder_is_told_alone(row: str) -> None:
     options, first = (
-        Transfer().options(Transfer.presets["quick"], one) for one in (row, BOTH)
+        Transfer().options(Transfer.presets["quick"], row_name)
+        for row_name in (row, BOTH)
     )
     arguments = options.pop("model_args"), first.pop("model_args")
     assert options == first

@@ -113,8 +113,8 @@ def test_parts_of_a_word_are_the_same_everywhere() -> None:
 def test_batches_hold_each_sentence_once() -> None:
     made = [Sentence((str(k),) * (1 + k % 5), (), "") for k in range(53)]
     actual = list(batches(made, 4, pool=3))
-    assert sorted(one.words for batch in actual for one in batch) == sorted(
-        one.words for one in made
+    assert sorted(sentence.words for batch in actual for sentence in batch) == sorted(
+        sentence.words for sentence in made
     )
     assert {len(batch) for batch in actual} == {4, 1}
 
@@ -123,12 +123,18 @@ def test_batches_hold_each_sentence_once() -> None:
 def test_neighbours_in_a_batch_change_no_answer(twin: bool) -> None:
     train = made_sentences(12, 0)
     network = SlotNet(train, {**TINY, "twin": twin}).double().eval()
-    words = [one.words for one in train] + [("a", "wholly", "unknown", "word")]
+    words = [sentence.words for sentence in train] + [
+        ("a", "wholly", "unknown", "word")
+    ]
     with torch.no_grad():
         alone = [network([word])[:2] for word in words]
         logits, intents, _ = network(words)
-    torch.testing.assert_close(logits, torch.cat([one for one, _ in alone]))
-    torch.testing.assert_close(intents, torch.cat([one for _, one in alone]))
+    torch.testing.assert_close(
+        logits, torch.cat([slot_logits for slot_logits, _ in alone])
+    )
+    torch.testing.assert_close(
+        intents, torch.cat([intent_logits for _, intent_logits in alone])
+    )
 
 
 def test_labels_that_training_has_not_are_said(
@@ -138,8 +144,8 @@ def test_labels_that_training_has_not_are_said(
 
     def parts(options: object, part: str) -> list[Sentence]:
         return [
-            one._replace(intent="fly") if part == "test" else one
-            for one in made_sentences(8, 0)
+            sentence._replace(intent="fly") if part == "test" else sentence
+            for sentence in made_sentences(8, 0)
         ]
 
     monkeypatch.setattr(slots, "_part", parts)

@@ -522,7 +522,7 @@ def test_the_names_of_many_layers_lie_beside_the_curves() -> None:
     (legend,) = picture.figure.legends
     assert len(legend.get_texts()) == 12
     inside = [axes.get_legend() for axes in picture.figure.axes]
-    assert [one is None for one in inside] == [False, True]
+    assert [axes_legend is None for axes_legend in inside] == [False, True]
 
 
 def test_the_class_that_is_not_painted_is_in_the_legend() -> None:

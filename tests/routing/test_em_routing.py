@@ -147,11 +147,11 @@ def results(
     return routed.pose, routed.activation, routed.assignment
 
 
-def close(found: Tensor, expected: Tensor, tolerance: float) -> None:
+def close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
     """Relative to the largest number: elements that happen to be near 0 have no
     relative accuracy to ask for.
     """
-    assert (found.double() - expected).abs().max() <= tolerance * expected.abs().max()
+    assert (actual.double() - expected).abs().max() <= tolerance * expected.abs().max()
 
 
 def check(
@@ -259,7 +259,7 @@ def test_equations_and_their_gradients(
         for kind in (gradient, "last" if gradient == "all" else "all")
     ]
     torch.testing.assert_close(result, both[0], rtol=1e-9, atol=1e-9)
-    upstream = [normal(*one.shape, seed=5) for one in result[:2]]
+    upstream = [normal(*output.shape, seed=5) for output in result[:2]]
     actual, expected, one_step_back = (
         torch.autograd.grad(seen[:2], inputs, upstream) for seen in (result, *both)
     )
@@ -280,8 +280,8 @@ class TestSettings:
         """Or else the tests above compare nothing."""
         problem = Problem()
         plain, changed = (
-            results(problem, problem.votes(), LAMBDAS[:3], **one)[1]
-            for one in ({}, SETTINGS[name])
+            results(problem, problem.votes(), LAMBDAS[:3], **settings)[1]
+            for settings in ({}, SETTINGS[name])
         )
         assert (plain - changed).abs().max() > 1e-3
 

@@ -220,8 +220,8 @@ def test_poses_in_whole_numbers_are_numbers(name: str) -> None:
     """
     layer = CapsLinear(6, 3, 3, 3, routing=create_routing(name)).eval()
     poses = torch.arange(2 * 6 * 3).view(2, 6, 3) % 5
-    for found, expected in zip(layer(poses), layer(poses.float()), strict=True):
-        assert torch.equal(found, expected)
+    for actual, expected in zip(layer(poses), layer(poses.float()), strict=True):
+        assert torch.equal(actual, expected)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -165,8 +165,10 @@ def assert_same(routed: Routed, expected: Routed, leaves: list[Tensor]) -> None:
     for field in ("pose", "activation", "assignment"):
         torch.testing.assert_close(getattr(routed, field), getattr(expected, field))
     both = (
-        one.pose.square().sum() + one.activation.sum() + one.assignment.square().sum()
-        for one in (routed, expected)
+        outcome.pose.square().sum()
+        + outcome.activation.sum()
+        + outcome.assignment.square().sum()
+        for outcome in (routed, expected)
     )
     actual, right = (torch.autograd.grad(tensor, leaves) for tensor in both)
     for first, second in zip(actual, right, strict=True):

@@ -324,8 +324,8 @@ def test_built_without_memory(
         empty = layer()
     empty.load_state_dict(full.state_dict(), assign=True)
     children = Capsules(normal(B, *sites, d).float(), torch.ones(B, *sites))
-    for one in (empty, pickle.loads(pickle.dumps(empty)).to("cpu")):
-        assert torch.equal(one(children).pose, full(children).pose)
+    for loaded_layer in (empty, pickle.loads(pickle.dumps(empty)).to("cpu")):
+        assert torch.equal(loaded_layer(children).pose, full(children).pose)
 
 
 @pytest.mark.parametrize("competition", ["grid", "window"])
@@ -357,9 +357,9 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        for one in out if isinstance(out, tuple) else (out,):
-            if isinstance(one, Tensor):
-                self.numbers = max(self.numbers, one.numel())
+        for output in out if isinstance(out, tuple) else (out,):
+            if isinstance(output, Tensor):
+                self.numbers = max(self.numbers, output.numel())
         return out
 
 

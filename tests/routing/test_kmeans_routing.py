@@ -309,8 +309,8 @@ class TestStraightThrough:
                     ).sum(-1)
                 r = torch.nn.functional.one_hot(logits.argmax(-1), J).to(V.dtype)
                 hard, new = (
-                    torch.einsum("bij,bijh->bjh", one, V)
-                    for one in (r, logits.softmax(-1))
+                    torch.einsum("bij,bijh->bjh", assignment, V)
+                    for assignment in (r, logits.softmax(-1))
                 )
                 lost = r.sum(1)[..., None] == 0
                 if is_euclidean:
@@ -397,8 +397,8 @@ class TestPlainDistance:
     def test_the_nearest_parent_is_the_same(self) -> None:
         votes = Votes(*problem()[:2])
         plain, squared = (
-            euclidean(votes, assignment="straight_through", distance=one)
-            for one in ("plain", "squared")
+            euclidean(votes, assignment="straight_through", distance=kind)
+            for kind in ("plain", "squared")
         )
         torch.testing.assert_close(plain[:2], squared[:2], **EXACT)
 

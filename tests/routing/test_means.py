@@ -58,7 +58,7 @@ ROUTES = pytest.mark.parametrize("route", [euclidean, prototypes, own_choice])
 BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked", "auto"])
 
 
-def found(
+def pose_and_gradients(
     route: Function,
     share: float,
     dtype: torch.dtype,
@@ -86,14 +86,14 @@ def test_float32_is_float64(
     route: Function, backend: str, share: float, weighted: bool
 ) -> None:
     single, double = (
-        found(route, share, dtype, backend, weighted)
+        pose_and_gradients(route, share, dtype, backend, weighted)
         for dtype in (torch.float32, torch.float64)
     )
-    for number, (one, expected) in enumerate(
+    for number, (actual, expected) in enumerate(
         zip(single, double, strict=True)
     ):  # a logit of -80 has an error of 1e-5
         order = 0 if number == 0 else 1 if number <= len(single) // 2 else 2
-        assert (one - expected).abs().max() <= (1e-6, 1e-3, 5e-2)[
+        assert (actual - expected).abs().max() <= (1e-6, 1e-3, 5e-2)[
             order
         ] * expected.abs().max()
 
@@ -102,7 +102,7 @@ def test_float32_is_float64(
 @BACKENDS
 @pytest.mark.parametrize("share", [1e-32, 1e-60])
 def test_shares_that_underflow(route: Function, backend: str, share: float) -> None:
-    pose, *grads = found(route, share, torch.float32, backend)
+    pose, *grads = pose_and_gradients(route, share, torch.float32, backend)
     if route is euclidean:
         assert pose == centres(Votes(CHILDREN, TRANSFORMS), share)[1]
         assert not any(grad.any() for grad in grads)

@@ -97,8 +97,8 @@ class Curt(NaiveVotes):
     [
         (
             with_moments(
-                lambda votes, found, rule: found._replace(
-                    mass=found.mass * (1 + 1e-6 * rule.leaky)
+                lambda votes, moments, rule: moments._replace(
+                    mass=moments.mass * (1 + 1e-6 * rule.leaky)
                 )
             ),
             r"Changed differs from naive for .* with a leak: mass is off by 1e-06",
@@ -129,15 +129,15 @@ def test_what_is_broken_is_told(broken: type[VoteSource], words: str) -> None:
     [
         (
             with_moments(
-                lambda votes, found, _: found._replace(
-                    mass=found.mass + (votes.children.shape[1] == 0)
+                lambda votes, moments, _: moments._replace(
+                    mass=moments.mass + (votes.children.shape[1] == 0)
                 )
             ),
             r"Changed fails for .*children=0.*: mass is off",
         ),
         (
             with_moments(
-                lambda votes, found, _: found._replace(sum=found.sum.nan_to_num())
+                lambda votes, moments, _: moments._replace(sum=moments.sum.nan_to_num())
             ),
             r"Changed fails for .*sum hides NaN of a child's pose in",
         ),

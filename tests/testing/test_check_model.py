@@ -71,9 +71,9 @@ class Drifting(Linear):
 
 class Narrow(Linear):
     def say(self, images: Tensor) -> Tensor:
-        said = super().say(images)
-        return said / (
-            said.dtype != torch.bfloat16 and not torch.is_autocast_enabled("cpu")
+        activation = super().say(images)
+        return activation / (
+            activation.dtype != torch.bfloat16 and not torch.is_autocast_enabled("cpu")
         )
 
 
@@ -88,9 +88,9 @@ class Unsaved(Linear):
 
 class Branching(Linear):
     def say(self, images: Tensor) -> Tensor:
-        said = super().say(images)
+        activation = super().say(images)
         return (
-            said if said[0, 0] >= 0 else said.flip(1)
+            activation if activation[0, 0] >= 0 else activation.flip(1)
         )  # always so, but nobody knows before it has run
 
 

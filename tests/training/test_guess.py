@@ -86,11 +86,11 @@ def test_a_folder_alone_is_enough_and_its_run_is_resumed_and_evaluated_as_any(
 
 
 def test_given_options_win(photos):
-    options, said = over(guess(photos), {"data": {"size": 32}, "model": "capsnet"})
+    options, lines = over(guess(photos), {"data": {"size": 32}, "model": "capsnet"})
     assert (options["data"]["size"], options["model"]) == (32, "capsnet")
     assert not [
         line
-        for line in said
+        for line in lines
         if line.startswith(("guessed: data.size", "guessed: model"))
     ]
 
@@ -260,14 +260,14 @@ def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_epoch_that_is_best_on_validation_images_is_kept(many: Path) -> None:
     """Validation was 73 % right at epoch 16 and 53 % at the last, which was kept."""
-    options, said = over(guess(many), {})
+    options, lines = over(guess(many), {})
     assert options["keep"] == "best"
     assert options["patience"] >= options["epochs"] // 3
-    assert any(line.startswith("guessed: keep best") for line in said)
-    assert any(line.startswith("guessed: patience ") for line in said)
-    options, said = over(guess(many), {"keep": "last", "patience": None})
+    assert any(line.startswith("guessed: keep best") for line in lines)
+    assert any(line.startswith("guessed: patience ") for line in lines)
+    options, lines = over(guess(many), {"keep": "last", "patience": None})
     assert (options["keep"], options["patience"]) == ("last", None)
-    assert not any("keep" in line or "patience" in line for line in said)
+    assert not any("keep" in line or "patience" in line for line in lines)
 
 
 def test_a_choice_that_few_validation_images_would_make_is_not_made(

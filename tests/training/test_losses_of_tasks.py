@@ -51,9 +51,9 @@ def several() -> Examples:
 
 def boxes() -> Examples:
     things = torch.tensor([[0, 0], [1, 2], [0, 1]] * 2)
-    one = [[2, 2, 9, 9], [0, 0, 0, 0]]
-    two = [[1, 3, 8, 12], [9, 9, 20, 20]]
-    corners = torch.tensor([one, two, two] * 2)
+    single = [[2, 2, 9, 9], [0, 0, 0, 0]]
+    pair = [[1, 3, 8, 12], [9, 9, 20, 20]]
+    corners = torch.tensor([single, pair, pair] * 2)
     return AnnotatedSet(pixels(24), shown(), CLASSES, things=things, boxes=corners)
 
 

@@ -102,7 +102,7 @@ def save_boxes(
             )
             shades = {value: [90 * place, 0, 0] for place, value in enumerate(order)}
             mask.putpalette(
-                [one for value in range(3) for one in shades.get(value, [9, 9, 9])]
+                [level for value in range(3) for level in shades.get(value, [9, 9, 9])]
             )
         mask.save(root / f"masks/{number}.{suffix}")
     return root

@@ -310,7 +310,7 @@ class TestBrokenFiles:
             shutil.copytree(
                 troubles / category,
                 clean / category,
-                ignore=lambda _, found: {*ODD} & {*found},
+                ignore=lambda _, entries: {*ODD} & {*entries},
             )
         expected = part_of(ImageFolder(str(clean), size=8, validation=0.3))
         shutil.copy(troubles / "a" / "text.png", clean / "a")
@@ -322,13 +322,13 @@ class TestBrokenFiles:
     def test_check(self, troubles, capsys):
         assert main(["check", str(troubles), "--json"]) == 1
         output = capsys.readouterr()
-        found = json.loads(output.out)
-        assert set(found["broken"]) == set(BROKEN)
-        assert set(found["left_out"]) == set(LEFT_OUT)
-        assert found["classes"] == {"all": {"a": 12, "b": 12 + len(READ)}}
-        assert (found["formats"]["GIF"], found["formats"]["JPEG"]) == (1, 3)
-        assert (found["sizes"]["10 x 8"], found["sizes"]["80 x 90"]) == (1, 1)
-        assert (found["moving"], found["turned"]) == (["b/moving.gif"], 1)
+        checked = json.loads(output.out)
+        assert set(checked["broken"]) == set(BROKEN)
+        assert set(checked["left_out"]) == set(LEFT_OUT)
+        assert checked["classes"] == {"all": {"a": 12, "b": 12 + len(READ)}}
+        assert (checked["formats"]["GIF"], checked["formats"]["JPEG"]) == (1, 3)
+        assert (checked["sizes"]["10 x 8"], checked["sizes"]["80 x 90"]) == (1, 1)
+        assert (checked["moving"], checked["turned"]) == (["b/moving.gif"], 1)
         assert "1 problem in" in output.err
         assert main(["check", str(troubles)]) == 1
         assert (
@@ -361,13 +361,13 @@ class TestBrokenFiles:
             f"train on it: torchcaps train {tmp_path} --data.size 16 "
             "--data.skip_broken true"
         )
-        said = "\n".join(lines)
+        printed = "\n".join(lines)
         assert (
             "2 images of a side below 8 pixels, or 8 times as long as wide: b/dot.png "
-            "(1 x 1), b/line.png" in said
+            "(1 x 1), b/line.png" in printed
         )
-        assert "a has 60 images and b 12: --sampler balanced" in said
-        assert ("pip install pillow-heif" in said) is (
+        assert "a has 60 images and b 12: --sampler balanced" in printed
+        assert ("pip install pillow-heif" in printed) is (
             importlib.util.find_spec("pillow_heif") is None
         )
         (tmp_path / "empty").mkdir()
@@ -407,13 +407,15 @@ class TestBrokenFiles:
             ("test/c", 4),
         ):
             save(tmp_path / place / f"{number}.png", number)
-        found = check_folder(tmp_path)
-        assert found.folders == (f"{tmp_path / 'test'}: c is none of the classes a, b",)
-        assert found.classes == {
+        checked = check_folder(tmp_path)
+        assert checked.folders == (
+            f"{tmp_path / 'test'}: c is none of the classes a, b",
+        )
+        assert checked.classes == {
             "train": {"a": 1, "b": 2, "c": 0},
             "test": {"a": 1, "b": 0, "c": 1},
         }
-        assert found.notes == (
+        assert checked.notes == (
             "too few images of a class to put some aside for validation: a (1)",
             "classes without a test image, of which nothing is measured: b",
             "classes with fewer than 10 images, barely enough to learn from: a (1), b "
@@ -588,9 +590,9 @@ def test_an_orientation_that_means_nothing_turns_nothing(tmp_path: Path) -> None
             Image.new("L", (4 + number, 3)).save(
                 tmp_path / name / f"{orientation}.png", exif=exif
             )
-    found = check_folder(tmp_path)
-    assert found.turned == 2
-    assert found.sizes == {"3 x 4": 2, "5 x 3": 2, "3 x 6": 2}
+    checked = check_folder(tmp_path)
+    assert checked.turned == 2
+    assert checked.sizes == {"3 x 4": 2, "5 x 3": 2, "3 x 6": 2}
 
 
 def test_all_files_are_tested_on_and_decoded_once(

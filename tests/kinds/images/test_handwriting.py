@@ -53,12 +53,12 @@ def test_predict_says_what_it_did(
 ) -> None:
     seven((400, 300), 3, "navy", "linen").save(tmp_path / "7.png")
     assert main(["predict", "mnist/efficient_capsnet", str(tmp_path / "7.png")]) == 0
-    assert "7.png: 7 (" in (said := capsys.readouterr().out)
+    assert "7.png: 7 (" in (printed := capsys.readouterr().out)
     assert (
         "# dark ink on light ground, cut out of 400 x 300 pixels: 18 % of the width"
-        in said
+        in printed
     )
-    assert "thin strokes widened" in said
+    assert "thin strokes widened" in printed
     assert (
         main(
             [
@@ -173,7 +173,10 @@ class TestWhatTheNetworkSees:
                 np.roll(actual, (y, x), (0, 1)) for y in (-1, 0, 1) for x in (-1, 0, 1)
             ]
             assert (
-                max(np.corrcoef(one.ravel(), digit.ravel())[0, 1] for one in moved)
+                max(
+                    np.corrcoef(shifted.ravel(), digit.ravel())[0, 1]
+                    for shifted in moved
+                )
                 > 0.9
             )
 

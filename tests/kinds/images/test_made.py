@@ -193,11 +193,13 @@ class TestRandomAffine:
             width = high - low
             assert low <= values.min() < low + 0.05 * width
             assert high - 0.05 * width < values.max() <= high
-        for one, other in (
+        for first_axis, second_axis in (
             (affine.scale[:, 0], affine.scale[:, 1]),
             (affine.shift[:, 0], affine.shift[:, 1]),
         ):
-            assert torch.corrcoef(torch.stack([one, other]))[0, 1].abs() < 0.2
+            assert (
+                torch.corrcoef(torch.stack([first_axis, second_axis]))[0, 1].abs() < 0.2
+            )
 
     def test_depends_on_the_seed_alone(self):
         images = F.pad(noise(5, 3), (9, 9, 9, 9))
@@ -353,9 +355,11 @@ class TestOverlay:
             assert (counts - expected).abs().max() < 0.03
 
     def test_seed(self, digits):
-        one, two, three = (overlaid(digits, seed=seed).images for seed in (0, 0, 1))
-        assert torch.equal(one, two)
-        assert not torch.equal(one, three)
+        images, again, reseeded = (
+            overlaid(digits, seed=seed).images for seed in (0, 0, 1)
+        )
+        assert torch.equal(images, again)
+        assert not torch.equal(images, reseeded)
 
     def test_a_digit_stays_on_the_image(self, digits):
         with pytest.raises(
@@ -482,11 +486,11 @@ class TestArrange:
             assert sorted(labels) == classes.nonzero().squeeze(1).tolist()
 
     def test_seed(self, digits):
-        one, two, three = (
+        images, again, reseeded = (
             arrange(digits, (1, 2), 20, seed).images for seed in (0, 0, 1)
         )
-        assert torch.equal(one, two)
-        assert not torch.equal(one, three)
+        assert torch.equal(images, again)
+        assert not torch.equal(images, reseeded)
 
     def test_all_classes_and_digits_come_up(self, digits):
         images, present = arrange(digits, (1, 2), 4000)

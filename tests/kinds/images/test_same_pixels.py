@@ -105,7 +105,7 @@ def test_a_recorded_split_is_kept_and_its_copies_are_named(tmp_path):
     changes = ImageFolder(root).follow(manifest)
     assert (changes.changed, changes.added) == ((), ("a/new.bmp",))
     moved = next(
-        one for one in manifest.parts["train"] if one.category == entry.category
+        file for file in manifest.parts["train"] if file.category == entry.category
     )
     Image.open(root / entry.name).save(
         root / moved.name, compress_level=0

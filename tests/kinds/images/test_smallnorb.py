@@ -541,8 +541,8 @@ def test_whole_toys_are_held_out(tmp_path: Path, cameras: Any) -> None:
     )
     assert not kept & held_out
     for label in range(5):
-        assert sum(one == label for one, _ in held_out) == 2
-        assert sum(one == label for one, _ in kept) == 3
+        assert sum(category == label for category, _ in held_out) == 2
+        assert sum(category == label for category, _ in kept) == 3
     assert len(data.train) + len(data.validation) == COUNT * (
         2 if cameras == "both_as_images" else 1
     )

@@ -151,7 +151,7 @@ class TestAnswers:
         noise = classifier.predict(
             torch.rand(50, 1, 8, 8, generator=torch.Generator().manual_seed(0))
         )
-        assert sum(one.known for one in noise) == 0
+        assert sum(answer.known for answer in noise) == 0
         assert str(noise[0]).startswith("none of these, at best ")
         assert all((digit.strangeness <= 0.95) == digit.known for digit in digits)
 
@@ -182,7 +182,7 @@ class TestExhibit:
             exhibit.differences, (images - exhibit.reconstructions).abs()
         )
         assert exhibit.to_json()["kind"] == "none_of_these"
-        assert [one.file for one in exhibit.draw()] == ["none_of_these.png"]
+        assert [picture.file for picture in exhibit.draw()] == ["none_of_these.png"]
 
     def test_nothing_without_a_decoder(self) -> None:
         network = digits_net(decoder_hidden=None).eval()
@@ -208,8 +208,8 @@ class TestCommands:
             .numpy()
         )
         (tmp_path / "noise").mkdir()
-        for place, one in enumerate(pixels):
-            Image.fromarray(one).save(tmp_path / "noise" / f"{place}.png")
+        for place, picture in enumerate(pixels):
+            Image.fromarray(picture).save(tmp_path / "noise" / f"{place}.png")
         return tmp_path
 
     def test_the_threshold_is_fitted_again_and_kept(

@@ -42,7 +42,7 @@ def test_each_object_has_one_colour_and_the_ground_is_black() -> None:
 def test_images_have_as_many_objects_as_they_should() -> None:
     """Some may be covered."""
     test = Shapes(least=6, most=7, count=20, tests=100).test
-    counts = [one.unique().numel() - 1 for one in test.labels]
+    counts = [labels.unique().numel() - 1 for labels in test.labels]
     assert max(counts) == 7
     assert sum(counts) / len(counts) > 5.5
     assert len(test.classes) == 8

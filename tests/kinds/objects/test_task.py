@@ -184,8 +184,8 @@ def test_slots_that_divide_pictures_by_place_are_named() -> None:
     examination = Objects().examine(network, test, batch_size=11)
     assert examination.figures["same_places"] == pytest.approx(1)
     assert any("by place and not by object" in line for line in examination.lines)
-    one = Objects().examine(network, test.subset(torch.arange(1)))
-    assert not any("by place" in line for line in one.lines)
+    single_examination = Objects().examine(network, test.subset(torch.arange(1)))
+    assert not any("by place" in line for line in single_examination.lines)
 
 
 def test_objects_in_several_slots_are_named() -> None:

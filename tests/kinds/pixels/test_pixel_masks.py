@@ -41,7 +41,7 @@ def save(path: Path, values: Tensor, mode: str = "L") -> None:
     image = Image.fromarray(values.to(torch.uint8).numpy())
     if mode == "P":
         image.putpalette(
-            [one for shade in range(256) for one in (shade, 255 - shade, 7)]
+            [level for shade in range(256) for level in (shade, 255 - shade, 7)]
         )
     image.convert(mode).save(path) if mode != "P" else image.save(path)
 
@@ -101,7 +101,7 @@ def test_cuts_take_the_same_square_of_both_and_another_in_each_epoch() -> None:
         assert cut.indices.tolist() == [0, 0]
         at = (255 * cut.inputs[:, 0]).round().long()
         assert torch.equal(at % 5, cut.labels)
-        seen |= {tuple(one.flatten().tolist()) for one in at}
+        seen |= {tuple(square.flatten().tolist()) for square in at}
     assert len(seen) > 60  # of 63 places, in 8 positions
     assert torch.equal(Cuts(4)(whole, 3, 0).inputs, Cuts(4)(whole, 3, 0).inputs)
 
@@ -150,9 +150,9 @@ def coco(
         for n in range(12)
     ]
     results = [
-        {"id": 2 * n + place, "image_id": n, "category_id": label, **one}
+        {"id": 2 * n + place, "image_id": n, "category_id": label, **region}
         for n in range(12)
-        for place, (label, one) in enumerate(((4, small), (8, square)))
+        for place, (label, region) in enumerate(((4, small), (8, square)))
     ]
     categories = [{"id": 8, "name": "sky"}, {"id": 4, "name": "kite"}]
     content: dict[str, Any] = {
@@ -181,7 +181,7 @@ def without_image(content: dict[str, Any]) -> None:
 
 def cut_out(name: str, key: str, value: object) -> Callable[[dict[str, Any]], None]:
     def change(content: dict[str, Any]) -> None:
-        content[name] = [one for one in content[name] if one[key] != value]
+        content[name] = [entry for entry in content[name] if entry[key] != value]
 
     return change
 

@@ -84,7 +84,7 @@ def data(folder: Path, annotations: Path, **more: Any) -> AnnotatedImages:
     )
 
 
-def found(images: Any) -> dict[str, list[Any]]:
+def boxes_of(images: Any) -> dict[str, list[Any]]:
     """The boxes of the things in each image, as a task learns them."""
     batch = images.__getitems__(list(range(len(images))))
     answers = {}
@@ -103,11 +103,11 @@ def test_any_number_of_things_of_a_class(tmp_path: Path, kind: str) -> None:
         pytest.importorskip("pycocotools")
     images = data(tmp_path, write(tmp_path, kind))
     assert images.classes == CLASSES
-    assert found(images.train) == BOXES
+    assert boxes_of(images.train) == BOXES
     assert images.train.labels.tolist() == [[True, True], [True, False], [False, False]]
     assert isinstance(create_task(images.task), Detection)
     assert images.train.several
-    assert found(images.train.subset(torch.tensor([1]))) == {"b": BOXES["b"]}
+    assert boxes_of(images.train.subset(torch.tensor([1]))) == {"b": BOXES["b"]}
 
 
 def test_boxes_lie_where_white_is_however_images_are_resized(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_boxes_lie_where_white_is_however_images_are_resized(tmp_path: Path) -> 
     )
     for resize in ("pad", "crop", "stretch"):
         train = data(tmp_path, notes, size=(48, 48), resize=resize).train
-        (box,), (second,) = found(train).values()
+        (box,), (second,) = boxes_of(train).values()
         white = (train.inputs[0, 0] > 127).nonzero()
         assert (
             torch.tensor([*white.amin(0).flip(0), *(white.amax(0) + 1).flip(0)])
@@ -134,7 +134,7 @@ def test_what_a_crop_cuts_off_is_gone(tmp_path: Path) -> None:
     train = data(
         tmp_path, notes, size=24, resize="crop"
     ).train  # the middle 24 of 40 columns
-    assert found(train) == {"a": [("dog", (8, 8, 16, 16))]}
+    assert boxes_of(train) == {"a": [("dog", (8, 8, 16, 16))]}
     assert train.labels.tolist() == [[False, True]]
 
 
@@ -167,9 +167,9 @@ def test_splits(tmp_path: Path) -> None:
         3,
     ]
     assert {
-        **found(images.train),
-        **found(images.validation),
-        **found(images.test),
+        **boxes_of(images.train),
+        **boxes_of(images.validation),
+        **boxes_of(images.test),
     } == boxes
 
 

@@ -172,12 +172,12 @@ class TestDetection:
         page = Detection().report(tmp_path, net, images, {}, [])
         assert page is not None
         data = json.loads((page.parent / "exhibits.json").read_text())["exhibits"]
-        (drawn,) = [one for one in data if one["kind"] == "class_boxes"]
+        (drawn,) = [exhibit for exhibit in data if exhibit["kind"] == "class_boxes"]
         assert len(drawn["true"]) == len(drawn["things"])
         batch = images.__getitems__([0])
         present = [images.classes[label] for label in batch.labels[0].nonzero()]
         assert sorted(name for name, _ in drawn["true"][0]) == sorted(present)
-        assert any(one["title"] == "What to do next" for one in data)
+        assert any(exhibit["title"] == "What to do next" for exhibit in data)
 
     def test_measures(self) -> None:
         images = scenes()
@@ -363,11 +363,11 @@ class TestAnswers:
         assert (second.classes, second.things, str(second)) == ((), {}, "nothing")
 
     def test_of_a_network_that_does_not_say(self) -> None:
-        (one, _) = SeveralLabels().answers(
+        (answer, _) = SeveralLabels().answers(
             self.prediction._replace(boxes=None), ["a", "b", "c"]
         )
-        assert one.things is None
-        assert "things" not in one.json()
+        assert answer.things is None
+        assert "things" not in answer.json()
 
 
 @pytest.mark.thorough
@@ -402,8 +402,10 @@ def test_a_report_of_scenes_draws_what_is_where(tmp_path: Path) -> None:
         tmp_path, classifier.network, classifier.prepared(images), {}, []
     )
     shown = {
-        one["kind"]: one
-        for one in json.loads((page.parent / "exhibits.json").read_text())["exhibits"]
+        exhibit["kind"]: exhibit
+        for exhibit in json.loads((page.parent / "exhibits.json").read_text())[
+            "exhibits"
+        ]
     }
     boxes = shown["class_boxes"]
     assert (

@@ -148,7 +148,9 @@ def test_channels_are_told_by_their_names(tmp_path: Path, wide: bool) -> None:
         header = f"series,label,{','.join(order)}"
         rows = [f"{k},{'ab'[k % 2]},{cells}" for k in range(12) for _ in range(3)]
         if wide:
-            header = "label," + ",".join(f"{one}{n}" for one in order for n in range(3))
+            header = "label," + ",".join(
+                f"{channel}{n}" for channel in order for n in range(3)
+            )
             cells = ",".join("111" if name == "x" else "555" for name in order)
             rows = [
                 "ab"[k % 2] + "," + ",".join(cells.replace(",", "")) for k in range(12)
@@ -176,7 +178,7 @@ def test_rows_of_other_tables_may_be_longer_or_shorter(tmp_path: Path) -> None:
 
     def wide(name: str, moments: int) -> Path:
         cells = "," + ",".join("15"[m < moments] for m in range(2 * moments))
-        header = ",".join(f"{one}{m}" for one in "xy" for m in range(moments))
+        header = ",".join(f"{channel}{m}" for channel in "xy" for m in range(moments))
         rows = ["ab"[k % 2] + cells for k in range(12)]
         return table(tmp_path / name, rows, f"label,{header}")
 

@@ -69,8 +69,8 @@ def test_capsules_and_twin_are_of_equal_size() -> None:
     for channels, classes in ((12, 9), (6, 7), (40, 10)):
         sizes = [
             sum(
-                one.numel()
-                for one in create_model(
+                parameter.numel()
+                for parameter in create_model(
                     name, in_channels=channels, classes=classes
                 ).parameters()
             )

@@ -55,8 +55,8 @@ def test_the_report_plays_what_it_plots(run: Path) -> None:
     assert '<audio controls src="data:audio/wav;base64,' in page
     assert (run / "report" / "series.png").read_bytes().startswith(b"\x89PNG")
     kinds = [
-        one["kind"]
-        for one in json.loads((run / "report" / "exhibits.json").read_text())[
+        exhibit["kind"]
+        for exhibit in json.loads((run / "report" / "exhibits.json").read_text())[
             "exhibits"
         ]
     ]
@@ -91,13 +91,13 @@ def test_predict_a_sound_and_a_folder(
     (tmp_path / "no.csv").write_text("a,b\n1,2\n")
     named = [str(tmp_path), str(tmp_path / "gone.wav"), str(tmp_path / "gone.csv")]
     assert main(["predict", str(run), *named, "--json"]) == 1
-    out, said = capsys.readouterr()
+    out, errors = capsys.readouterr()
     (answer,) = map(json.loads, out.splitlines())
     assert answer["file"] == str(tmp_path / "new.wav")
     assert answer["classes"][0] in ("low", "high")
-    assert "silent.wav: it is silent" in said
-    assert said.count("there is no file") == 2
-    assert "4 of 5 series could not be read" in said
+    assert "silent.wav: it is silent" in errors
+    assert errors.count("there is no file") == 2
+    assert "4 of 5 series could not be read" in errors
 
 
 def test_no_bounds_are_stated_for_lengths_that_have_none(

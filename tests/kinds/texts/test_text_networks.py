@@ -61,19 +61,19 @@ def test_everything_that_training_relies_on(name: str) -> None:
 def test_padding_changes_no_answer_and_no_gradient(name: str, length: int) -> None:
     model = network("text_capsnet", stride=2) if name == "stride" else network(name)
     words = some_words(3, length)
-    found = []
+    outcomes = []
     for behind in (0, 1, 7):
         model.zero_grad()
         prediction = model(F.pad(words, (0, behind)))
         prediction.activation.square().sum().backward()
-        found.append(
+        outcomes.append(
             (
                 prediction.activation,
                 [parameter.grad.clone() for parameter in model.parameters()],
             )
         )
-    for other in found[1:]:
-        torch.testing.assert_close(other, found[0], rtol=1e-9, atol=1e-12)
+    for other in outcomes[1:]:
+        torch.testing.assert_close(other, outcomes[0], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -101,14 +101,14 @@ def test_long_texts_and_none(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_what_are_no_words(name: str) -> None:
     model = network(name)
-    for wrong, said in (
+    for wrong, message in (
         (torch.rand(2, 5), "whole numbers, int64, got torch.float32"),
         (some_words(5), r"\(B, L\), with L at least 1, got shape \(5,\)"),
         (some_words(2, 0), r"got shape \(2, 0\)"),
         (torch.full((2, 5), 32), "words must lie in 0..31, got 32 to 32"),
         (torch.full((2, 5), -1), "got -1 to -1"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             model(wrong)
     for name_of, value in (("dropout", 1.0), ("hidden_words", -0.1)):
         with pytest.raises(ValueError, match=f"{name_of} must be a share"):
@@ -171,9 +171,9 @@ def test_capsules_of_the_maxima_over_the_text() -> None:
             )
             share = torch.zeros(4, 6).double()
             for kind in range(4):
-                for one in range(5 * kind, 5 * kind + 5):
-                    share[kind, features[:, one].argmax()] += (
-                        features[:, one].max() ** 2
+                for column in range(5 * kind, 5 * kind + 5):
+                    share[kind, features[:, column].argmax()] += (
+                        features[:, column].max() ** 2
                     )
             torch.testing.assert_close(
                 places[branch][row], share / share.sum(1, keepdim=True)
@@ -240,7 +240,7 @@ def test_exports_with_any_batch_and_length(name: str) -> None:
     }
     program = torch.export.export(model, (some_words(2, 7),), dynamic_shapes=(shapes,))
     for words in (some_words(3, 11), some_words(2, 40)):
-        found = program.module()(words)
+        prediction = program.module()(words)
         torch.testing.assert_close(
-            found.activation, model(words).activation, rtol=1e-9, atol=1e-12
+            prediction.activation, model(words).activation, rtol=1e-9, atol=1e-12
         )

@@ -93,8 +93,8 @@ def test_the_report_colours_words(run: Path) -> None:
     )
     assert "<lovely>" not in page  # a text is no HTML
     kinds = [
-        one["kind"]
-        for one in json.loads((run / "report" / "exhibits.json").read_text())[
+        exhibit["kind"]
+        for exhibit in json.loads((run / "report" / "exhibits.json").read_text())[
             "exhibits"
         ]
     ]
@@ -111,18 +111,18 @@ def test_predict_a_string_and_a_file_of_lines(
     assert answer["classes"][0] in ("good", "bad")
     (tmp_path / "lines.txt").write_text("a dull film\n\nпривет мир\nfilm\n")
     assert main(["predict", str(run), str(tmp_path / "lines.txt"), "--csv"]) == 1
-    out, said = capsys.readouterr()
+    out, errors = capsys.readouterr()
     rows = list(csv.DictReader(out.splitlines()))
     assert [row["file"] for row in rows] == ["a dull film", "привет мир", "film"]
     assert [row["place"] for row in rows] == [
         f"{tmp_path / 'lines.txt'}:{line}" for line in (1, 3, 4)
     ]
-    assert "lines.txt:2: there are no words in ''" in said
+    assert "lines.txt:2: there are no words in ''" in errors
     assert (
         "warning: no word of 'привет мир' was in the training texts: its answer is a "
-        "guess" in said
+        "guess" in errors
     )
-    assert "1 of 4 texts could not be read" in said
+    assert "1 of 4 texts could not be read" in errors
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "1.txt").write_text("a dull film\nof two lines\n")
     assert main(["predict", str(run), str(tmp_path / "more"), "a film", "--csv"]) == 0
@@ -141,9 +141,9 @@ def test_a_saved_network_alone_reads_texts(run: Path, tmp_path: Path) -> None:
         Classifier.open(folder)(texts) for folder in (tmp_path / "alone", run)
     )
     assert [answer.lengths for answer in alone] == [answer.lengths for answer in whole]
-    one = Classifier.open(run)(texts[0])
+    single_answer = Classifier.open(run)(texts[0])
     torch.testing.assert_close(
-        list(one.lengths.values()), list(whole[0].lengths.values())
+        list(single_answer.lengths.values()), list(whole[0].lengths.values())
     )
     classifier = Classifier.open(run)
     with pytest.raises(ValueError, match="there are no words in"):
@@ -311,12 +311,16 @@ class TestColours:
         exhibit = ColouredTexts.of(
             self.network("text_capsnet"), self.data.words, [text], ["title"], classes
         )
-        (one,) = exhibit.texts
+        (coloured_text,) = exhibit.texts
         (axes,) = exhibit.figure().axes
         drawn = "".join(letter.get_text() for letter in axes.texts)
         assert "".join(text.split()) in "".join(drawn.split())
-        assert "".join(one.pieces) == text
-        assert len(one.labels) == len(one.strength) == len(one.pieces)
+        assert "".join(coloured_text.pieces) == text
+        assert (
+            len(coloured_text.labels)
+            == len(coloured_text.strength)
+            == len(coloured_text.pieces)
+        )
         (empty,) = ColouredTexts.of(
             self.network("text_capsnet"), self.data.words, [" "], ["title"], classes
         ).texts

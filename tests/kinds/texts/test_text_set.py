@@ -64,9 +64,9 @@ class TestSets:
                 test.classes[label] for label in mask.nonzero().flatten().tolist()
             }
             halves = [
-                (one, text.removeprefix(f"{one} "))
-                for one in own
-                if text.startswith(f"{one} ")
+                (first_text, text.removeprefix(f"{first_text} "))
+                for first_text in own
+                if text.startswith(f"{first_text} ")
             ]
             assert any(
                 second in own and {own[half], own[second]} == predicted
