@@ -350,10 +350,10 @@ def saved(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram
 
 
 OPENED = (
-    "import sys, torch, torchcaps; found = "
+    "import sys, torch, torchcaps; prediction = "
     "torch.export.load(sys.argv[1]).module()(torch.load(sys.argv[2])); "
-    "assert type(found) is torchcaps.models.Prediction; torch.save(found.activation, "
-    "sys.argv[2])"
+    "assert type(prediction) is torchcaps.models.Prediction; "
+    "torch.save(prediction.activation, sys.argv[2])"
 )
 
 
