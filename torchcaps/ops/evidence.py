@@ -105,8 +105,8 @@ class EvidentVotes(Votes):
     def _check(self, weight: Tensor, bias: Tensor) -> None:
         _, I, J, _ = self.shape
         numbers = math.prod(self.children.shape[2:])
-        kinds = len(weight)
-        if weight.shape != (kinds, J, numbers) or I % kinds:
+        types = len(weight)
+        if weight.shape != (types, J, numbers) or I % types:
             raise ValueError(
                 f"the weights of the evidence must be (T, J, M * P) = (T, {J}, "
                 f"{numbers}), T 1 or a divisor of {I}, "
@@ -114,7 +114,7 @@ class EvidentVotes(Votes):
             )
         if bias.shape != weight.shape[:2]:
             raise ValueError(
-                f"the biases of the evidence must be {(kinds, J)}, got shape "
+                f"the biases of the evidence must be {(types, J)}, got shape "
                 f"{tuple(bias.shape)}"
             )
 
@@ -271,7 +271,7 @@ class EvidentVotes(Votes):
         constant = functional.pad(bias[..., None, None], (0, M - 1))
         evidence = torch.cat([beside, constant], dim=2).repeat(1, 1, 1, copies)
         transforms = functional.pad(transforms.to(dtype), (0, 0, 0, 1))
-        I = self._kinds(transforms, evidence)
+        I = self._with_their_own(transforms, evidence)
         evidence = functional.pad(evidence, (0, self._zeros(M * copies)))
         transforms = torch.cat(
             [transforms.expand(I, -1, -1, -1), evidence.expand(I, -1, -1, -1)], dim=3

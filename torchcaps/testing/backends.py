@@ -19,7 +19,7 @@ from torchcaps.ops import (
     axes,
 )
 from torchcaps.ops.naive import NaiveVotes
-from torchcaps.ops.votes import in_windows
+from torchcaps.ops.windows import in_windows
 from torchcaps.testing.compare import TOLERANCE, assert_same, with_gradients
 
 

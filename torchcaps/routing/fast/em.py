@@ -26,7 +26,7 @@ from torchcaps.ops import (
 from torchcaps.ops.derivatives import Tensors, gradients
 from torchcaps.ops.fused.call import Call, EMOptions, EMSteps
 from torchcaps.ops.fused.operators import operator
-from torchcaps.ops.votes import check_field
+from torchcaps.ops.vote_checks import check_child_field
 from torchcaps.routing.base import Routed, fast
 from torchcaps.routing.em import EMRouting
 from torchcaps.routing.fast.triton_fit import all_at_once, layers, like
@@ -59,7 +59,7 @@ def em_in_triton(
         if not all_at_once(source):
             return None
         if activation is not None:
-            check_field("weights", activation, votes.children)
+            check_child_field("weights", activation, votes.children)
             activation = activation.to(votes.dtype)
         scale = routing.cost_scale
         if routing.mass_scale is not None:
