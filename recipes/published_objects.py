@@ -79,8 +79,13 @@ class SlotsByMLP(CapsuleLayer):
             nn.Unflatten(1, (slots, dim)),
         )
 
-    def forward(self, features: Tensor | Capsules) -> Capsules:
-        """The slots of features (B, I, dim), all of them active."""
+    def forward(self, features: Tensor | Capsules, *, initial: None = None) -> Capsules:
+        """The slots of features (B, I, dim), all of them active.
+
+        Args:
+            features: those of an image.
+            initial: the network gives earlier slots to a layer that routes, here none.
+        """
         pose = self.mlp(features.pose if isinstance(features, Capsules) else features)
         return Capsules(pose, torch.ones_like(pose[..., 0]))
 
