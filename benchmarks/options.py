@@ -45,6 +45,7 @@ TRAINING: tuple[type, ...] = (
 OF_THE_USER = {
     "data set": (
         *("data_dir", "root", "test", "test_root", "test_annotations", "listed"),
+        *("validation_root", "validation_annotations"),
         *(
             "image",
             "text",
