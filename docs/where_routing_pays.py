@@ -1,8 +1,8 @@
 """Write the tables and pictures of the studies of heads into their page and into the
 README: ``python -m docs.where_routing_pays``.
 
-Everything comes from two results in ``docs/results/recipes``, of
-``smallnorb-viewpoints`` and of ``digit-heads``. Heads are compared in pairs, on the
+Everything comes from results in ``docs/results/recipes``, of ``smallnorb-viewpoints``
+and of ``digit-heads``, whose ``paper`` preset has large networks. Heads are compared in pairs, on the
 same toys, or groups of digits, and with the same seeds: an interval is of the
 difference, by drawing seeds and toys anew, both with replacement (Owen 2007, "The
 pigeonhole bootstrap"). Of few seeds such intervals are too narrow: there is no verdict
@@ -33,6 +33,7 @@ ROOT = Path(__file__).parent
 RESULTS = ROOT / "results/recipes"
 RESULT = RESULTS / "smallnorb-viewpoints-quick.json"
 DIGITS = RESULTS / "digit-heads-quick.json"
+LARGE_DIGITS = RESULTS / "digit-heads-paper.json"
 PAGE = ROOT / "where-routing-pays.md"
 README = ROOT.parent / "README.md"
 PICTURES = ROOT / "pictures"
@@ -140,9 +141,9 @@ def of_views(view: str) -> dict[str, dict[int, Run]]:
     return read(RESULT, f"{view}, ")
 
 
-def of_digits() -> dict[str, dict[int, Run]]:
+def of_digits(path: Path = DIGITS) -> dict[str, dict[int, Run]]:
     """The runs of heads trained on single digits."""
-    return read(DIGITS, heads=digit_heads.HEADS)
+    return read(path, heads=digit_heads.HEADS)
 
 
 class Difference(NamedTuple):
@@ -396,6 +397,11 @@ def section() -> str:
         for title, references in tables.items():
             parts += [f"### {title}", "", *verdicts(runs, references), ""]
             parts += [BOLD, "", *pairs_table(runs, references), ""]
+    runs = of_digits(LARGE_DIGITS)
+    if runs:
+        parts += ["### A million parameters and 30 epochs", "", *digit_table(runs), ""]
+        for references in (WITHOUT, PLAIN):
+            parts += [*pairs_table(runs, references), ""]
     for view in VIEWPOINTS:
         runs = of_views(view)
         if runs:
