@@ -381,6 +381,13 @@ BOLD = (
 )
 
 
+LARGE = (
+    "Test errors after 30 epochs with about a million parameters. All heads have the "
+    "rate of the capsules in the small networks, 0.004, which was not tuned here. The "
+    "intervals are over groups of images alone where there is one seed."
+)
+
+
 def section() -> str:
     """The part of the page that follows from the results."""
     parts = []
@@ -399,9 +406,10 @@ def section() -> str:
             parts += [BOLD, "", *pairs_table(runs, references), ""]
     runs = of_digits(LARGE_DIGITS)
     if runs:
-        parts += ["### A million parameters and 30 epochs", "", *digit_table(runs), ""]
+        parts += ["### A million parameters", "", LARGE, "", *digit_table(runs), ""]
         for references in (WITHOUT, PLAIN):
-            parts += [*pairs_table(runs, references), ""]
+            if in_common(runs, references):
+                parts += [*pairs_table(runs, references), ""]
     for view in VIEWPOINTS:
         runs = of_views(view)
         if runs:
