@@ -51,6 +51,12 @@ def test_learns_digits_in_a_pipeline(image_shape: tuple[int, int, int] | None) -
     )
 
 
+def test_numbers_of_numpy_are_numbers() -> None:
+    X = np.random.default_rng(0).normal(size=(9, 3))
+    sizes = {"epochs": np.int64(2), "batch_size": np.int64(4), "hidden": np.int64(4)}
+    CapsNetClassifier(**sizes, learning_rate=np.float64(0.01)).fit(X, X[:, 0] > 0)
+
+
 def test_routings_by_name_and_labels_of_any_kind() -> None:
     X = np.random.default_rng(0).normal(size=(40, 3))
     y = np.where(X[:, 0] > 0, "yes", "no")

@@ -140,7 +140,9 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
             optimizer = self._begin(rows)
             loader = self._loader(data)
             cycle = torch.optim.lr_scheduler.OneCycleLR(
-                optimizer, self.learning_rate, total_steps=self.epochs * len(loader)
+                optimizer,
+                self.learning_rate,
+                total_steps=int(self.epochs) * len(loader),
             )
             for _ in range(self.epochs):
                 self._pass(loader, rows, cycle)

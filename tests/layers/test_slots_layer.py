@@ -43,6 +43,26 @@ def test_a_mask_leaves_features_out() -> None:
     assert not slots.route(features, mask).assignment[:, 5:].any()
 
 
+def test_features_that_are_not_there_reach_no_gradient() -> None:
+    slots = tc.Slots(3, dim=8)
+    features = torch.randn(2, 9, 6)
+    mask = torch.ones(2, 9, dtype=torch.bool)
+    mask[0, 5:] = False
+    features[0, 5:] = torch.nan
+    slots(features, mask).pose.square().sum().backward()
+    for name, weight in slots.named_parameters():
+        assert weight.grad is None or weight.grad.isfinite().all(), name
+
+
+@pytest.mark.parametrize("routing", ["heinsen_2022", "homogeneous"])
+def test_a_routing_with_weights_of_each_slot_takes_no_other_number(
+    routing: str,
+) -> None:
+    slots = tc.Slots(5, dim=8, features=8, routing=routing)
+    with pytest.raises(ValueError, match="has parameters for 5 parents, got votes for"):
+        slots(torch.randn(2, 6, 8), slots=7)
+
+
 def test_the_frame_before_is_where_slots_start() -> None:
     frames = torch.randn(2, 3, 12, 6)
     slots = tc.Slots(3, features=6, dim=8).eval()

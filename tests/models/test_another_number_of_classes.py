@@ -202,6 +202,14 @@ def test_what_was_removed_stays_removed() -> None:
     assert network(network.examples(2)).activation.shape == (2, 4)
 
 
+def test_two_classes_of_matrix_capsules_can_be_learned() -> None:
+    network = tc.create_model("matrixcapsnet_small", pretrained="mnist", classes=2)
+    activation = network.train()(network.examples(4)).activation
+    activation[:, 0].sum().backward()
+    assert network.class_caps.weight.grad.abs().max() > 1e-3
+    assert len(activation.detach().unique(dim=0)) == 4
+
+
 def test_a_number_that_is_none_changes_nothing() -> None:
     network = tc.create_model("capsnet_digits")
     before = repr(network)

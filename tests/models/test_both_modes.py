@@ -140,6 +140,15 @@ class TestEarlyBatchNorm2d:
         torch.testing.assert_close(norm.running_mean, mean)
         assert norm.num_batches_tracked == 120
 
+    def test_an_empty_batch_counts_for_nothing(self) -> None:
+        norm = EarlyBatchNorm2d(2)
+        norm(torch.randn(4, 2, 3, 3))
+        before = {name: value.clone() for name, value in norm.state_dict().items()}
+        empty = torch.zeros(0, 2, 3, 3, requires_grad=True)
+        norm(empty).sum().backward()
+        for name, value in norm.state_dict().items():
+            assert torch.equal(value, before[name]), name
+
     def test_it_forgets_what_a_training_began_with(self) -> None:
         norm = EarlyBatchNorm2d(1, momentum=0.01)
         for step in range(200):

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
+from torchcaps import create_routing
 from torchcaps.models import (
     CapsNet,
     ImageClassifier,
@@ -181,6 +182,14 @@ def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
             match=r"weights must be torch\.float32 to be saved, got torch\.float",
         ):
             wrong.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_numbers_that_no_file_may_hold_are_not_saved(tmp_path: Path) -> None:
+    routing = create_routing("kmeans", sharpness=2e6)
+    network = create_model("sharedcapsnet", routing=routing)
+    with pytest.raises(ValueError, match=r"routing\.sharpness must be a number up to"):
+        network.save_pretrained(tmp_path)
     assert not list(tmp_path.iterdir())
 
 

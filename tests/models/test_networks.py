@@ -31,7 +31,15 @@ from torchcaps import (
     margin_loss,
 )
 from torchcaps.capsules import KeepsProperties
-from torchcaps.models import CapsNet, Network, describe_models, register_model
+from torchcaps.models import (
+    AttentionCapsNet,
+    CapsNet,
+    Network,
+    SlotAutoencoder,
+    SlotsOnBackbone,
+    describe_models,
+    register_model,
+)
 from torchcaps.models.registry import MODELS
 from torchcaps.models.saved import NETWORKS
 from torchcaps.ops import Votes
@@ -510,3 +518,17 @@ def test_a_routing_is_set_at_its_layer() -> None:
             )
             is_property = isinstance(getattr_static(cls, "routing", None), property)
             assert is_property or any("self.routing = " in text for text in written)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (AttentionCapsNet, "attention"),
+        (SlotAutoencoder, "slot_mixture"),
+        (SlotsOnBackbone, "slot_mixture"),
+    ],
+)
+def test_a_routing_is_given_by_name(kind: type, name: str) -> None:
+    assert kind(routing=name).config()["routing"]["name"] == name
+    with pytest.raises(TypeError, match=r"routing must be a Routing, .* got 5"):
+        kind(routing=5)

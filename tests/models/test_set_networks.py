@@ -69,13 +69,27 @@ def test_padding_changes_nothing_whatever_stands_in_it(
     elements, edges = graphs()
     padded = torch.nn.functional.pad(elements, (0, 0, 0, 3), value=torch.nan)
     there = torch.arange(8).expand(3, 8) < 5
-    more = torch.nn.functional.pad(edges, (0, 3, 0, 3), value=1.0)
+    more = torch.nn.functional.pad(edges, (0, 3, 0, 3), value=torch.nan)
     torch.testing.assert_close(
         networks[1](padded, there, more).activation,
         networks[0](elements, None, edges).activation,
     )
     for ours, others in zip(networks[0].norms, networks[1].norms, strict=True):
         torch.testing.assert_close(others.running_mean, ours.running_mean)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sums_over_neighbours_in_other_precisions(kind: str) -> None:
+    elements, edges = graphs()
+    network = made(kind).eval()
+    expected = network(elements, None, edges).activation
+    network = network.float()
+    elements = elements.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = network(elements, None, edges.bool()).activation
+    half = network.bfloat16()(elements.bfloat16(), None, edges.bool()).activation
+    for answer in (mixed, half):
+        torch.testing.assert_close(answer.double(), expected, rtol=0.1, atol=0.05)
 
 
 @pytest.mark.parametrize("kind", KINDS)

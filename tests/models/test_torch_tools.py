@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.utils import _pytree
 
 import torchcaps as tc
 from tests.small_networks import SMALLER, shipped
-from torchcaps import create_model
+from torchcaps import CapsLinear, create_model
 from torchcaps.layers import PositionCode, SlotCaps
 from torchcaps.models import SpatialBroadcastDecoder
 from torchcaps.routing import SlotAttentionRouting
@@ -77,6 +78,23 @@ def test_gradients_of_each_example(name: str) -> None:
         alone = torch.autograd.grad(loss, parameters, materialize_grads=True)
         for gradient, expected in zip(together.values(), alone, strict=True):
             torch.testing.assert_close(gradient[row], expected, rtol=1e-6, atol=1e-9)
+
+
+def test_gradients_of_each_example_without_running_values() -> None:
+    """As torch's notes on batch normalisation and ``torch.func`` have it."""
+    network = small("efficient_capsnet").train()
+    torch.func.replace_all_batch_norm_modules_(network)
+    examples = examples_of(network, 2)
+    weights = {key: weight.detach() for key, weight in network.named_parameters()}
+
+    def objective(weights: dict[str, Tensor], example: Tensor) -> Tensor:
+        prediction = functional_call(network, weights, (example[None],))
+        return prediction.activation.square().sum()
+
+    together = vmap(grad(objective), (None, 0))(weights, examples)
+    alone = grad(objective)(weights, examples[1])
+    for key, gradient in together.items():
+        torch.testing.assert_close(gradient[1], alone[key], rtol=1e-6, atol=1e-9)
 
 
 @SLOWLY_MAPPED
@@ -313,6 +331,24 @@ def test_slots_start_alike_under_any_default_dtype() -> None:
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(noise, expected.double())
+
+
+def test_routing_that_normalises_goes_on_without_running_values() -> None:
+    layer = CapsLinear(6, 3, 4, 4, routing="variational_bayes")
+    poses = torch.randn(5, 6, 4)
+    expected = layer.train()(poses).pose
+    torch.func.replace_all_batch_norm_modules_(layer)
+    for mode in (True, False):
+        torch.testing.assert_close(layer.train(mode)(poses).pose, expected)
+
+
+def test_counts_of_batches_may_be_nowhere() -> None:
+    with torch.device("meta"):
+        network = create_model("sharedcapsnet_maps", batch_norm=True)
+    network.load_state_dict(network.state_dict())
+    with FakeTensorMode():
+        network = create_model("sharedcapsnet_maps", batch_norm=True)
+        network.load_state_dict(network.state_dict())
 
 
 @pytest.mark.parametrize("assign", [False, True])

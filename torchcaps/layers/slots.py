@@ -100,7 +100,8 @@ class Slots(CapsuleLayer):
 
     Shape:
         Features (B, I, D), maps (B, D, H, W), or capsules, to :class:`Capsules` with
-        poses (B, J, dim) and activations (B, J), the shares of the features.
+        poses (B, J, dim) and activations (B, J); with routings made for slots these are
+        the shares of the features.
 
     Raises:
         TypeError: if the features are neither a tensor nor :class:`Capsules`.
@@ -205,8 +206,8 @@ class Slots(CapsuleLayer):
             features: the features of each image; capsules count by their activations.
             mask: bool (B, I), or (B, *sites), False for features that are not there;
                 None if all are.
-            slots: how many; None for as many as the layer was made for. A routing that
-                starts from learned queries takes no other number.
+            slots: how many; None for as many as the layer was made for. A routing with
+                weights of each slot, such as learned queries, takes no other number.
             initial: slots to go on from, such as those of the frame before.
         """
         routed = self.route(features, mask, slots=slots, initial=initial)
@@ -241,6 +242,9 @@ def _rows(
             f"{features.dtype} {tuple(features.shape)}"
         )
     rows = features if features.ndim == 3 else features.flatten(2).mT
+    if mask is not None:
+        # Else NaN in features that are not there would reach gradients.
+        rows = present(Capsules(rows, rows[..., 0]), mask.flatten(1)).pose
     if not math.prod(rows.shape[1:]):
         raise ValueError(
             f"features must be at least one, got none: {tuple(features.shape)}"

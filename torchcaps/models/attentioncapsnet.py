@@ -16,6 +16,7 @@ from torchcaps.models.registry import register_model
 from torchcaps.models.residual import residual_features
 from torchcaps.numerics import Size, TwoSizes, compute_dtype, dtype_of
 from torchcaps.routing import AttentionRouting, Routed, Routing
+from torchcaps.routing.base import given_routing
 from torchcaps.spec import settings
 from torchcaps.squashing import length
 
@@ -76,7 +77,7 @@ class AttentionCapsNet(CapsuleClassifier):
 
     def __post_init__(self, routing: Routing | None) -> None:
         check_extent("image_shape", self.image_shape, _SMALLEST)
-        routing = routing or AttentionRouting(steps=1)
+        routing = given_routing(routing, AttentionRouting(steps=1))
         if self.rounds > 1 and not routing.resumable:
             raise ValueError(
                 "rounds must be 1, or more for a routing that is resumable, got "

@@ -86,9 +86,10 @@ class ClassifierNetwork(Network):
         Raises:
             ValueError: if it is not a number of classes.
         """
-        arguments = {**self.config(), **dict.fromkeys(self.outside)}
-        before = outlined(lambda: type(self).from_config(arguments))
-        after = type(self).from_config({**arguments, "classes": num_classes})
+        check_size(num_classes=num_classes)
+        kind = type(self)
+        before = outlined(lambda: kind.from_config(self._arguments_for(self.classes)))
+        after = kind.from_config(self._arguments_for(num_classes))
         if num_classes != self.classes:
             self.extra = {
                 name: value
@@ -96,6 +97,10 @@ class ClassifierNetwork(Network):
                 if name in _KEPT_FOR_ANY_CLASSES
             }
         take_differences(self, before, after)
+
+    def _arguments_for(self, classes: int) -> dict[str, Any]:
+        """The constructor's arguments of this network with that number of classes."""
+        return {**self.config(), **dict.fromkeys(self.outside), "classes": classes}
 
     @abstractmethod
     def forward(self, inputs: Tensor, target: Tensor | None = None) -> Prediction:

@@ -139,7 +139,7 @@ class MatrixCapsNet(CapsuleClassifier):
         self, routing: Routing | None, class_routing: Routing | None
     ) -> None:
         if routing is None and class_routing is None and self.classes < 3:
-            class_routing = EMRouting.preset("mass_scaled", sharpness="mean")
+            class_routing = _for_few_classes()
         routing = routing or EMRouting.preset("soft")
         first, second, third = self.types
         pose = self.pose[0], self.pose[1]
@@ -175,6 +175,14 @@ class MatrixCapsNet(CapsuleClassifier):
                 size, self.image_shape, self.decoder_hidden
             )
 
+    def _arguments_for(self, classes: int) -> dict[str, Any]:
+        arguments = super()._arguments_for(classes)
+        routing = self.class_caps.routing
+        standardised = isinstance(routing, EMRouting) and routing.standardise
+        if standardised and classes != self.classes and classes < 3:
+            arguments["class_routing"] = _for_few_classes()
+        return arguments
+
     def layers_of(self, images: Tensor) -> dict[str, Capsules]:
         """Return the capsules of each layer below the classes, by name."""
         self._check(images)
@@ -193,6 +201,13 @@ class MatrixCapsNet(CapsuleClassifier):
         *pose).
         """
         return self.layers_of(images)["conv_caps2"]
+
+
+def _for_few_classes() -> EMRouting:
+    """The routing of one or two classes, whose standardised costs would always be the
+    same.
+    """
+    return EMRouting.preset("mass_scaled", sharpness="mean")
 
 
 @register_model(

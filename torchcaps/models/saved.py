@@ -94,6 +94,7 @@ def write_network(
         config["stored"] = stored
         state = {name: _rounded(name, tensor, stored) for name, tensor in state.items()}
     text = json.dumps(config, indent=2) + "\n"
+    _check_numbers(json.loads(text)["arguments"], SPARE + EACH * len(state))
     folder.mkdir(parents=True, exist_ok=True)
     sweep(folder)
     with written_whole(folder / WEIGHTS_FILE) as part:
@@ -174,11 +175,9 @@ def _write_weights(state: Mapping[str, torch.Tensor], part: Path) -> None:
     with part.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, tensor in largest_first:
-            file.write(
-                ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
-                if tensor.nbytes
-                else b""
-            )
+            # A view of the memory, of any length: string_at counts with 32 bits.
+            numbers = ctypes.c_char * tensor.nbytes
+            file.write(numbers.from_address(tensor.data_ptr()))
 
 
 def load_pretrained(source: str | Path) -> Any:

@@ -87,8 +87,9 @@ class SetClassifier(Network):
             mixed = own(rows)
             if joined is not None:
                 to, by, weight = joined
-                sums = torch.zeros_like(rows).index_add(0, to, rows[by] * weight)
-                mixed = mixed + self.neighbours[number](sums)
+                messages = rows[by] * weight  # in the wider of their two dtypes
+                sums = messages.new_zeros(rows.shape).index_add(0, to, messages)
+                mixed = mixed + self.neighbours[number](sums.to(rows.dtype))
             rows = norm(mixed).relu()
             layers.append(rows)
         rows = self.drop(torch.cat(layers, 1))
@@ -132,7 +133,7 @@ class SetClassifier(Network):
             )
         for name, values in (
             ("elements", elements.masked_fill(~there[..., None], 0.0)),
-            ("edges", edges),
+            ("edges", None if edges is None else _between(edges, there)),
         ):
             if values is None or not can_be_read(values):
                 continue
@@ -141,14 +142,17 @@ class SetClassifier(Network):
         return there
 
 
+def _between(edges: Tensor, present: Tensor) -> Tensor:
+    """The edges, 0 where one of the two elements is not there, whatever they hold."""
+    return edges.masked_fill(~(present[:, None] & present[..., None]), 0)
+
+
 def _pairs(edges: Tensor, present: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The edges between elements that are there, by their places among these: to, from,
     and weights (pairs, 1).
     """
     place = present.flatten().cumsum(0).view_as(present) - 1
-    sets, to, by = (edges * present[:, None] * present[..., None]).nonzero(
-        as_tuple=True
-    )
+    sets, to, by = _between(edges, present).nonzero(as_tuple=True)
     return place[sets, to], place[sets, by], edges[sets, to, by][:, None]
 
 

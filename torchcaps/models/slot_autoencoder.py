@@ -20,6 +20,7 @@ from torchcaps.models.base import ImageClassifier
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import Size, compute_dtype, quotient
 from torchcaps.routing import Routed, Routing, SlotAttentionRouting
+from torchcaps.routing.base import given_routing
 from torchcaps.routing.slot_parts import kept_noise
 from torchcaps.spec import SuggestsNames, settings
 
@@ -141,9 +142,8 @@ class SlotNetwork(ImageClassifier):
 
     def _make_slots(self, dim: int, routing: Routing | None, slots: int) -> None:
         """Make the layer of so many slots, of features with as many numbers as a pose."""
-        routing = routing or SlotAttentionRouting(
-            steps=_STEPS, start="normal", gradient="last"
-        )
+        default = SlotAttentionRouting(steps=_STEPS, start="normal", gradient="last")
+        routing = given_routing(routing, default)
         if routing.own_transforms:
             self.slots = Slots(slots, dim, features=dim, routing=routing)
         else:

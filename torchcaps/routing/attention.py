@@ -74,6 +74,7 @@ class AttentionRouting(Routing):
         """Create those of the layer normalisation, which poses of one number do not
         have, and of the readout.
         """
+        self.gain = self.bias = None
         if shape.size > 1:
             self.gain = nn.Parameter(torch.ones(shape.size))
             self.bias = nn.Parameter(torch.zeros(shape.size))

@@ -450,8 +450,15 @@ def create_routing(name: str, **arguments: Any) -> Routing:
 
 
 def routing_of(shape: LayerShape, routing: Any, default: Routing) -> Routing:
-    """Return the routing of a layer, with parameters for it: the one that was given, by
-    name or as an object, or the default for None.
+    """Return the routing of a layer, with parameters for it; arguments and errors as of
+    :func:`given_routing`.
+    """
+    return given_routing(routing, default).bind(shape)
+
+
+def given_routing(routing: Any, default: Routing) -> Routing:
+    """Return the routing that was given, by name or as an object, or the default for
+    None.
 
     Raises:
         TypeError: if what was given is not a routing.
@@ -464,7 +471,7 @@ def routing_of(shape: LayerShape, routing: Any, default: Routing) -> Routing:
         raise TypeError(
             f"routing must be a Routing, such as {example}, got {routing!r}"
         )
-    return (routing or default).bind(shape)
+    return routing or default
 
 
 def gradient_context(

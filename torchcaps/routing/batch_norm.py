@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from torchcaps.numerics import Floor, Share
+from torchcaps.numerics import Floor, Share, can_be_kept
 from torchcaps.spec import check
 
 
@@ -33,6 +33,7 @@ def early_share(batches: Tensor, momentum: float = 0.1) -> Tensor:
 class _EarlyBatchNorm(nn.modules.batchnorm._BatchNorm):
     """Running values that follow early, of any number of axes."""
 
+    # None once torch.func.replace_all_batch_norm_modules_ has taken them away.
     running_mean: Tensor
     running_var: Tensor
     num_batches_tracked: Tensor
@@ -50,13 +51,21 @@ class _EarlyBatchNorm(nn.modules.batchnorm._BatchNorm):
         self, state_dict: dict[str, Any], prefix: str, *arguments: Any
     ) -> None:
         super()._load_from_state_dict(state_dict, prefix, *arguments)
-        self._batches = int(state_dict.get(prefix + "num_batches_tracked", 0))
+        count: Any = state_dict.get(prefix + "num_batches_tracked")
+        # On the device meta, and in a mode of fake tensors, there is no number to read.
+        nowhere = count is None or count.is_meta or not can_be_kept()
+        self._batches = 0 if nowhere else int(count)
 
     def forward(self, input: Tensor) -> Tensor:
         """The same shape, normalised."""
-        if not self.training:
+        if not self.training or self.running_mean is None:
             return super().forward(input)
         self._check_input_dim(input)
+        if not input.numel():
+            # Without values that the running ones could follow.
+            return functional.batch_norm(
+                input, self.running_mean, self.running_var, self.weight, self.bias
+            )
         return self._by_the_batch(input, self.running_mean.dtype)
 
     def _by_the_batch(self, batch: Tensor, dtype: torch.dtype) -> Tensor:
@@ -170,6 +179,8 @@ class BatchStandard(EarlyBatchNorm1d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the same shape, standardised."""
+        if self.running_mean is None:
+            return functional.batch_norm(input, None, None, training=True, eps=self.eps)
         many = self.training
         # In a statement: where a compiler leaves sizes open it decides here.
         if input.numel() <= self.num_features:

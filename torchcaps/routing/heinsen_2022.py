@@ -16,6 +16,7 @@ from torchcaps.routing.base import (
     Routed,
     Routing,
     Steps,
+    check_parents,
     register_routing,
     unbound,
 )
@@ -146,6 +147,7 @@ class Heinsen2022Routing(Routing):
             "score": ((I, J), 1 / math.sqrt(d)),
             "score_bias": ((I, J), 0.0),
         }
+        self.benefit = self.cost = self.benefit_of = self.cost_of = None
         if shape.children is None:
             self.benefit_of, self.cost_of = nn.Linear(d, J), nn.Linear(d, J)
         else:
@@ -171,6 +173,7 @@ class Heinsen2022Routing(Routing):
         children = votes.gather(votes.children.flatten(2))
         present = None if votes.mask is None else votes.gather(votes.mask)
         weights = self.weights(children)
+        check_parents(self, weights.vote_bias, votes)
         dtype = compute_dtype(children, *weights)
         with full_precision(children):
             pose, logits = self._parents(

@@ -7,7 +7,13 @@ from torch import Tensor, nn
 
 from torchcaps.numerics import Floor, Share, compute_dtype, full_precision
 from torchcaps.ops import Votes
-from torchcaps.routing.base import LayerShape, Routed, Routing, register_routing
+from torchcaps.routing.base import (
+    LayerShape,
+    Routed,
+    Routing,
+    check_parents,
+    register_routing,
+)
 from torchcaps.routing.batch_norm import BatchStandard
 from torchcaps.spec import settings
 from torchcaps.squashing import length
@@ -62,6 +68,7 @@ class HomogeneousRouting(Routing):
         """Create the weights w, (I, J, H), of deviation 0.05, and the bias b, (H,),
         which starts at 0; I is 1 where all children share the weights.
         """
+        self.scale = None
         if shape.in_pose == shape.out_pose:
             self.scale = nn.Parameter(
                 torch.randn(shape.children or 1, shape.parents, shape.size) * 0.05
@@ -81,6 +88,7 @@ class HomogeneousRouting(Routing):
         if self.scale is None:
             pose = self._activated(votes.total())
         else:
+            check_parents(self, self.scale, votes, axis=1)
             pose = self._parents(votes.gather(votes.children.flatten(2)), self.scale)
         return Routed(pose, length(pose), votes, None)
 

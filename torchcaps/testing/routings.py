@@ -232,6 +232,13 @@ def _copies(template: Routing) -> None:
         raise AssertionError(
             "bind gave parameters to the routing itself, and not to the copy"
         )
+    wanted = {name: tensor.shape for name, tensor in copied.state_dict().items()}
+    for other in (LayerShape(None, 2, (M, D), (M, D)), LayerShape(I, 2, (3,), (1,))):
+        again = template.bind(other).bind(problem.shape).state_dict()
+        if {name: tensor.shape for name, tensor in again.items()} != wanted:
+            raise AssertionError(
+                "bind gave other parameters to a copy that another layer already had"
+            )
     expected = _seen(routing(problem.votes(), problem.activation))
     twin = copy.deepcopy(routing)
     assert_same(_seen(twin(problem.votes(), problem.activation)), expected, 0.0)
