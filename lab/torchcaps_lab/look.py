@@ -22,6 +22,22 @@ LEAST_BATCH, LARGEST_BATCH = 4, 128
 LEAST_WATCHED = 30
 """Validation examples with fewer of which the best epoch is one of chance."""
 
+_NAMES = (
+    "classes",
+    "delimiter",
+    "file",
+    "group",
+    "group_before",
+    "label",
+    "series",
+    "split",
+    "text",
+    "time",
+    "values",
+    "wide",
+)
+"""Options of data sets that name classes or columns, or what stands between names."""
+
 _EPOCHS = 20
 """Epochs of a training for which none are guessed."""
 
@@ -419,7 +435,8 @@ def watched(guess: Guess, given: Mapping[str, Any], validation: int) -> Guess:
 
 def value_of(option: Any) -> Any:
     """The value of an option that may have been typed on a command line."""
-    return getattr(option, "value", option)
+    value = getattr(option, "value", option)
+    return [*map(value_of, value)] if isinstance(value, list) else value
 
 
 def name_in(option: Any) -> str | None:
@@ -441,3 +458,30 @@ def values_of(options: Any) -> Mapping[str, Any]:
     return {
         name: value_of(option) for name, option in (value_of(options) or {}).items()
     }
+
+
+def data_asked(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options of the data set among those of a training, as values, before it is
+    known which data set it is.
+
+    Example:
+        >>> from torchcaps_lab.look import data_asked
+        >>> from torchcaps_lab.options.reading import typed
+        >>> data_asked({"data": {"label": typed("1"), "skip_broken": typed("yes")}})
+        {'label': '1', 'skip_broken': True}
+    """
+    data = value_of(options.get("data")) or {}
+    return {
+        name: _as_text(option) if name in _NAMES else value_of(option)
+        for name, option in data.items()
+    }
+
+
+def _as_text(option: Any) -> Any:
+    """An option that is a text or a list of texts, which may look like numbers; None
+    stays None.
+    """
+    value = getattr(option, "value", option)
+    if isinstance(value, list | tuple):
+        return [*map(_as_text, value)]
+    return None if value is None else str(getattr(option, "text", value))

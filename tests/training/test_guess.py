@@ -10,7 +10,7 @@ from PIL import Image
 from tests.runs import TINY, status
 from torchcaps.spec import Typed
 from torchcaps_lab.options.guess import guess, over
-from torchcaps_lab.options.reading import read_options
+from torchcaps_lab.options.reading import read_options, typed
 
 
 @pytest.fixture(autouse=True, params=[False], ids=[""])
@@ -157,6 +157,23 @@ def test_crops_follow_a_size_that_is_given(photos, pretrained):
         guess(photos, {"data": {"size": Typed("180", 180)}}), {"data": {"size": 180}}
     )
     assert (options["data"]["size"], options["preprocess"]["crop"]) == (180, 160)
+
+
+def test_names_of_classes_and_columns_may_look_like_something_else(tmp_path: Path):
+    for name, shade in (("1", 9), ("no", 99), ("1e3", 199)):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(8):
+            picture = Image.new("L", (8, 8), shade + number)
+            picture.save(tmp_path / "photos" / name / f"{number}.png")
+    seen = guess(tmp_path / "photos", {"data": {"classes": typed("[1, no, 1e3]")}})
+    assert "24 files of 3 classes" in seen.why["data"]
+    rows = [
+        f"{name}/{number}.png,{name}" for name in ("1", "no") for number in range(8)
+    ]
+    table = tmp_path / "photos" / "table.csv"
+    table.write_text("\n".join(["0,yes", *rows]), encoding="utf-8")
+    named = {"file": typed("0"), "label": typed("yes")}
+    assert guess(table, {"data": named}).options["data"]["label"] == "yes"
 
 
 def test_epochs_are_guessed_for_a_number_of_steps(photos):

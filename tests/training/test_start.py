@@ -48,7 +48,10 @@ class TestWeights:
         drawn = new.class_caps.weight.detach().clone()
         more = tc.create_model("capsnet_digits", classes=4)
         classes = ["aster", "tulip", "rose"]
-        line = start_from(new, str(tmp_path), classes, more)
+        known = ["rose", "tulip"]
+        line = start_from(
+            new, str(tmp_path), lambda _: {"classes": (classes, known)}, lambda _: more
+        )
         axis = next(
             place
             for place, (a, b) in enumerate(
@@ -68,7 +71,27 @@ class TestWeights:
         tc.create_model("capsnet_digits").save_pretrained(tmp_path)
         other = tc.create_model("capsnet_small_cnn", image_shape=(1, 28, 28))
         with pytest.raises(ValueError, match="start: no weight of"):
-            start_from(other, str(tmp_path), list("0123456789"), other)
+            start_from(other, str(tmp_path), lambda _: {}, lambda _: other)
+
+    def test_of_a_word_go_to_that_word(self, tmp_path: Path) -> None:
+        texts = [f"so {word} it was {n}" for n in range(10) for word in ("dull", "fun")]
+        labels = ["no", "yes"] * 10
+        words = {"report": False, "epochs": 1, "model_args": {"word_dim": 4}}
+        old = tc.train(texts, labels, run=tmp_path / "old", **words)
+        others = [
+            text.replace("it", "the film").replace("dull", "sad") for text in texts
+        ]
+        words |= {"lr": 1e-12, "start": str(tmp_path / "old")}
+        new = tc.train(others, labels, run=tmp_path / "new", **words)
+        both = {*old.reader.words.vocabulary} & {*new.reader.words.vocabulary}
+        assert {"so", "was", "fun"} <= both
+        vectors = [model.network.embedding.weight for model in (old, new)]
+        for word in both:
+            places = [
+                2 + model.reader.words.vocabulary.index(word) for model in (old, new)
+            ]
+            torch.testing.assert_close(vectors[1][places[1]], vectors[0][places[0]])
+        assert any("new vocabulary: " in note for note in new.summary["notes"])
 
 
 class TestCommand:
@@ -115,6 +138,20 @@ class TestCommand:
         network = tc.load_pretrained(tmp_path / "run" / "model")
         assert repr(network.routing) == repr(small.routing)
         assert network.extra["reader"]["preprocess"]["shift"] == 1
+
+    def test_takes_how_images_are_read(
+        self, run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        reader = {"name": "images", "image_shape": [1, 8, 8], "resize": "stretch"}
+        reader |= {"range": [0, 100], "background": "white"}
+        network = tc.create_model("capsnet_digits", classes=2)
+        network.save_pretrained(tmp_path, classes=["rose", "ant"], reader=reader)
+        words = ["train", str(run[0]), "--from", str(tmp_path), "--print_config"]
+        assert main([*words, "--data.background", "black"]) == 0
+        printed = capsys.readouterr().out
+        assert "resize: stretch" in printed
+        assert "range:\n  - 0.0\n  - 100.0" in printed
+        assert "background: black" in printed
 
     def test_takes_a_published_network_as_it_was_trained(
         self, run: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -211,6 +248,11 @@ def test_names_are_read_as_they_are_typed() -> None:
     for name in ("a # b.csv", " a.csv", "a\nb.csv", "|"):
         assert fit(str, typed(name), "folder") == name
     assert fit(str | None, typed("'null'"), "label") == "null"
+    for sign in ("-", "#", " "):
+        assert fit(str | None, typed(sign), "delimiter") == sign
+    assert fit(tuple[str, ...], typed("[1, no, 1e3]"), "classes") == ("1", "no", "1e3")
+    assert fit(tuple[int, ...], typed("[1, 2]"), "size") == (1, 2)
+    assert fit(dict[str, float], typed("{yes: 2, 1: 3}"), "by") == {"yes": 2, "1": 3}
 
 
 def test_the_name_of_no_user_is_that_of_a_file() -> None:

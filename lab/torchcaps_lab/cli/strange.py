@@ -1,5 +1,6 @@
 """Inputs that a network does not know: its doubts, fitted again and tried on some."""
 
+import copy
 import json
 from collections.abc import Iterable
 from itertools import chain
@@ -110,8 +111,8 @@ def examine_strange(
         )
     else:
         spec: Spec = fit(DataSet, strange, "--strange")
-        strange_errors = _errors(classifier, _each(spec.make().test), "pad", batch_size)
-    known_errors = _errors(classifier, _each(images), "pad", batch_size)
+        strange_errors = _errors_of(classifier, spec.make().test, batch_size)
+    known_errors = _errors_of(classifier, images, batch_size)
     counts = {
         "known_images": len(known_errors),
         "strange_images": len(strange_errors),
@@ -122,8 +123,12 @@ def examine_strange(
     }
 
 
-def _each(images: Examples) -> Iterable[Tensor]:
-    return chain.from_iterable(batch.inputs for batch in images.batches(128))
+def _errors_of(classifier: Classifier, images: Examples, batch_size: int) -> Tensor:
+    """Measure the error of each image of a data set, (N,)."""
+    of_examples = copy.copy(classifier)
+    of_examples.reader = classifier.reader.of_examples()
+    each = chain.from_iterable(batch.inputs for batch in images.batches(128))
+    return _errors(of_examples, each, "pad", batch_size)
 
 
 def _errors(

@@ -169,6 +169,17 @@ class DataSet(ABC):
             )
         return {"image_shape": preprocess.image_shape(self.image_shape)}
 
+    def named_rows(
+        self, extra: Mapping[str, Any]
+    ) -> dict[str, tuple[Sequence[str], Sequence[str]]]:
+        """Return what weights have a row for each of, by the argument of networks that
+        counts them: the names here, and those of a saved network.
+
+        Args:
+            extra: what was kept with that network.
+        """
+        return {"classes": (self.classes, extra.get("classes") or ())}
+
     def begin(self, network: nn.Module) -> None:  # noqa: B027  # most know nothing
         """Gives a network, before it is trained, what is known beforehand, such as word
         vectors that others trained.

@@ -329,6 +329,10 @@ class Reader(ABC):
             )
         return self
 
+    def of_examples(self) -> "Reader":
+        """Return the reader of inputs that a data set has read, which it scaled."""
+        return self
+
     def complete(self, arguments: dict[str, Any]) -> str:
         """Fill in what the network takes where the arguments of other data leave it
         open, and return a note on it.

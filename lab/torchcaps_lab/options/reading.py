@@ -33,6 +33,8 @@ DEEPEST = 40
 LONGEST_NUMBER = 400
 """Signs of a number: the longest that computers compute with, 1.8e308, has 309."""
 
+_NULLS = ("null", "Null", "NULL", "~")
+
 _TAGS = tuple(
     f"tag:yaml.org,2002:{kind}"
     for kind in ("null", "bool", "int", "float", "str", "seq", "map")
@@ -115,10 +117,10 @@ class _Reader(yaml.SafeLoader):
                     None, None, f"{key.value} occurs twice", key.start_mark
                 )
             names.add(str(key.value))
-        read = super().construct_mapping(node, deep)
-        return {
-            str(key) if type(key) is int else key: value for key, value in read.items()
-        }  # numbers of classes
+            if key.tag in _TAGS[:4]:
+                # A class may be called 1, yes or null.
+                key.tag = _TAGS[4]
+        return super().construct_mapping(node, deep)
 
 
 def _without_numbers(resolvers: list[Any]) -> list[Any]:
@@ -242,9 +244,21 @@ def typed(text: str) -> Typed:
         value = parsed(text, "the value")
     except ValueError:
         return Typed(text, text)
-    # YAML would cut a text without quotes at " #", and blanks at its ends.
-    plain = isinstance(value, str) and not text.lstrip().startswith(("'", '"'))
-    return Typed(text, text if plain else value)
+    # YAML would cut a text without quotes at " #", and blanks at its ends, and would
+    # take a sign alone, as between labels, for nothing.
+    unquoted = isinstance(value, str) and not text.lstrip().startswith(("'", '"'))
+    nothing = value is None and text and text.strip() not in _NULLS
+    if unquoted or nothing or text.strip() == "-":
+        return Typed(text, text)
+    if isinstance(value, list):
+        # Names in a list may look like numbers, or be called yes.
+        value = [
+            element if isinstance(element, list | dict) else Typed(as_text, element)
+            for element, as_text in zip(
+                value, parsed(text, "the value", as_text=True), strict=True
+            )
+        ]
+    return Typed(text, value)
 
 
 def read_options(path: Path) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def with_start(
     recorded = read_options(run) if run.is_file() else {}
     saved = read_json(description, LARGEST_NOTE)
     extra = saved.get("extra", {})
-    wanted = {**guessed, **options}
+    wanted = merged(guessed, options)
     rest = dict(guessed)
     taken = {"data": _of_data(extra, wanted)}
     if _same_task(extra, wanted):
@@ -98,17 +98,22 @@ def _of_data(extra: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, 
 
     reader = extra.get("reader", {})
     channels, *size = reader.get("image_shape", (None,))
-    wanted = {
-        "size": size or None,
-        "channels": channels,
-        "resize": reader.get("resize"),
-    }
+    shape = {"size": size or None, "channels": channels}
+    how = {name: reader.get(name) for name in ("resize", "range", "background")}
+    if how["resize"] == "handwriting":
+        # This reads photos of handwriting, and no data that a network is trained on.
+        del how["resize"]
     name = name_in(options.get("data"))
     taken = declared(DATASETS.find(name)).arguments if name else {}
+    open_shape = {
+        key: value
+        for key, value in shape.items()
+        if key in taken and taken[key].default is None
+    }
     return {
         key: value
-        for key, value in wanted.items()
-        if value is not None and key in taken and taken[key].default is None
+        for key, value in {**open_shape, **how}.items()
+        if value is not None and key in taken and taken[key].default != value
     }
 
 

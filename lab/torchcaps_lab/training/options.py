@@ -152,8 +152,11 @@ class Subject(declarations.SubjectOptions):
             return network
         self.data.begin(network)
         if self.start is not None:
-            one_more = self.outline(classes=len(self.data.classes) + 1)
-            line = start_from(network, self.start, self.data.classes, one_more)
+
+            def one_more(argument: str) -> ClassifierNetwork:
+                return self.outline(**{argument: getattr(network, argument) + 1})
+
+            line = start_from(network, self.start, self.data.named_rows, one_more)
             if notes is not None:
                 notes.append(line)
         return network

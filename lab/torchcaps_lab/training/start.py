@@ -1,7 +1,8 @@
 """A network that starts from the weights of another one, as far as they fit."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,26 +11,31 @@ from torchcaps.models import load_pretrained
 from torchcaps_lab.data.manifest import some
 from torchcaps_lab.run_folder import RunFolder
 
+Names = Mapping[str, tuple[Sequence[str], Sequence[str]]]
+"""What weights have a row for each of, by the argument of networks that counts them: the
+names of a new network and those of a saved one.
+"""
+
 
 def start_from(
     network: nn.Module,
     source: str,
-    classes: Sequence[str],
-    one_more: nn.Module,
+    named: Callable[[Mapping[str, Any]], Names],
+    one_more: Callable[[str], nn.Module],
 ) -> str:
     """Copy the weights of a saved network into a new one, in place, wherever name and
     shape are the same.
 
-    Weights of a class are kept for the class of the same name. All others keep the
-    values that they were drawn with.
+    Weights of a class, or of a word, are kept for that of the same name. All others
+    keep the values that they were drawn with.
 
     Args:
         network: the new network.
         source: the folder of a run, or of a saved network; or the name of one in the
             package.
-        classes: the names of the classes of the new network.
-        one_more: the new network for one class more, which shows what belongs to a
-            class.
+        named: from what was kept with the saved network to the names of both.
+        one_more: from an argument to the new network with one name of it more, which
+            shows what belongs to a name.
 
     Returns:
         A line for the user: what is kept, and what is new.
@@ -38,15 +44,19 @@ def start_from(
         ValueError: if no weight fits.
     """
     saved = load_pretrained(_model(source))
-    known = saved.extra.get("classes") or ()
-    same_classes = list(known) == list(classes)
     new = network.state_dict()
     old = saved.state_dict()
-    axes = {} if same_classes else _class_axes(new, one_more)
+    axes = {}
+    news = {}
+    for argument, (names, known) in named(saved.extra).items():
+        if list(names) != list(known):
+            news[argument] = [name for name in names if name not in {*known}]
+            for weight, axis in _axes(new, one_more(argument)).items():
+                axes[weight] = axis, names, known
     kept = {}
     for name in [name for name in new if name in old]:
         if name in axes:
-            rows = _of_classes(new[name], old[name], axes[name], classes, known)
+            rows = _of_names(new[name], old[name], *axes[name])
         else:
             rows = old[name] if old[name].shape == new[name].shape else None
         if rows is not None:
@@ -57,7 +67,7 @@ def start_from(
             f"{type(network).__name__} to train"
         )
     network.load_state_dict(kept, strict=False)
-    return _told(source, new, kept, axes, [c for c in classes if c not in known])
+    return _told(source, new, kept, axes, news)
 
 
 def _model(source: str) -> str:
@@ -66,9 +76,9 @@ def _model(source: str) -> str:
     return str(folder.model) if folder.model.is_dir() else source
 
 
-def _class_axes(new: Mapping[str, Tensor], one_more: nn.Module) -> dict[str, int]:
-    """The axis of the classes in each weight that has one: it is longer where there is
-    one class more.
+def _axes(new: Mapping[str, Tensor], one_more: nn.Module) -> dict[str, int]:
+    """The axis of the names in each weight that has one: it is longer where there is
+    one name more.
     """
     axes = {}
     for name, tensor in one_more.state_dict().items():
@@ -80,24 +90,21 @@ def _class_axes(new: Mapping[str, Tensor], one_more: nn.Module) -> dict[str, int
     return axes
 
 
-def _of_classes(
-    new: Tensor,
-    old: Tensor,
-    axis: int,
-    classes: Sequence[str],
-    known: Sequence[str],
+def _of_names(
+    new: Tensor, old: Tensor, axis: int, names: Sequence[str], known: Sequence[str]
 ) -> Tensor | None:
-    """The new weight with the rows of the classes that both networks have; None if it
-    is not a row for each class, or no class is in both.
+    """The new weight with the rows of the names that both networks have; None if it is
+    not a row for each name, or no name is in both.
     """
-    both = [name for name in classes if name in known]
-    rows_of_classes = (new.shape[axis], old.shape[axis]) == (len(classes), len(known))
+    place_of = {name: place for place, name in enumerate(known)}
+    both = [place for place, name in enumerate(names) if name in place_of]
     rest = [size for place, size in enumerate(new.shape) if place != axis]
     old_rest = [size for place, size in enumerate(old.shape) if place != axis]
-    if not both or not rows_of_classes or rest != old_rest:
+    lengths = new.shape[axis], old.shape[axis]
+    if not both or lengths != (len(names), len(known)) or rest != old_rest:
         return None
-    to = torch.tensor([list(classes).index(name) for name in both])
-    source = torch.tensor([list(known).index(name) for name in both])
+    to = torch.tensor(both)
+    source = torch.tensor([place_of[names[place]] for place in both])
     return new.index_copy(axis, to, old.index_select(axis, source).to(new))
 
 
@@ -105,8 +112,8 @@ def _told(
     source: str,
     new: Mapping[str, Tensor],
     kept: Mapping[str, Tensor],
-    axes: Mapping[str, int],
-    new_classes: Sequence[str],
+    axes: Collection[str],
+    news: Mapping[str, Sequence[str]],
 ) -> str:
     """What is kept of the source, by the names of modules, and what is new."""
     fresh = [name for name in new if name not in kept]
@@ -116,8 +123,9 @@ def _told(
     line = f"starts from {source}: kept {some(parts)}"
     if fresh:
         line += f"; new: {some(fresh if partly else _modules(fresh))}"
-    if new_classes and any(name in kept for name in axes):
-        line += f"; new classes: {some(new_classes)}"
+    if any(name in kept for name in axes):
+        for argument, names in news.items():
+            line += f"; new {argument}: {some(names)}" if names else ""
     return line
 
 

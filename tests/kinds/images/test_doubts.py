@@ -3,6 +3,8 @@ pictures, classes and their files.
 """
 
 import json
+from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +12,15 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
+import torchcaps as tc
 from tests.kinds.images.folders import make_root
 from tests.runs import status
 from torchcaps_lab.card import Card
+from torchcaps_lab.classifier import Classifier
+from torchcaps_lab.cli.strange import _errors_of, examine_strange
 from torchcaps_lab.data import ImageFolder, Masks, Preprocess
 from torchcaps_lab.kinds.images.check import check_folder
+from torchcaps_lab.kinds.none_of_these.strangers import Strangers
 from torchcaps_lab.options.guess import guess
 from torchcaps_lab.tasks import Classification
 
@@ -322,3 +328,26 @@ def test_check_prints_the_command_with_the_range(tmp_path: Path, capsys) -> None
     assert "--data.range '[0, 1023]'" in capsys.readouterr().out.splitlines()[-1]
     assert status("check", str(tmp_path / "scans"), "--json") == 0
     assert json.loads(capsys.readouterr().out)["range"] == [0, 1023]
+
+
+def test_strangers_are_told_whatever_the_range_of_pixels(tmp_path: Path) -> None:
+    """Images of a data set are in [0, 1], whatever the range of the files."""
+    draw = np.random.default_rng(0)
+    for name in ("a/0", "a/1", "a/2", "b/0", "b/1", "b/2"):
+        pixels = draw.integers(1000, 4096, (8, 8)).astype(np.uint16)
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(pixels).save(tmp_path / f"{name}.png")
+    data = ImageFolder(tmp_path, range=(0, 4095), validation=0)
+    network = tc.create_model("capsnet_digits", classes=2)
+    classifier = Classifier(network, classes=data.classes)
+    classifier.reader = replace(classifier.reader, levels=(0.0, 4095.0))
+    classifier.doubts["strangers"] = Strangers(1.0, 0.05, (0.0, 1.0), 20)
+    files = [str(tmp_path / file) for file in data.test.files]
+    of_files = [answer.error for _, answer in classifier.stream(files)]
+    measured = examine_strange(classifier, data.test, str(tmp_path), 64)["strangers"]
+    assert measured["known_images"] == len(files)
+    of_data = _errors_of(classifier, data.test, 64)
+    torch.testing.assert_close(of_data, torch.tensor(of_files))
+    drawn = BytesIO()
+    Image.new("L", (8, 8), 255).save(drawn, "PNG")
+    assert classifier.reader.uploaded(drawn.getvalue(), "drawn").max() == 1

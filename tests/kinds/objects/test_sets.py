@@ -132,3 +132,16 @@ def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
     data = PictureFolder(tmp_path / "broken")
     with pytest.raises(ValueError, match=r"0\.png"):
         _ = data.train, data.test
+
+
+def test_all_broken_pictures_are_named_at_once_or_left_out(tmp_path: Path) -> None:
+    broken = [pictures(tmp_path) / "a" / f"{number}.png" for number in (0, 2, 4, 6)]
+    for file in broken:
+        file.write_bytes(b"no picture")
+    with pytest.raises(ValueError, match=r"4 images cannot be read.* skip_broken"):
+        _ = PictureFolder(tmp_path, size=16).train
+    with pytest.raises(ValueError, match=r"(?s)a/0\.png.*a/6\.png"):
+        _ = Pictures(sorted(tmp_path.rglob("*.png")), size=16).train
+    data = PictureFolder(tmp_path, size=16, skip_broken=True)
+    assert len(data.train) + len(data.validation) + len(data.test) == 8
+    assert any("left out" in note for note in data.notes())

@@ -51,7 +51,11 @@ from torchcaps_lab.kinds.images.decoding.picture import (
     opened,
     to_tensor,
 )
-from torchcaps_lab.kinds.images.decoding.upload import is_black, uploaded_picture
+from torchcaps_lab.kinds.images.decoding.upload import (
+    is_black,
+    is_of_bytes,
+    uploaded_picture,
+)
 from torchcaps_lab.kinds.images.guess import LOOKED_AT, guess_of_images
 from torchcaps_lab.kinds.images.samples import image_samples
 from torchcaps_lab.kinds.images.sets.files import ImageListing, image_files
@@ -67,8 +71,9 @@ from torchcaps_lab.look import (
     Place,
     Resize,
     counted,
+    data_asked,
     trained_of,
-    values_of,
+    value_of,
 )
 
 _LUMA = (0.299, 0.587, 0.114)
@@ -112,7 +117,7 @@ class ImageReader(Reader):
     @classmethod
     def sees(cls, place: Place, given: Mapping[str, Any]) -> Guess | None:
         """A folder of class folders, or images whose labels stand in a table."""
-        data = values_of(given.get("data"))
+        data = data_asked(given)
         if is_of_others(data, "file"):
             return None
         by_folder = "class_folders" in data
@@ -162,10 +167,10 @@ class ImageReader(Reader):
         """Every image of the folder or of the table, read in full."""
         if isinstance(seen, UnclearColumns):
             return DataReport(problems=(str(seen),))
-        data = values_of(seen.options["data"]) if isinstance(seen, Guess) else {}
+        data = data_asked(seen.options) if isinstance(seen, Guess) else {}
         skips = bool(data.get("skip_broken"))
         if data.get("name") != "ImageTable":
-            before = str(data.get("group_before") or "")
+            before = data.get("group_before") or ""
             return check_folder(place.path, skips, before, data.get("class_folders"))
         form = TableForm.stated(data["file"], data)
         return check_table(TableOfImages(Path(data["root"]), form), skips)
@@ -263,6 +268,10 @@ class ImageReader(Reader):
             check_resize(chosen["resize"])
         return replace(self, **chosen)
 
+    def of_examples(self) -> "ImageReader":
+        """This reader without a range: examples are in [0, 1] already."""
+        return replace(self, levels=None)
+
     def complete(self, arguments: dict[str, Any]) -> str:
         """Size, channels, range of the values and the colour behind transparent parts."""
         channels, height, width = self.image_shape
@@ -347,7 +356,11 @@ class ImageReader(Reader):
         """The picture in a file. A black one was drawn in the right size."""
         picture = uploaded_picture(file, name)
         padded = self.resize == "keep" or is_black(picture)
-        return self.read(picture, "pad" if padded else None).values
+        reader = self
+        if self.levels is not None and max(self.levels) > 255 and is_of_bytes(picture):
+            # Such as a drawing, beside images of more than 8 bits.
+            reader = self.of_examples()
+        return reader.read(picture, "pad" if padded else None).values
 
     def samples(self, name: str, classifier: Any, tell: Any) -> Examples | None:
         """Test images that are on this machine, or digits."""
@@ -496,7 +509,7 @@ def _with_labels(images: Any, labels: Any) -> Any:
 
 
 def _of_folder(root: Path, given: Mapping[str, Any]) -> Guess:
-    data = values_of(given.get("data"))
+    data = data_asked(given)
     listing = ImageListing(
         tuple(data.get("classes") or ()),
         root=root,
@@ -522,7 +535,7 @@ def _of_pairs(data: Any, given: Mapping[str, Any]) -> Guess:
     """Some of the images are asked for, to look at them."""
     source = {"name": ImageReader.in_program, "data": Given(data)}
     taken = declared(MapStyle).arguments
-    asked = values_of(given.get("data"))
+    asked = value_of(given.get("data")) or {}
     known = {name: value for name, value in asked.items() if name in taken}
     pairs = fit(DataSet, {**known, **source}, "data").make()
     counts = {part: len(given_pairs) for part, given_pairs in pairs.given.items()}

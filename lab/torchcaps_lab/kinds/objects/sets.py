@@ -20,10 +20,13 @@ from torchcaps_lab.data.base import (
     stable_split,
 )
 from torchcaps_lab.data.examples import Examples
+from torchcaps_lab.data.listed import BrokenItem, all_broken
+from torchcaps_lab.data.manifest import left_out_lines
 from torchcaps_lab.data.streams import digest_of
 from torchcaps_lab.kinds.images.decoding.bands import Range
 from torchcaps_lab.kinds.images.decoding.picture import (
     as_source,
+    broken_images,
     check_resize,
     load_image,
 )
@@ -283,16 +286,34 @@ class _OwnPictures(DataSet):
         names = tuple(self._source(place)[1] for place in places.tolist())
         images = torch.empty((len(places), *shape), dtype=torch.uint8)
         for row, place in enumerate(places.tolist()):
-            images[row] = self._loaded(place, shape)
+            try:
+                images[row] = self._loaded(place, shape)
+            except BrokenItem:
+                raise self._all_broken(shape) from None
         labels = torch.full(
             (len(names), self.size, self.size), UNKNOWN, dtype=torch.uint8
         )
         return ObjectSet(images, labels, slot_names(self.slots), names)
 
+    def _all_broken(self, shape: tuple[int, int, int]) -> ValueError:
+        """One error for all pictures that cannot be read, of all splits."""
+        broken = []
+        for place in sorted(torch.cat(self._parts).tolist()):
+            try:
+                self._loaded(place, shape)
+            except BrokenItem as problem:
+                broken.append(problem)
+        return self._refused(broken)
+
+    def _refused(self, broken: Sequence[BrokenItem]) -> ValueError:
+        return ValueError("\n".join(map(str, broken)))
+
     def _loaded(self, place: int, shape: tuple[int, int, int]) -> Tensor:
         picture, name = self._source(place)
         try:
             return load_image(picture, shape, self.fit, self.levels)
+        except BrokenItem:
+            raise
         except ValueError as error:
             raise ValueError(f"{name} cannot be read: {error}") from error
 
@@ -304,10 +325,12 @@ class PictureFolder(_OwnPictures):
 
     Args:
         root: the folder.
+        skip_broken: leave out pictures that cannot be read, with a note, instead of
+            raising an error.
 
     Raises:
         FileNotFoundError: if there is no such folder.
-        ValueError: if it holds fewer than three pictures, or one cannot be read.
+        ValueError: if it holds fewer than three pictures, or some cannot be read.
 
     Example:
         >>> from pathlib import Path
@@ -324,23 +347,34 @@ class PictureFolder(_OwnPictures):
     """
 
     root: str | Path
+    skip_broken: bool = argument(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         root = expanded(self.root)
         if not root.is_dir():
             raise FileNotFoundError(f"there is no folder {root}{seen_from(root)}")
         self._files = image_files(root)
+        self._left_out: dict[str, str] = {}
+        if self.skip_broken:
+            broken = broken_images(self._files, self.levels)
+            self._left_out = {str(file): why for file, why in broken.items()}
+            self._files = [file for file in self._files if file not in broken]
         self._divide([*map(digest_of, self._files)], f"root {root}")
 
     def notes(self) -> tuple[str, ...]:
-        """Note that sub-folders are no classes."""
+        """What was left out, and that sub-folders are no classes."""
+        left_out = left_out_lines(self._left_out)
         folders = {file.parent for file in self._files} - {expanded(self.root)}
         if not folders:
-            return ()
+            return tuple(left_out)
         return (
+            *left_out,
             f"task 'objects' learns without labels: the {len(folders)} sub-folders of "
             f"{self.root} are not used as classes",
         )
+
+    def _refused(self, broken: Sequence[BrokenItem]) -> ValueError:
+        return all_broken(broken, "leave them out to see the rest")
 
     def _source(self, place: int) -> tuple[Any, str]:
         file = self._files[place]

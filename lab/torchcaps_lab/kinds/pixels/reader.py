@@ -19,9 +19,9 @@ from torchcaps_lab.look import (
     Fit,
     Guess,
     Place,
+    data_asked,
     epochs_for,
     trained_of,
-    values_of,
     watched,
 )
 
@@ -84,7 +84,7 @@ class PixelReader(ImageReader):
             ValueError: pictures lie beside what may be their masks, in folders of other
                 names or in one; says what to type.
         """
-        asked = values_of(given.get("data"))
+        asked = data_asked(given)
         named = {name: str(asked[name]) for name in _NAMED if name in asked}
         usual = {**dict(zip(_NAMED, _NAMED, strict=True)), **named}
         folders = ((usual["images"], usual["masks"], named), *_FOLDERS)

@@ -49,9 +49,9 @@ from torchcaps_lab.kinds.series.table import (
 from torchcaps_lab.look import (
     Guess,
     Place,
+    data_asked,
     is_number,
     trained_of,
-    values_of,
     watched,
 )
 
@@ -84,7 +84,7 @@ class SeriesReader(Reader):
     @classmethod
     def sees(cls, place: Place, given: Mapping[str, Any]) -> Guess | None:
         """Sounds, archives of series, or a table with a row for each moment."""
-        asked = values_of(given.get("data"))
+        asked = data_asked(given)
         if is_of_others(asked, "series", "wide") or holds_other_kinds(place, cls):
             return None
         archives = place.with_suffix(*_ARCHIVES)

@@ -57,9 +57,9 @@ from torchcaps_lab.look import (
     Place,
     batch_size_for,
     counted,
+    data_asked,
     lines_in,
     trained_of,
-    values_of,
     watched,
 )
 
@@ -95,7 +95,7 @@ class TextReader(Reader):
     @classmethod
     def sees(cls, place: Place, given: Mapping[str, Any]) -> Guess | None:
         """A table of texts with labels, or a folder of texts without images."""
-        asked = values_of(given.get("data"))
+        asked = data_asked(given)
         if not place.suffixes & {*_FILES} or is_of_others(asked, "text"):
             return None
         if holds_other_kinds(place, cls):

@@ -20,7 +20,7 @@ from torchcaps_lab.data.transforms.preprocess import Preprocess
 from torchcaps_lab.kinds.texts.files import list_texts
 from torchcaps_lab.kinds.texts.text_set import TextSet
 from torchcaps_lab.kinds.texts.word_vectors import read_vectors
-from torchcaps_lab.kinds.texts.words import Words, plain_words
+from torchcaps_lab.kinds.texts.words import RESERVED, Words, plain_words
 from torchcaps_lab.look import counted
 
 
@@ -123,6 +123,15 @@ class Text(ListedData):
         """The size of the vocabulary; a `ValueError` unless ``preprocess`` is empty."""
         self.train.prepared(preprocess)
         return {"vocabulary": len(self.words)}
+
+    def named_rows(
+        self, extra: Mapping[str, Any]
+    ) -> dict[str, tuple[Sequence[str], Sequence[str]]]:
+        """The classes, and the words, behind the numbers that stand for none."""
+        known = extra.get("reader", {}).get("words", {}).get("vocabulary", ())
+        none = [f"[{number}]" for number in range(RESERVED)]  # a word has no brackets
+        vocabulary = [*none, *self.words.vocabulary], [*none, *known]
+        return super().named_rows(extra) | {"vocabulary": vocabulary}
 
     def begin(self, network: nn.Module) -> None:
         """Gives its words the vectors of the file, if there is one.

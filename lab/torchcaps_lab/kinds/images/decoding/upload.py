@@ -34,6 +34,11 @@ def uploaded_picture(file: bytes, name: str) -> "PILImage":
         return picture
 
 
+def is_of_bytes(picture: "PILImage") -> bool:
+    """Whether its values have at most 8 bits, as those of drawings."""
+    return not picture.mode.startswith(("I", "F"))
+
+
 def is_black(picture: "PILImage") -> bool:
     """Whether nothing is drawn: fitting a picture may look for ink, and would find
     none.
