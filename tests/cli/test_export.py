@@ -27,6 +27,7 @@ from torchcaps_lab.cli.exporting import (
     NOTES,
     Exported,
     _digamma,
+    _off,
     _without_own_noise,
     export,
 )
@@ -414,3 +415,10 @@ def test_an_export_says_at_once_that_it_takes_long(
     assert main(["export", "digits/capsnet_digits", "--to", str(out)]) == 1
     told = capsys.readouterr().err
     assert told.index(f"exporting CapsNet to {out} as onnx") < told.index("stopped")
+
+
+def test_nan_in_any_output_is_seen() -> None:
+    zeros, nans = torch.zeros(2), torch.full((2,), torch.nan)
+    assert _off([zeros, zeros], [zeros, zeros]) == 0
+    for outputs in ([zeros, nans], [nans, zeros]):
+        assert not _off(outputs, [zeros, zeros]) <= CLOSE

@@ -146,6 +146,15 @@ class TestEachFactHasItsAdvice:
         assert "epoch 2 had 95.0%" in hint.fact
         assert hint.option == "--keep best --patience 10"
 
+    def test_of_the_epoch_that_is_used(self):
+        metrics = [
+            {"train_accuracy": train, "val_accuracy": value}
+            for train, value in ((0.8, 0.7), (0.92, 0.9), (0.99, 0.7), (1.0, 0.7))
+        ] + [{"train_accuracy": 1.0, "val_accuracy": 0.7}] * 4
+        kept = {"used_epoch": {"epoch": 2}, "command": "torchcaps train --keep best"}
+        assert advice(EVEN, EVEN, kept, metrics).hints == ()
+        assert advice(EVEN, EVEN, metrics=metrics).hints
+
     def test_rare_classes(self):
         """Of the training: those of the test were counted."""
         (hint,) = advice(

@@ -37,6 +37,13 @@ def test_figures_of_a_hand_made_example() -> None:
     )
 
 
+def test_the_interval_of_a_perfect_test_has_half_an_image_wrong() -> None:
+    labels = torch.arange(20) % 2
+    activation = torch.nn.functional.one_hot(labels).float()
+    perfect = Findings(labels=labels, activation=activation, entropy=None)
+    assert perfect.interval == pytest.approx(1.96 * (0.025 * 0.975 / 20) ** 0.5)
+
+
 def test_confusion_and_shares_of_scikit_learn() -> None:
     generator = torch.Generator().manual_seed(2)
     actual = Findings(

@@ -24,7 +24,8 @@ from torchcaps_lab.cli import main
 from torchcaps_lab.data import Digits, Examples
 from torchcaps_lab.options.declarations import Schedule, TrainerOptions
 from torchcaps_lab.options.reading import read_options
-from torchcaps_lab.tasks import Criteria
+from torchcaps_lab.tasks import Criteria, Measure
+from torchcaps_lab.training.callbacks import History, StopEarly
 from torchcaps_lab.training.checkpoints import differences, newest_checkpoint
 from torchcaps_lab.training.diverged import TrainingDiverged, first_not_finite
 from torchcaps_lab.training.fitting import Fitting, rehearse
@@ -573,6 +574,18 @@ class TestEnd:
         more = self.run(tmp_path / "run", len(few) + 1, patience=9)
         assert len(more) == len(few) + 1
         assert more == [*few, more[-1]]
+
+    def test_patience_is_of_epochs_and_an_aim_is_reached_exactly(self) -> None:
+        history = History(Path("none.csv"), None, "accuracy")
+        stop = StopEarly(0.9, 3, history, Measure("accuracy"))
+        for epoch in range(1, 11):
+            assert not stop.why()
+            of_fifth = {"val_accuracy": 0.5} if epoch % 5 == 0 else {}
+            history.rows.append({"epoch": epoch, **of_fifth})
+        assert stop.why() == "val_accuracy has not improved for 5 epochs"
+        nine_of_ten = float(torch.tensor([True] * 9 + [False]).float().mean())
+        history.rows[-1]["val_accuracy"] = nine_of_ten
+        assert stop.why() == "val_accuracy has reached stop_at 0.9"
 
     @pytest.mark.parametrize(
         ("how", "why"),

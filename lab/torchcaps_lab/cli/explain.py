@@ -56,6 +56,10 @@ def command(
     classifier, images = open_run(run, data, split)
     recorded = read_summary(of_run) if of_run.summary.exists() else {}
     summary = {**recorded, "run": run}  # it may have moved since
+    if not on_test_images:
+        # These were found on the test images of the run.
+        for name in ("verdict", "routing"):
+            summary.pop(name, None)
     metrics = _read_metrics(of_run.metrics) if of_run.metrics.exists() else []
     page = classifier.task.report(
         place, classifier.network, classifier.prepared(images), summary, metrics

@@ -175,10 +175,11 @@ def export(classifier: Classifier, path: Path, form: str) -> float:
 def _off(actual: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
     """The largest difference, see :data:`CLOSE`."""
     pairs = zip(actual, expected, strict=True)
-    return max(
+    differences = [
         float((result - wanted).abs().max() / wanted.abs().max().clamp_min(1))
         for result, wanted in pairs
-    )
+    ]
+    return torch.tensor(differences).max().item()  # NaN, if one of them is
 
 
 def _notes(classifier: Classifier, outputs: list[str]) -> dict[str, Any]:

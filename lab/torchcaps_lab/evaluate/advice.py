@@ -53,7 +53,9 @@ def classifier_hints(
     """
     commands = Commands.of(summary)
     timm = str(getattr(model, "backbone", "")).startswith(TIMM)
-    history = MeasureHistory.of("accuracy", metrics, findings.accuracy, images.what)
+    history = MeasureHistory.of(
+        "accuracy", metrics, findings.accuracy, images.what, summary
+    )
     hints = chain(
         _majority(findings, images),
         _pretrained(findings, images, summary, timm),

@@ -149,7 +149,9 @@ class Findings:
         an image wrong.
         """
         N = len(self.labels)
-        return 1.96 * math.sqrt(max(self.accuracy * self.error, 0.25 / N) / N)
+        half = 0.5 / N
+        variance = max(self.accuracy * self.error, half * (1 - half))
+        return 1.96 * math.sqrt(variance / N)
 
     @cached_property
     def per_class(self) -> tuple[ClassFigures, ...]:

@@ -139,6 +139,8 @@ class MeasureHistory(NamedTuple):
         train: on training examples, epoch by epoch; may be empty.
         validation: on validation examples; may be empty.
         tested: on those that the report is about.
+        used_train: on training examples in the epoch that is used; empty if not known.
+        used_validation: likewise on validation examples.
     """
 
     name: str
@@ -146,6 +148,8 @@ class MeasureHistory(NamedTuple):
     train: Sequence[float]
     validation: Sequence[float]
     tested: float
+    used_train: Sequence[float] = ()
+    used_validation: Sequence[float] = ()
 
     @classmethod
     def of(
@@ -154,18 +158,35 @@ class MeasureHistory(NamedTuple):
         metrics: Metrics,
         tested: float,
         examples: str,
+        summary: Mapping[str, Any],
     ) -> "MeasureHistory":
         """Read the history from a row an epoch, with ``train_<measure>`` and
-        ``val_<measure>``.
+        ``val_<measure>``, and from the summary which epoch is used.
         """
         train = _column(metrics, f"train_{measure}")
         validation = _column(metrics, f"val_{measure}")
-        return cls(titled(measure), examples, train, validation, tested)
+        used = summary.get("used_epoch", {}).get("epoch", len(metrics))
+        return cls(
+            titled(measure),
+            examples,
+            train,
+            validation,
+            tested,
+            _column(metrics[:used], f"train_{measure}")[-1:],
+            _column(metrics[:used], f"val_{measure}")[-1:],
+        )
 
     @property
     def last(self) -> float:
         """The figure of the last epoch on examples that were not trained on."""
         return self.validation[-1] if self.validation else self.tested
+
+    @property
+    def _used(self) -> tuple[float, float]:
+        """The figures of the epoch that is used on training examples and on others."""
+        of_train = self.used_train or self.train
+        others = self.used_validation or self.validation or [self.tested]
+        return of_train[-1], others[-1]
 
     def hints(self, remedies: Remedies) -> Iterator[Hint]:
         """Learned by heart, not learned to the end, or turned back.
@@ -202,15 +223,17 @@ class MeasureHistory(NamedTuple):
         # It has not learned its training examples yet.
         if self.train[-1] < _WEAK:
             return False
-        gap = self.train[-1] - self.last
-        return gap > 0.1 or (gap > 0.04 and 1 - self.last > 2 * (1 - self.train[-1]))
+        train, other = self._used
+        gap = train - other
+        return gap > 0.1 or (gap > 0.04 and 1 - other > 2 * (1 - train))
 
     def _overfitted(self, remedies: Remedies) -> Hint:
+        train, other = self._used
         stronger = "use stronger augmentation, or " if remedies.overfitting else ""
         extra = f" ({remedies.extra} first)" if remedies.extra else ""
         return Hint(
-            f"the {self.name} is {self.train[-1]:.1%} on the training {self.examples} and "
-            f"{self.last:.1%} on others",
+            f"the {self.name} is {train:.1%} on the training {self.examples} and "
+            f"{other:.1%} on others",
             f"it overfits its training {self.examples}: {stronger}add {self.examples}{extra}",
             remedies.overfitting,
         )
@@ -236,7 +259,7 @@ class MeasureHistory(NamedTuple):
     def _turned_back(self) -> Iterator[Hint]:
         best = max(self.validation, default=0.0)
         epochs = len(self.validation)
-        if epochs <= 4 or best - self.last <= 0.02:
+        if epochs <= 4 or best - self._used[1] <= 0.02:
             return
         at = self.validation.index(best)
         if at < 0.8 * epochs:

@@ -1,5 +1,6 @@
 """The interface of a task, which training, resuming, testing and predicting use."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -87,8 +88,12 @@ class Measure:
             )
 
     def reached(self, value: float, aim: float) -> bool:
-        """Whether the value is as good as the aim."""
-        return value >= aim if self.higher_is_better else value <= aim
+        """Whether the value is as good as the aim, to the rounding of float32: 9 of 10
+        are 0.9.
+        """
+        if math.isclose(value, aim, rel_tol=1e-6):
+            return True
+        return value > aim if self.higher_is_better else value < aim
 
     def text(self, value: float) -> str:
         """The value as text."""

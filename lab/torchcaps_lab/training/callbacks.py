@@ -211,13 +211,16 @@ class StopEarly(Callback):
         """Return why the training ends here; empty if it does not."""
         name = f"val_{self.measure.name}"
         sign = 1 if self.measure.higher_is_better else -1
-        best, waited = -math.inf, 0
-        for value in (row[name] for row in self.history.rows if name in row):
+        best, of_best = -math.inf, 0
+        # An epoch may have no validation.
+        for row in (row for row in self.history.rows if name in row):
+            value, epoch = row[name], int(row["epoch"])
             if self.stop_at is not None and self.measure.reached(value, self.stop_at):
                 return f"{name} has reached stop_at {self.stop_at:g}"
-            waited = 0 if sign * value > best else waited + 1
-            best = max(best, sign * value)
-            if waited == self.patience:
+            if sign * value > best:
+                best, of_best = sign * value, epoch
+            waited = epoch - of_best
+            if self.patience is not None and waited >= self.patience:
                 return f"{name} has not improved for {counted(waited, 'epochs')}"
         return ""
 

@@ -175,6 +175,19 @@ def test_a_network_that_found_nothing_is_told_so() -> None:
     assert {answer.seen for answer in answers} == {"0 objects and the ground"}
 
 
+def test_what_is_drawn_does_not_depend_on_the_batches() -> None:
+    test = Shapes(count=20, tests=12).test
+    test.inputs[0] = 100
+    test.inputs[0, :, 0] = 101  # nearly of one colour
+    masks = torch.full((12, 6, 32, 32), 1 / 6)
+    network = Answering(lambda images: slots_as(masks[: len(images)], images / 2))
+    drawn = [
+        Objects().examine(network, test, size).figures["drawn"] for size in (1, 5, 12)
+    ]
+    assert drawn == pytest.approx([drawn[0]] * 3)
+    assert -1 < drawn[0] < 1
+
+
 def test_slots_that_divide_pictures_by_place_are_named() -> None:
     test = Shapes(count=20, tests=12).test
     place = torch.arange(32) * 3 // 32 + (torch.arange(32)[:, None] >= 16) * 3

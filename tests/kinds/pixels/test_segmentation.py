@@ -46,6 +46,24 @@ def test_measures_leave_pixels_without_a_class_out() -> None:
     assert actual["dice"].tolist() == pytest.approx([(2 / 4 + 4 / 5 + 0) / 3])
 
 
+def test_answers_that_are_not_numbers_are_told(tmp_path: Path) -> None:
+    class Undefined(tc.models.UNet):
+        def forward(self, images, target=None):
+            return Prediction(
+                super().forward(images).activation * torch.nan, None, None
+            )
+
+    images = MaskSet(
+        torch.zeros(2, 1, 16, 16, dtype=torch.uint8),
+        torch.zeros(2, 16, 16, dtype=torch.uint8),
+        ("ground", "cell", "dirt"),
+    )
+    network = Undefined((1, 16, 16), classes=3)
+    examination = Segmentation().examine(network, images)
+    assert "2 of 2 are not finite" in examination.warnings[0]
+    assert examination.lines[-1] == "  dirt: in no mask and in no answer"
+
+
 def test_dice_loss_of_certain_answers_is_one_minus_the_coefficient() -> None:
     assert float(dice_loss(certain(SAID), LABELS)) == pytest.approx(
         1 - (2 / 4 + 4 / 5 + 0) / 3

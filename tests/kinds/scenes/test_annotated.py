@@ -127,6 +127,19 @@ def test_boxes_lie_where_white_is_however_images_are_resized(tmp_path: Path) -> 
         assert second[1][2] <= 48
 
 
+@pytest.mark.parametrize("resize", ["pad", "crop", "stretch"])
+def test_thin_things_at_every_border_keep_a_pixel(tmp_path: Path, resize: str) -> None:
+    thin = [(0, 8, 1, 20), (39, 8, 40, 20), (8, 0, 20, 1), (8, 23, 20, 24)]
+    notes = write(tmp_path, "voc", {"a": [("cat", place) for place in thin]})
+    sides = {"pad": (20, 12), "crop": (20, 12), "stretch": (12, 9)}[resize]
+    images = data(tmp_path, notes, size=sides[::-1], resize=resize).train
+    things = boxes_of(images)["a"]
+    assert len(things) == 4
+    for _, (left, top, right, bottom) in things:
+        assert 0 <= left < right <= sides[0]
+        assert 0 <= top < bottom <= sides[1]
+
+
 def test_what_a_crop_cuts_off_is_gone(tmp_path: Path) -> None:
     notes = write(
         tmp_path, "voc", {"a": [("cat", (0, 0, 6, 6)), ("dog", (16, 8, 24, 16))]}

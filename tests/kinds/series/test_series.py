@@ -236,6 +236,19 @@ def test_training_series_have_mean_0_and_deviation_1(tmp_path: Path) -> None:
     assert Scale.from_config(train.scale.config()) == train.scale
 
 
+@pytest.mark.parametrize("unit", [1e-30, 5e-6, 1e20])
+@pytest.mark.parametrize("each", [True, False])
+def test_the_unit_of_a_series_does_not_matter(unit: float, each: bool) -> None:
+    """Volts of an EEG became 0."""
+    row = torch.stack([torch.randn(30), torch.full((30,), 3.0)])
+    answers = []
+    for factor in (1.0, unit):
+        scale = Scale() if each else Scale.of([row * factor])
+        answers.append(scale(row * factor))
+    torch.testing.assert_close(answers[1], answers[0], rtol=1e-4, atol=1e-5)
+    assert not answers[0][1].any()
+
+
 def test_a_tone_has_its_band_and_its_power_at_any_rate() -> None:
     sound = Sound(bands=20)
     middles = torch.linspace(0, 2595 * math.log10(1 + 4000 / 700), 22)[1:-1]

@@ -84,6 +84,9 @@ _ASSIGNED = "_assigned"
 """The end of the name of a figure of assigned pixels, not of masks."""
 
 
+_PIXELS = ("variance", "square")
+"""What is measured of the pixels of each picture, and kept in no figure."""
+
 _DEVIATION = 0.3
 """The standard deviation of a colour in [0, 1] around that of its slot. With 0.1, slots
 learn to draw pixels that are not theirs, and masks stay alike.
@@ -281,7 +284,8 @@ class Objects(Task):
             parts["loss_of_single_slots"] = self._weight * of_slots
         if self.area:
             largest = masks.float().mean((2, 3)).amax(1)  # (B,)
-            drawn = (_variance(prediction, batch) - error.detach()).clamp_min(0)
+            variance = _variances(prediction, batch)[0].mean()
+            drawn = (variance - error.detach()).clamp_min(0)
             parts["loss_of_area"] = self.area * drawn * (1 - largest.mean())
         if self._weight_of_outlines and colours is not None:
             pictures = batch.pictures.to(error.device)
@@ -295,7 +299,8 @@ class Objects(Task):
         ``fg_ari_assigned`` of the pixels.
         """
         error = _errors(prediction, batch).detach()
-        figures = {"drawn": _drawn_shares(error, prediction, batch), "error": error}
+        drawn = _drawn_shares(error, *_variances(prediction, batch))
+        figures = {"drawn": drawn, "error": error}
         if _known(batch.labels):
             figures |= _indices(batch.labels, prediction, ["fg_ari"])
         return figures
@@ -313,9 +318,14 @@ class Objects(Task):
         check_asked(network, images, batch_size)
         rows: dict[str, list[Tensor]] = {}
         for batch, prediction in predicted(network, images, batch_size):
-            for name, values in self._figures(prediction, batch).items():
+            of_batch = self._figures(prediction, batch)
+            of_batch |= zip(_PIXELS, _variances(prediction, batch), strict=True)
+            for name, values in of_batch.items():
                 rows.setdefault(name, []).append(values.cpu().double())
         each = {name: torch.cat(values) for name, values in rows.items()}
+        # Of the variance of all pictures, however they were divided into batches.
+        of_all = (each.pop(name) for name in _PIXELS)
+        each["drawn"] = _drawn_shares(each["error"], *of_all)
         figures = {name: values.mean().item() for name, values in each.items()}
         lines = [
             f"{figures['drawn']:.1%} of the variance of the pictures drawn (mean "
@@ -497,28 +507,27 @@ def _errors(prediction: Prediction, batch: Batch) -> Tensor:
     return (drawn - true).square().flatten(1).mean(1)
 
 
-def _drawn_shares(error: Tensor, prediction: Prediction, batch: Batch) -> Tensor:
-    """The share of the variance that is drawn, (B,); 0 if all pictures of the batch are
-    of one colour, which have none.
+def _drawn_shares(error: Tensor, variance: Tensor, square: Tensor) -> Tensor:
+    """The share of the variance of all pictures together that is drawn of each, (B,),
+    because a picture of one colour has none; 0 if all are of one colour.
 
     Args:
         error: the mean squared error of each picture, (B,).
-        prediction: what was drawn.
-        batch: the pictures.
+        variance: that of its pixels around their mean colour, (B,).
+        square: the mean of the squares of its pixels, (B,).
     """
-    _, true = _drawn_and_true(prediction, batch)
-    variance = _variance(prediction, batch)
-    flat = variance <= resolution(true.square().mean(), roundings=4)
-    return torch.where(flat, 0.0, 1 - error / variance.where(~flat, 1))
+    mean = variance.mean()
+    flat = mean <= resolution(square.float().mean(), roundings=4)
+    return torch.where(flat, 0.0, 1 - error / mean.where(~flat, 1))
 
 
-def _variance(prediction: Prediction, batch: Batch) -> Tensor:
-    """That of pixels around the mean colour of their picture. It is over the batch,
-    because a picture of one colour has none.
+def _variances(prediction: Prediction, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The variance of the pixels of each picture around their mean colour, and the mean
+    of their squares, (B,).
     """
     _, true = _drawn_and_true(prediction, batch)
     pixels = true.flatten(2) if prediction.features is None else true.mT
-    return pixels.var(2, correction=0).mean()
+    return pixels.var(2, correction=0).mean(1), pixels.square().mean((1, 2))
 
 
 def _claims(prediction: Prediction) -> Tensor:

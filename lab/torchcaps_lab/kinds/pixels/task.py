@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ from torchcaps_lab.tasks.base import (
     Task,
     register_task,
 )
+from torchcaps_lab.tasks.labels import finite_warning
 
 _WORST = 6
 """Images of a report."""
@@ -91,6 +92,16 @@ def _confusion(best_classes: Tensor, labels: Tensor, classes: int) -> Tensor:
     return torch.bincount(
         labels[labelled] * classes + best_classes[labelled], minlength=classes**2
     ).view(classes, classes)
+
+
+class _Looked(NamedTuple):
+    """What is known of an image: the confusion matrix (E, E), the answer of each pixel,
+    and the highest activation of each class (E,).
+    """
+
+    confusion: Tensor
+    mask: Tensor
+    highest: Tensor
 
 
 @register_task("segmentation")
@@ -191,7 +202,8 @@ class Segmentation(Task):
         512.
         """
         self.check(images)
-        confusion = torch.stack([matrix for matrix, _ in self._looked(network, images)])
+        looked = [*self._looked(network, images)]
+        confusion = torch.stack([image.confusion for image in looked])
         iou, dice = overlaps(confusion.sum(0))
         accuracy = confusion.sum(0).trace() / confusion.sum().clamp_min(1)
         rows = {
@@ -211,6 +223,8 @@ class Segmentation(Task):
         }
         each = [
             f"  {name}: IoU {row['iou']:.2%}, Dice {row['dice']:.2%}"
+            if not math.isnan(row["iou"])
+            else f"  {name}: in no mask and in no answer"
             for name, row in rows.items()
         ]
         line = (
@@ -219,19 +233,27 @@ class Segmentation(Task):
         )
         per_image = overlaps(confusion)[0].nanmean(1).tolist()
         return Examination(
-            figures, {"per_class": rows, "iou_of_images": per_image}, (line, *each)
+            figures,
+            {"per_class": rows, "iou_of_images": per_image},
+            (line, *each),
+            finite_warning(torch.stack([image.highest for image in looked])),
         )
 
     def _looked(
         self, network: ClassifierNetwork, images: Examples
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """The confusion matrix and the answer for each image."""
+    ) -> Iterator[_Looked]:
         check_asked(network, images, 1)
         at_once = max(1, _PIXELS // math.prod(images.image_shape))
         for batch, prediction in predicted(network, images, at_once):
-            best_classes = _pixelwise(prediction, batch.labels).argmax(1).cpu()
-            for mask, labels in zip(best_classes, batch.labels.cpu(), strict=True):
-                yield _confusion(mask, labels, len(images.classes)), mask
+            activation = _pixelwise(prediction, batch.labels)
+            rows = (
+                activation.argmax(1).cpu(),
+                batch.labels.cpu(),
+                activation.flatten(2).amax(2).cpu(),
+            )
+            for mask, labels, highest in zip(*rows, strict=True):
+                confusion = _confusion(mask, labels, len(images.classes))
+                yield _Looked(confusion, mask, highest)
 
     def drawings(
         self,
@@ -283,7 +305,7 @@ class Segmentation(Task):
         worst = images.subset(each.argsort()[:_WORST])
         names = [Path(file).name for file in worst.files or map(str, range(len(worst)))]
         values = each.sort().values.tolist()
-        masks = [mask for _, mask in self._looked(network, worst)]
+        masks = [image.mask for image in self._looked(network, worst)]
         yield Segments(
             title=page_title(network, summary),
             text=f"{sentence(examination.lines[0])} Below are the worst images.",

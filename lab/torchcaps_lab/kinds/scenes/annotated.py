@@ -448,6 +448,9 @@ def _moved(
     moved = (boxes.view(-1, 2, 2) * scale + shift).flatten(1)
     low = moved[:, :2].round()
     high = moved[:, 2:].round()
+    # What ends at the last pixel may begin within half of it.
+    inside = (moved[:, 2:] <= new + _OUTSIDE) & (moved[:, :2] < new)
+    low = torch.where(inside, torch.minimum(low, new - 1), low)
     high = torch.maximum(high, low + 1)
     return torch.cat([low.clamp_min(0), torch.minimum(high, new)], 1).long()
 

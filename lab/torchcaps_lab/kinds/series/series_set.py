@@ -15,9 +15,9 @@ from torchcaps_lab.kinds.series.table import SeriesForm
 
 _USUAL = SeriesForm()
 
-_FLAT = 1e-5
-"""Channels that vary less, or by no more than the rounding of their mean, are taken to
-be constant: they become 0 instead of noise.
+_ROUNDINGS = 4
+"""Channels that vary by no more than so many units of rounding of their mean are taken
+to be constant: they become 0 instead of noise.
 """
 
 
@@ -63,10 +63,8 @@ class Scale:
                 series.new_tensor(moment)[:, None]
                 for moment in (self.mean, self.deviation)
             )
-        least = resolution(mean, roundings=4).clamp_min(_FLAT)
-        return torch.where(
-            deviation > least, (series - mean) / deviation.clamp_min(_FLAT), 0.0
-        )
+        varies = deviation > resolution(mean, _ROUNDINGS)
+        return torch.where(varies, (series - mean) / deviation.where(varies, 1.0), 0.0)
 
     def config(self) -> dict[str, Any]:
         """All of it, ready for JSON."""

@@ -95,7 +95,7 @@ class Advice(Exhibit):
             draw: the option of ``torchcaps predict`` that draws the answers, with the
                 folder to write; may be empty.
         """
-        history = MeasureHistory.of(measure, metrics, tested, images.what)
+        history = MeasureHistory.of(measure, metrics, tested, images.what, summary)
         hints = chain(
             history.hints(Remedies()),
             weak_classes(shares, of_class, images.what),
