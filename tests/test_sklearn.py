@@ -271,3 +271,12 @@ def test_a_pickle_has_the_network_on_the_cpu_and_goes_on() -> None:
         fitted.set_params(device="meta").predict(X)
     with pytest.raises(NotImplementedError, match="meta"):
         pickle.dumps(fitted)
+
+
+def test_a_first_part_that_is_refused_begins_nothing() -> None:
+    X = np.random.default_rng(0).normal(size=(9, 3))
+    y = X[:, 0] > 0
+    learner = CapsNetClassifier(hidden=4, types=2)
+    with pytest.raises(ValueError, match="NaN"):
+        learner.partial_fit(X * np.nan, y, classes=[False, True])
+    assert learner.partial_fit(X, y, classes=[False, True]).predict(X).shape == (9,)

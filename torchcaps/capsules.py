@@ -192,8 +192,9 @@ class CapsuleLayer(SuggestsNames, KeepsProperties):
                 return fn(tensor)
             return fn(tensor.flatten()).view(tensor.shape)
 
-        for child in self.children() if recurse else ():
-            child._apply(fn)
+        for name, child in self.named_children() if recurse else ():
+            # Transforms that torch.nn.utils.parametrize has moved stay transforms.
+            child._apply(on_transforms if name == "parametrizations" else fn)
         return super()._apply(on_transforms, recurse=False)
 
 

@@ -171,7 +171,10 @@ class CapsNetClassifier(SuggestsNames, ClassifierMixin, BaseEstimator):
             raise ValueError(
                 "class_weight 'balanced' needs all rows: give partial_fit a dict"
             )
-        first = _check_partial_fit_first_call(self, classes)
+        # A call that was refused has named the classes, and begun nothing.
+        first = _check_partial_fit_first_call(self, classes) or not hasattr(
+            self, "network_"
+        )
         rows, labels, weights = self._checked(X, y, sample_weight, reset=first)
         data = self._data(rows, labels, weights)
         with self._seeded():

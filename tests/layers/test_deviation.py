@@ -141,3 +141,10 @@ def test_constant_poses_stay_finite() -> None:
     masked = CapsConv2d(4, 4, (4, 4), (4, 4), 3)
     preserve_deviation(masked, capsules(0), torch.rand(4, 8, 8, 4) > 0.5)
     assert masked.weight.std() > 0.5
+
+
+def test_a_plain_pair_is_taken_as_a_layer_takes_it() -> None:
+    layer = CapsConv2d(2, 2, (2, 2), (2, 2), 3)
+    pair = torch.randn(2, 5, 5, 2, 2, 2), torch.rand(2, 5, 5, 2)
+    preserve_deviation(layer, pair)
+    assert float(layer(pair).pose.std() / pair[0].std()) == pytest.approx(1, abs=0.05)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from torchcaps import Capsules, ClassCaps, create_model
 from torchcaps.layers import PoseMagnitude, coordinate_addition
@@ -197,3 +198,21 @@ def test_wrong() -> None:
         ValueError, match="coordinates must be True, False or 'scaled', got 'poses'"
     ):
         ClassCaps(T, E, 4, 4, coordinates="poses")
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script:DeprecationWarning"
+)  # PyTorch's own, of its forward mode
+def test_the_magnitude_has_no_tangent_in_training() -> None:
+    layer = ClassCaps(2, 3, (2, 2), (2, 2), coordinates="scaled", routing="em")
+    layer.double().train()
+    pose = torch.randn(3, 4, 4, 2, 2, 2, dtype=torch.float64, requires_grad=True)
+    activation = torch.rand(3, 4, 4, 2, dtype=torch.float64)
+    direction = torch.randn_like(pose)
+    parents = layer(Capsules(pose, activation)).pose
+    weights = torch.randn_like(parents)
+    (gradient,) = torch.autograd.grad(parents, pose, weights)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(pose.detach(), direction)
+        tangent = forward_ad.unpack_dual(layer(Capsules(dual, activation)).pose).tangent
+    torch.testing.assert_close((tangent * weights).sum(), (gradient * direction).sum())

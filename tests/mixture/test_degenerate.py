@@ -106,3 +106,20 @@ def test_points_too_large_for_their_squares(estimator: KMeans, size: float) -> N
         np.errstate(all="ignore"),
     ):
         estimator.fit(points)
+
+
+@pytest.mark.parametrize("kind", ["full", "diag"])
+def test_components_without_points_start_among_them(kind: str) -> None:
+    points = [[100.0], [100.0], [101.0], [101.0]]
+    with pytest.warns(ConvergenceWarning):
+        means = GaussianMixture(3, covariance_type=kind, random_state=0).fit(points)
+    assert means.means_.min() >= 99
+
+
+def test_one_weight_for_all_points() -> None:
+    points = np.random.default_rng(0).normal(size=(9, 2))
+    alike = [
+        KMeans(2, random_state=0).fit(points, sample_weight=weight).cluster_centers_
+        for weight in (None, 2.0)
+    ]
+    np.testing.assert_allclose(*alike)

@@ -96,3 +96,14 @@ def test_misspelt_names() -> None:
         wrong,
         tc,
     )  # Python suggests Classifier then
+
+
+def test_two_numbers_of_classes_are_refused() -> None:
+    with pytest.raises(ValueError, match="classes 5 and num_classes 7"):
+        tc.create_model("capsnet_digits", classes=5, num_classes=7)
+
+
+def test_layouts_of_parametrized_transforms() -> None:
+    layer = tc.CapsConv2d(2, 2, (2, 2), (2, 2), 3)
+    torch.nn.utils.parametrizations.spectral_norm(layer)
+    layer.to(memory_format=torch.channels_last)

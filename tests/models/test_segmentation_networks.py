@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 
 from torchcaps import create_model, create_routing, list_models
 from torchcaps.models import SegCaps, Segmenter
+from torchcaps.routing.batch_norm import EarlyBatchNorm
 from torchcaps.testing import check_model
 
 SMALL = {
@@ -96,6 +98,34 @@ def test_recomputing_gives_the_same_gradients() -> None:
         *(network.parameters() for network in networks), strict=True
     ):
         torch.testing.assert_close(stored.grad, recomputed.grad)
+    states = [network.state_dict() for network in networks]
+    for name, value in states[0].items():
+        torch.testing.assert_close(states[1][name], value)
+    counts = [
+        [module.batches_followed for module in network.modules() if is_norm(module)]
+        for network in networks
+    ]
+    assert counts[0] == counts[1]
+    assert set(counts[0]) == {1}
+
+
+def is_norm(module: torch.nn.Module) -> bool:
+    return isinstance(module, EarlyBatchNorm)
+
+
+@pytest.mark.parametrize(
+    ("target", "error"),
+    [
+        ([0], TypeError),
+        (torch.zeros(2, dtype=torch.int64), ValueError),
+        (torch.zeros(9, 8, dtype=torch.int64), ValueError),
+        (torch.zeros(2, 9, 8), ValueError),
+    ],
+)
+def test_targets_that_do_not_fit(target: Any, error: type[Exception]) -> None:
+    network = small("segcaps", decoder=(4,))
+    with pytest.raises(error, match="target must be"):
+        network(torch.rand(2, 3, 9, 8), target)
 
 
 STEP = """

@@ -1,6 +1,7 @@
 """What the moments are, from their definition, whichever backend makes them."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from torchcaps.ops import (
     VoteSource,
 )
 from torchcaps.ops.chunked import ChunkedVotes
+from torchcaps.ops.evidence import EvidentVotes
 from torchcaps.ops.fused import NativeVotes
 from torchcaps.ops.naive import NaiveVotes
 
@@ -315,3 +317,30 @@ def test_half_precision_is_computed_in_float32() -> None:
                 expected,
                 1e-5,
             )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"alike": 7}, ValueError, "for 7 parents alike, got shape"),
+        ({"alike": "x"}, ValueError, "alike must be a whole number"),
+        ({"epsilon": -1.0}, ValueError, "epsilon must be at least 0"),
+    ],
+)
+def test_settings_that_do_not_fit(
+    arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        Votes(torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5), **arguments)
+
+
+def test_biases_and_shares_that_do_not_fit() -> None:
+    votes: Any = Votes(torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5))
+    with pytest.raises(ValueError, match="bias must be real"):
+        votes.with_bias(torch.zeros(1, 3, 5, dtype=torch.cfloat))
+    with pytest.raises(TypeError, match="bias must be a tensor, got list"):
+        votes.with_bias([1])
+    with pytest.raises(TypeError, match="shares must be a tensor, got list"):
+        votes.total([1])
+    with pytest.raises(ValueError, match=r"T 1 or a divisor of 6, got shape \(0,"):
+        EvidentVotes(votes, torch.randn(0, 3, 4), torch.zeros(0, 3))

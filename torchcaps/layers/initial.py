@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn.utils import parametrize
 
-from torchcaps.capsules import Capsules
+from torchcaps.capsules import Capsules, from_pair
 from torchcaps.layers.classcaps import ClassCaps
 from torchcaps.layers.conv import CapsConvNd
 from torchcaps.layers.linear import CapsLinear
@@ -68,7 +68,7 @@ def _scaled(
     """A forward hook: scales the transforms, and returns the output of the scaled
     layer.
     """
-    children: Capsules = inputs[0] if inputs else named["children"]
+    children = from_pair(inputs[0] if inputs else named["children"])
     for _ in range(_TIMES):
         if not (_differ(children.pose) and _differ(parents.pose)):
             break

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torchcaps.layers.pose import Pose, pose_shape
 from torchcaps.numerics import (
     Floor,
+    as_constants,
     check_choice,
     check_size,
     compute_dtype,
@@ -155,7 +156,6 @@ class PoseMagnitude(SuggestsNames, nn.Module):
         self.register_buffer("mean_square", torch.ones(()))
         self.register_buffer("batches", torch.zeros(()))
 
-    @torch.no_grad()
     def forward(self, pose: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the magnitude, float32 at least.
 
@@ -163,6 +163,10 @@ class PoseMagnitude(SuggestsNames, nn.Module):
             pose: (B, *sites, *pose), 0 for capsules that are not there.
             mask: bool (B, *sites), False for these.
         """
+        with as_constants():
+            return self._magnitude(pose, mask)
+
+    def _magnitude(self, pose: Tensor, mask: Tensor | None) -> Tensor:
         if not self.training or not pose.numel():
             return self.mean_square.to(compute_dtype(pose)).sqrt()
         square = pose.to(compute_dtype(pose)).square()
@@ -174,9 +178,9 @@ class PoseMagnitude(SuggestsNames, nn.Module):
         return mean_square.sqrt()
 
 
-@torch.no_grad()
 def _follow(norm: PoseNorm | PoseMagnitude, mean_square: Tensor) -> None:
     """Let the running mean square follow that of another batch."""
-    norm.batches += 1
-    share = early_share(norm.batches)
-    norm.mean_square.lerp_(mean_square.to(share.dtype), share)
+    with as_constants():
+        norm.batches += 1
+        share = early_share(norm.batches)
+        norm.mean_square.lerp_(mean_square.to(share.dtype), share)

@@ -5,6 +5,7 @@ until convergence.
 import math
 import warnings
 from abc import ABC, abstractmethod
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -395,6 +396,8 @@ def check_weights(weights: ArrayLike | None, points: Tensor) -> Tensor | None:
     """
     if weights is None:
         return None
+    if isinstance(weights, Real):
+        weights = np.full(len(points), weights)
     checked = check_array(
         weights, ensure_2d=False, dtype=np.float64, input_name="sample_weight"
     )

@@ -289,11 +289,13 @@ class GaussianMixture(Mixture):
                 sample_weight=None if weights is None else weights.numpy(),
             )
         votes = point_votes(points, self.n_components, hard=True)
-        similarity = Gaussian.spherical(numbers_of(kmeans.cluster_centers_)[None], 1.0)
+        centres = numbers_of(kmeans.cluster_centers_)
+        similarity = Gaussian.spherical(centres[None], 1.0)
         share, log_mass = shares_of_points(votes, similarity, weights)
-        return Gaussians(
-            *self._covariance.m_step(points, share, self.reg_covar), log_mass.softmax(0)
-        )
+        means, covariances = self._covariance.m_step(points, share, self.reg_covar)
+        empty = log_mass == -torch.inf  # a cluster without points
+        means = torch.where(empty[:, None], centres.to(means.dtype), means)
+        return Gaussians(means, covariances, log_mass.softmax(0))
 
     def _view(self, points: Tensor, state: Gaussians) -> tuple[Votes, Similarity]:
         return self._covariance.view(points, state)

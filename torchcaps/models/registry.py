@@ -155,7 +155,12 @@ def create_model(
     """
     configuration = _configuration(name)
     if "num_classes" in arguments:
-        arguments["classes"] = arguments.pop("num_classes")
+        classes = arguments.pop("num_classes")
+        if arguments.setdefault("classes", classes) != classes:
+            raise ValueError(
+                "num_classes is timm's name of classes: they must be the same, got "
+                f"classes {arguments['classes']!r} and num_classes {classes!r}"
+            )
     if pretrained is not None and pretrained is not False:
         return _trained(name, pretrained, arguments)
     check_foreign_names(name, arguments)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -19,7 +20,11 @@ from torchcaps.models.base import IN_RANGE, ImageClassifier, check_batch, layer_
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import AnySizes, Size, Sizes, check_series
 from torchcaps.routing import DynamicRouting, Routing
-from torchcaps.routing.batch_norm import EarlyBatchNorm2d, EarlyBatchNorm3d
+from torchcaps.routing.batch_norm import (
+    EarlyBatchNorm,
+    EarlyBatchNorm2d,
+    EarlyBatchNorm3d,
+)
 from torchcaps.spec import settings
 
 _CONV: dict[int, Any] = {2: nn.Conv2d, 3: nn.Conv3d}
@@ -258,16 +263,21 @@ class SegCaps(Segmenter):
 
         Args:
             capsules: the capsules of :meth:`encode`.
-            target: the class of each pixel, (B, *grid); None for the longest capsule.
+            target: the class of each pixel, integers (B, *grid); None for the longest
+                capsule.
 
         Raises:
             RuntimeError: if the network has no decoder.
+            TypeError: if the target is no tensor.
+            ValueError: if it has another shape, or is not of integers.
         """
         if self.drawing is None:
             raise RuntimeError(
                 f"this {type(self).__name__} was built without a decoder"
             )
         capsules = from_pair(capsules)
+        if target is not None:
+            _check_target(target, tuple(capsules.activation.shape[:-1]))
         chosen = capsules.activation.argmax(-1) if target is None else target
         mask = (
             chosen[..., None] == torch.arange(1, self.classes, device=chosen.device)
@@ -279,10 +289,46 @@ class SegCaps(Segmenter):
         if not (self.recompute and self.training and torch.is_grad_enabled()):
             return layer(children)
 
-        def again(pose: Tensor, activation: Tensor) -> tuple[Tensor, ...]:
-            return tuple(layer(Capsules(pose, activation)))
+        has_run = False
 
-        return Capsules(*checkpoint(again, *children, use_reentrant=False))
+        def run(pose: Tensor, activation: Tensor) -> tuple[Tensor, ...]:
+            nonlocal has_run
+            capsules = Capsules(pose, activation)
+            if has_run:
+                return tuple(_repeated(layer, capsules))
+            # A compiler traces it once.
+            if not torch.compiler.is_compiling():
+                has_run = True
+            return tuple(layer(capsules))
+
+        return Capsules(*checkpoint(run, *children, use_reentrant=False))
+
+
+def _repeated(layer: nn.Module, children: Capsules) -> Capsules:
+    """The capsules of a layer whose running values have followed these children
+    before, and stay.
+    """
+    norms = [module for module in layer.modules() if isinstance(module, EarlyBatchNorm)]
+    counts = [norm.batches_followed for norm in norms]
+    buffers = {name: buffer.clone() for name, buffer in layer.named_buffers()}
+    try:
+        capsules: Capsules = functional_call(layer, buffers, (children,))
+    finally:
+        # It may end early, when all that was not kept is there again.
+        for norm, count in zip(norms, counts, strict=True):
+            norm.batches_followed = count
+    return capsules
+
+
+def _check_target(target: Any, shape: tuple[int, ...]) -> None:
+    if not isinstance(target, Tensor):
+        raise TypeError(f"target must be a tensor, got {type(target).__name__}")
+    whole = not (target.is_floating_point() or target.is_complex())
+    if target.shape != shape or not whole or target.dtype == torch.bool:
+        raise ValueError(
+            f"target must be integer classes (B, *grid) = {shape}, got {target.dtype} "
+            f"{tuple(target.shape)}"
+        )
 
 
 def _beside(coarse: Capsules, fine: Capsules) -> Capsules:

@@ -106,7 +106,7 @@ class EvidentVotes(Votes):
         _, I, J, _ = self.shape
         numbers = math.prod(self.children.shape[2:])
         types = len(weight)
-        if weight.shape != (types, J, numbers) or I % types:
+        if weight.shape != (types, J, numbers) or not types or I % types:
             raise ValueError(
                 f"the weights of the evidence must be (T, J, M * P) = (T, {J}, "
                 f"{numbers}), T 1 or a divisor of {I}, "

@@ -191,8 +191,11 @@ def check_numbers(name: str, tensor: Tensor, device: torch.device) -> None:
     """Checks that a tensor is real and on this device; a scalar may be on any.
 
     Raises:
-        ValueError: if it is not.
+        TypeError: if it is no tensor.
+        ValueError: if it is not real, or elsewhere.
     """
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
     if tensor.is_complex():
         raise ValueError(f"{name} must be real, got {tensor.dtype}")
     if tensor.device != device and tensor.ndim:

@@ -101,6 +101,24 @@ def _of_places(coordinates: Tensor, places: int, size: int) -> bool:
     return len(shape) == 2 and shape[0] == places and 0 < shape[1] <= size
 
 
+def alike_transforms(transforms: Tensor, alike: int) -> Tensor:
+    """The transforms (I or 1, 1, P, D) for so many parents that share them.
+
+    Raises:
+        TypeError: if they are no tensor.
+        ValueError: if there are more of them, or ``alike`` is no number of parents.
+    """
+    if not isinstance(transforms, Tensor):
+        raise TypeError(f"transforms must be a tensor, got {type(transforms).__name__}")
+    check_size(alike=alike)
+    if transforms.ndim != 4 or transforms.shape[1] not in (1, alike):
+        raise ValueError(
+            f"transforms must be (I or 1, 1, P, D) for {alike} parents alike, got shape "
+            f"{tuple(transforms.shape)}"
+        )
+    return transforms.expand(-1, alike, -1, -1)
+
+
 def check_child_field(
     name: str,
     field: Tensor,

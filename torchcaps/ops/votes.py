@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import layer_norm, pad
 
 from torchcaps.numerics import (
+    NotNegative,
     as_variables,
     cast,
     compute_dtype,
@@ -26,7 +27,7 @@ from torchcaps.ops.competition import (
     GridWide,
     OverChildren,
 )
-from torchcaps.ops.fields import FieldsType
+from torchcaps.ops.fields import FieldsType, check_numbers
 from torchcaps.ops.folded import Folded
 from torchcaps.ops.fused.triton_folded import TritonFolded
 from torchcaps.ops.naive import NaiveVotes, dense_votes, gram
@@ -43,8 +44,13 @@ from torchcaps.ops.plan import (
     plan,
 )
 from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
-from torchcaps.ops.vote_checks import check_child_field, check_votes
+from torchcaps.ops.vote_checks import (
+    alike_transforms,
+    check_child_field,
+    check_votes,
+)
 from torchcaps.ops.windows import in_windows
+from torchcaps.spec import check
 
 _FEW_COORDINATES = 4
 """The most coordinates of a place that fold."""
@@ -144,7 +150,9 @@ class Votes:
     ) -> None:
         self.alike = transforms if alike is not None else None
         if alike is not None:
-            transforms = transforms.expand(-1, alike, -1, -1)
+            transforms = alike_transforms(transforms, alike)
+        if epsilon is not None:
+            check(NotNegative, epsilon, "epsilon")
         self.children, self.shape = check_votes(
             children, transforms, coordinates, sites, mask, places
         )
@@ -498,6 +506,7 @@ class Votes:
         """
         _, I, J, H = self.shape
         T = I // self.places
+        check_numbers("bias", bias, self.children.device)
         if bias.shape[1:] != (J, H) or (len(bias) != 1 and len(bias) != T):
             raise ValueError(
                 f"bias must be (T or 1, J, H) = {(T, J, H)}, got {tuple(bias.shape)}"
@@ -603,6 +612,7 @@ class Votes:
         """
         if shares is None:
             return self.under(PARENTS).moments().sum * self.parents
+        check_numbers("shares", shares, self.children.device)
         if shares.shape != self.shape[1:3]:
             raise ValueError(
                 f"shares must be (I, J) = {self.shape[1:3]}, got {tuple(shares.shape)}"

@@ -30,14 +30,14 @@ def early_share(batches: Tensor, momentum: float = 0.1) -> Tensor:
     return (10 / (9 + batches)).clamp(min=momentum)
 
 
-class _EarlyBatchNorm(nn.modules.batchnorm._BatchNorm):
+class EarlyBatchNorm(nn.modules.batchnorm._BatchNorm):
     """Running values that follow early, of any number of axes."""
 
     # None once torch.func.replace_all_batch_norm_modules_ has taken them away.
     running_mean: Tensor
     running_var: Tensor
     num_batches_tracked: Tensor
-    _batches: int
+    batches_followed: int
     """How many batches ``num_batches_tracked`` counts, or fewer. To read that one would
     wait for a GPU.
     """
@@ -45,7 +45,7 @@ class _EarlyBatchNorm(nn.modules.batchnorm._BatchNorm):
     def reset_running_stats(self) -> None:
         """Start anew, with no batch."""
         super().reset_running_stats()
-        self._batches = 0
+        self.batches_followed = 0
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *arguments: Any
@@ -54,7 +54,7 @@ class _EarlyBatchNorm(nn.modules.batchnorm._BatchNorm):
         count: Any = state_dict.get(prefix + "num_batches_tracked")
         # On the device meta, and in a mode of fake tensors, there is no number to read.
         nowhere = count is None or count.is_meta or not can_be_kept()
-        self._batches = 0 if nowhere else int(count)
+        self.batches_followed = 0 if nowhere else int(count)
 
     def forward(self, input: Tensor) -> Tensor:
         """The same shape, normalised."""
@@ -75,9 +75,9 @@ class _EarlyBatchNorm(nn.modules.batchnorm._BatchNorm):
         momentum = self.momentum
         # A compiler would make a graph of every count.
         if momentum is not None and not torch.compiler.is_compiling():
-            self._batches += 1
+            self.batches_followed += 1
             # The share is the momentum: PyTorch follows by that in one operation.
-            steady = (9 + self._batches) * momentum >= 10
+            steady = (9 + self.batches_followed) * momentum >= 10
             if steady and dtype == self.running_mean.dtype:
                 self.num_batches_tracked.add_(1)
                 return functional.batch_norm(
@@ -108,13 +108,13 @@ class _EarlyBatchNorm(nn.modules.batchnorm._BatchNorm):
         return normalised
 
 
-class EarlyBatchNorm1d(_EarlyBatchNorm, nn.BatchNorm1d):
+class EarlyBatchNorm1d(EarlyBatchNorm, nn.BatchNorm1d):
     """Batch normalisation of (B, C) or (B, C, L) with running values that follow early:
     see :class:`EarlyBatchNorm2d`.
     """
 
 
-class EarlyBatchNorm2d(_EarlyBatchNorm, nn.BatchNorm2d):
+class EarlyBatchNorm2d(EarlyBatchNorm, nn.BatchNorm2d):
     r"""Batch normalisation of maps (B, C, H, W) with running values that follow early.
 
     .. math::
@@ -147,7 +147,7 @@ class EarlyBatchNorm2d(_EarlyBatchNorm, nn.BatchNorm2d):
     """
 
 
-class EarlyBatchNorm3d(_EarlyBatchNorm, nn.BatchNorm3d):
+class EarlyBatchNorm3d(EarlyBatchNorm, nn.BatchNorm3d):
     """Batch normalisation of volumes (B, C, D, H, W) with running values that follow
     early: see :class:`EarlyBatchNorm2d`.
     """
