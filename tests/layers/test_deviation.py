@@ -147,4 +147,5 @@ def test_a_plain_pair_is_taken_as_a_layer_takes_it() -> None:
     layer = CapsConv2d(2, 2, (2, 2), (2, 2), 3)
     pair = torch.randn(2, 5, 5, 2, 2, 2), torch.rand(2, 5, 5, 2)
     preserve_deviation(layer, pair)
-    assert float(layer(pair).pose.std() / pair[0].std()) == pytest.approx(1, abs=0.05)
+    ratio = layer(pair).pose.std() / pair[0].std()
+    assert ratio.item() == pytest.approx(1, abs=0.05)
