@@ -323,7 +323,7 @@ def test_half_precision_is_computed_in_float32() -> None:
     ("arguments", "error", "message"),
     [
         ({"alike": 7}, ValueError, "for 7 parents alike, got shape"),
-        ({"alike": "x"}, ValueError, "alike must be a whole number"),
+        ({"alike": "x"}, ValueError, "for x parents alike, got shape"),
         ({"epsilon": -1.0}, ValueError, "epsilon must be at least 0"),
     ],
 )

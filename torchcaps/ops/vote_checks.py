@@ -106,11 +106,10 @@ def alike_transforms(transforms: Tensor, alike: int) -> Tensor:
 
     Raises:
         TypeError: if they are no tensor.
-        ValueError: if there are more of them, or ``alike`` is no number of parents.
+        ValueError: if they have another shape.
     """
     if not isinstance(transforms, Tensor):
         raise TypeError(f"transforms must be a tensor, got {type(transforms).__name__}")
-    check_size(alike=alike)
     if transforms.ndim != 4 or transforms.shape[1] not in (1, alike):
         raise ValueError(
             f"transforms must be (I or 1, 1, P, D) for {alike} parents alike, got shape "

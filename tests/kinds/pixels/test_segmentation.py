@@ -47,7 +47,7 @@ def test_measures_leave_pixels_without_a_class_out() -> None:
 
 
 def test_answers_that_are_not_numbers_are_told(tmp_path: Path) -> None:
-    class Undefined(tc.models.UNet):
+    class WithoutNumbers(tc.models.UNet):
         def forward(self, images, target=None):
             return Prediction(
                 super().forward(images).activation * torch.nan, None, None
@@ -58,7 +58,7 @@ def test_answers_that_are_not_numbers_are_told(tmp_path: Path) -> None:
         torch.zeros(2, 16, 16, dtype=torch.uint8),
         ("ground", "cell", "dirt"),
     )
-    network = Undefined((1, 16, 16), classes=3)
+    network = WithoutNumbers((1, 16, 16), classes=3)
     examination = Segmentation().examine(network, images)
     assert "2 of 2 are not finite" in examination.warnings[0]
     assert examination.lines[-1] == "  dirt: in no mask and in no answer"
