@@ -59,18 +59,24 @@ def tensors(output: Any) -> list[Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
+def of_one_example(network: nn.Module) -> tuple[dict[str, Tensor], Any]:
+    """The weights of a network, and a loss of these and an example."""
+
+    def objective(weights: dict[str, Tensor], example: Tensor) -> Tensor:
+        prediction = functional_call(network, weights, (example[None],))
+        return prediction.activation.square().sum()
+
+    weights = {key: weight.detach() for key, weight in network.named_parameters()}
+    return weights, objective
+
+
 @SLOWLY_MAPPED
 @EVERY
 def test_gradients_of_each_example(name: str) -> None:
     """``vmap`` over ``grad``, as for differential privacy and influence functions."""
     network = small(name).requires_grad_()
     examples = examples_of(network, 2)
-    weights = {key: weight.detach() for key, weight in network.named_parameters()}
-
-    def objective(weights: dict[str, Tensor], example: Tensor) -> Tensor:
-        prediction = functional_call(network, weights, (example[None],))
-        return prediction.activation.square().sum()
-
+    weights, objective = of_one_example(network)
     together = vmap(grad(objective), (None, 0))(weights, examples)
     parameters = list(network.parameters())
     for row, example in enumerate(examples):
@@ -85,12 +91,7 @@ def test_gradients_of_each_example_without_running_values() -> None:
     network = small("efficient_capsnet").train()
     torch.func.replace_all_batch_norm_modules_(network)
     examples = examples_of(network, 2)
-    weights = {key: weight.detach() for key, weight in network.named_parameters()}
-
-    def objective(weights: dict[str, Tensor], example: Tensor) -> Tensor:
-        prediction = functional_call(network, weights, (example[None],))
-        return prediction.activation.square().sum()
-
+    weights, objective = of_one_example(network)
     together = vmap(grad(objective), (None, 0))(weights, examples)
     alone = grad(objective)(weights, examples[1])
     for key, gradient in together.items():

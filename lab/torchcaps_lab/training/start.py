@@ -50,7 +50,8 @@ def start_from(
     news = {}
     for argument, (names, known) in named(saved.extra).items():
         if list(names) != list(known):
-            news[argument] = [name for name in names if name not in {*known}]
+            old_names = {*known}
+            news[argument] = [name for name in names if name not in old_names]
             for weight, axis in _axes(new, one_more(argument)).items():
                 axes[weight] = axis, names, known
     kept = {}
