@@ -58,7 +58,7 @@ the two most active ones.
 ENTROPY = "entropy of the couplings"
 
 DRAWN = (
-    "convolutional twin, pooled",
+    "convolutional twin, pooled, batch norm",
     "class maps, batch norm",
     "largest values of class maps, batch norm",
     "class queries with attention, batch norm",

@@ -113,13 +113,23 @@ class FilmHistories(DataSet):
             [(user, len(films) - 1) for user, films in enumerate(self.histories)]
         )
 
+    def rated_before_test(self) -> Tensor:
+        """The films that each user rated before the last one, bool (users, films)."""
+        number = {film: index for index, film in enumerate(self.words.vocabulary)}
+        rated = torch.zeros(len(self.histories), len(number), dtype=torch.bool)
+        for user, films in enumerate(self.histories):
+            rated[user, [number[film] for film in films[:-1]]] = True
+        return rated
+
     def arguments(self, preprocess: Preprocess) -> dict[str, Any]:
         """The number of films."""
         return {"vocabulary": len(self.words)}
 
 
 def _read() -> list[list[str]]:
-    """The films of each user of MovieLens, in the order in which they were rated."""
+    """The films of each user of MovieLens, in the order in which they were rated; those
+    of one second by their numbers.
+    """
     path = in_package("ml-100k/ml-100k.inter", "recbole", "dataset_example")
     ratings: dict[int, list[tuple[float, int]]] = {}
     with opened(path) as file, TextIOWrapper(file, encoding="utf-8") as lines:
@@ -151,7 +161,7 @@ class NextFilm(TextClassifier):
 
     .. math:: p(e) = \operatorname{softmax}_e \big( \max_j \langle v_j, e \rangle + b_e \big)
 
-    over the films e that the user does not have. With a sharpness p, training takes for
+    over the films e that are not among those that were read. With a sharpness p, training takes for
     v what :func:`~torchcaps.routing.label_aware` makes of the interests and the film
     that comes next, as published. Then each interest learns what comes next if it is
     one of its own films, and their scores cannot be compared in use.
@@ -335,14 +345,16 @@ class FilmInterests(Recipe[TrainingOptions]):
         row: str,
         shared: Any,
     ) -> Mapping[str, float]:
-        """Whether the next film is among the first of those that a user does not have,
+        """Whether the next film is among the first of those that a user has not rated,
         and how far up.
         """
         trained = study.trained[row]
         test = trained.data.test
         activation = ask(trained.network, test).activation
         of_next = activation.gather(1, test.labels[:, None])
-        rank = (activation > of_next).sum(1)  # 0 is the first
+        # The network leaves out what it reads, the last films of a longer history.
+        others = ~trained.data.rated_before_test()
+        rank = ((activation > of_next) & others).sum(1)  # 0 is the first
         hit = rank < MOST
         study.curves[row] = by_groups({HIT: ~hit})
         gain = hit / (rank + 2).double().log2()
