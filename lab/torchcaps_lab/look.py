@@ -10,7 +10,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from torchcaps.whole import expanded, opened, resolved
+from torchcaps.whole import (
+    CONFIG_FILE,
+    RUN_FILE,
+    WEIGHTS_FILE,
+    expanded,
+    opened,
+    resolved,
+)
 
 STEPS = 30
 """Steps of an epoch that the batch size is chosen for: with fewer, 20 epochs end before
@@ -184,18 +191,18 @@ def is_written(folder: Path) -> bool:
     """Whether torchcaps wrote a folder: a run, a report, a saved network, or a folder of
     such alone, as ``runs`` is.
     """
-    if (folder / "config.yaml").is_file():
+    if (folder / RUN_FILE).is_file():
         return any((folder / name).exists() for name in _RUN)
     if (folder / "exhibits.json").is_file():
         return (folder / "index.html").is_file()
-    if (folder / "model.safetensors").is_file():
-        return (folder / "config.json").is_file()
+    if (folder / WEIGHTS_FILE).is_file():
+        return (folder / CONFIG_FILE).is_file()
     written = False
     try:
         # The first picture ends the search: folders of data may hold a million.
         for path in folder.iterdir():
             if not is_junk(path):
-                written = (path / "config.yaml").is_file() and is_written(path)
+                written = (path / RUN_FILE).is_file() and is_written(path)
                 if not written:
                     break
     except OSError:

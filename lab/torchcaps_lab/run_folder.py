@@ -26,7 +26,7 @@ from torchcaps.whole import (
 _LOCK = ".lock"
 _WRITTEN = (
     _LOCK,
-    "config.yaml",
+    RUN_FILE,
     "data.json",
     "metrics.csv",
     "summary.json",

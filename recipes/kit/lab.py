@@ -17,7 +17,7 @@ from torch import nn
 from recipes.kit.options import different
 from torchcaps.models import ImageClassifier, load_pretrained
 from torchcaps.spec import fit, make
-from torchcaps.whole import LARGEST_NOTE, read_text
+from torchcaps.whole import LARGEST_NOTE, RUN_FILE, read_text
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data import DataSet, Examples, find_data_dir
 from torchcaps_lab.evaluate import examine
@@ -68,7 +68,7 @@ class Trained:
     @property
     def data(self) -> DataSet:
         """The data it was trained on."""
-        return data_of(read_options(self.folder / "config.yaml")["data"])
+        return data_of(read_options(self.folder / RUN_FILE)["data"])
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from torchcaps.routing import (
 from torchcaps.routing.base import ROUTINGS
 from torchcaps.squashing import length
 
-OPTIONAL = ("attention", "spectral", "homogeneous")
+OPTIONAL = ("attention", "spectral")
 """Routings whose parameters need not be there."""
 Function = Callable[..., Routed]
 J = 4

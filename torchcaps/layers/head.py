@@ -160,7 +160,7 @@ class CapsHead(CapsuleLayer):
         # A batch of zeros, which only sets sizes, says nothing about children to come.
         # Standardised features are like random ones.
         finite = rows.isfinite().flatten(1).all(1)
-        if not (finite & _differ(rows)).any():
+        if not (finite & _vary(rows)).any():
             children = self._children(rows.new_empty(8, *rows.shape[1:]).normal_())
         self.class_caps.start(children)
 
@@ -186,7 +186,7 @@ def _loaded(head: CapsHead, _: object) -> None:
 _START_UNTRACED = torch._disable_dynamo(CapsHead._start)
 
 
-def _differ(rows: Tensor) -> Tensor:
+def _vary(rows: Tensor) -> Tensor:
     """Whether the features of an example, (B, H, W, C), differ over the channels at some
     position, bool (B,).
     """

@@ -290,9 +290,7 @@ class CapsLinear(CapsuleLayer):
         The activations of poses alone are their lengths, or None for a routing that
         does not use them.
         """
-        # Of a tool that hooks into layers.
-        if type(children) is tuple:
-            children = from_pair(children)
+        children = from_pair(children)
         if isinstance(children, Tensor):
             pose = children
             sites = children.shape[: -len(self.in_pose)]

@@ -158,9 +158,13 @@ class Slots(CapsuleLayer):
         """Return the features as children of this many slots; the routing forms the
         votes.
         """
+        rows, _ = _rows(features, mask)
+        return self._votes(rows, mask, slots)
+
+    def _votes(self, rows: Tensor, mask: Tensor | None, slots: int | None) -> Votes:
+        """The features (B, I, D) as children."""
         if slots is not None:
             check_size(slots=slots)
-        rows, _ = _rows(features, mask)
         if self.features is None:
             check_channels(self.project, rows)
         elif rows.shape[-1] != self.features:
@@ -187,8 +191,8 @@ class Slots(CapsuleLayer):
         """Route as :meth:`forward` does, but also return the votes and the last
         assignment.
         """
-        votes = self.votes(features, mask, slots=slots)
-        _, activation = _rows(features, mask)
+        rows, activation = _rows(features, mask)
+        votes = self._votes(rows, mask, slots)
         routed: Routed = self.routing(votes, activation, initial=initial)
         return routed
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import InitVar
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,11 +25,10 @@ from torchcaps.layers import (
 )
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier
 from torchcaps.models.registry import register_model
-from torchcaps.models.residual import Residual
+from torchcaps.models.residual import residual_features
 from torchcaps.models.timm_package import IMAGENET_PIXELS, imagenet_weights, import_timm
 from torchcaps.numerics import AnySizes, NotNegative, Size, Sizes
 from torchcaps.routing import DynamicRouting, Routing
-from torchcaps.routing.batch_norm import EarlyBatchNorm2d
 from torchcaps.spec import SuggestsNames, settings
 from torchcaps.whole import WEIGHTS_FILE, check_file, network_folder
 
@@ -64,16 +62,11 @@ class ResidualBackbone(Backbone):
     ) -> None:
         super().__init__()
         self.channels = widths[-1]
-        self.stem = nn.Sequential(
-            nn.Conv2d(in_channels, widths[0], 3, stride, padding=1, bias=False),
-            EarlyBatchNorm2d(widths[0]),
+        convolution, norm, _, *residuals = residual_features(
+            in_channels, widths, [blocks] * len(widths), stride=stride, projected=True
         )
-        layers: list[nn.Module] = []
-        for stage, (before, width) in enumerate(pairwise((widths[0], *widths))):
-            halving = 1 if stage == 0 else 2
-            layers.append(Residual(before, width, halving, projected=True))
-            layers += [Residual(width, width) for _ in range(blocks - 1)]
-        self.stages = nn.Sequential(*layers)
+        self.stem = nn.Sequential(convolution, norm)
+        self.stages = nn.Sequential(*residuals)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(
@@ -232,36 +225,6 @@ def _weights_file(path: str) -> Path:
     return weights_path
 
 
-def make_backbone(
-    name: str,
-    image_shape: Sequence[int],
-    widths: Sequence[int],
-    blocks: int,
-    stride: int,
-    weights: str | None,
-    level: int,
-) -> Backbone:
-    """Return a backbone by name; arguments and errors as in :class:`CapsNetOnBackbone`
-    and :class:`TimmBackbone`.
-    """
-    if name.startswith(TIMM):
-        return TimmBackbone(name.removeprefix(TIMM), image_shape, weights, level)
-    if level != 1:
-        raise ValueError(
-            f"level must be 1 with the backbone {name!r}, whose widths say how many "
-            f"levels it has, got {level}"
-        )
-    if name != "residual":
-        raise ValueError(
-            f"backbone must be 'residual' or '{TIMM}' and the name of a network of "
-            f"timm, got {name!r}"
-        )
-    backbone = ResidualBackbone(image_shape[0], widths, blocks, stride)
-    if weights is not None:
-        _load_own(backbone, weights)
-    return backbone
-
-
 def _load_own(backbone: Backbone, weights: str) -> None:
     """Load the weights of the backbone out of a saved network of this module."""
     from safetensors.torch import load_file
@@ -302,19 +265,36 @@ class OnBackbone(ImageClassifier):
     weights: str | None = None
 
     def _make_backbone(self, level: int = 1) -> None:
+        # They are in the network from now on, and saved with it.
         weights = self.weights
         self.weights = None
-        self.features: Backbone = make_backbone(
-            self.backbone,
-            self.image_shape,
-            self.widths,
-            self.blocks,
-            self.stride,
-            weights,
-            level,
-        )
+        self.features = self._backbone(weights, level)
         if self.frozen:
             self.features.requires_grad_(False)
+
+    def _backbone(self, weights: str | None, level: int) -> Backbone:
+        """The backbone of that name."""
+        name = self.backbone
+        if name.startswith(TIMM):
+            return TimmBackbone(
+                name.removeprefix(TIMM), self.image_shape, weights, level
+            )
+        if level != 1:
+            raise ValueError(
+                f"level must be 1 with the backbone {name!r}, whose widths say how "
+                f"many levels it has, got {level}"
+            )
+        if name != "residual":
+            raise ValueError(
+                f"backbone must be 'residual' or '{TIMM}' and the name of a network "
+                f"of timm, got {name!r}"
+            )
+        backbone = ResidualBackbone(
+            self.image_shape[0], self.widths, self.blocks, self.stride
+        )
+        if weights is not None:
+            _load_own(backbone, weights)
+        return backbone
 
     def train(self, mode: bool = True) -> Any:
         """Switch to training or evaluation mode; a frozen backbone, or one that keeps

@@ -13,6 +13,7 @@ def residual_features(
     widths: Sequence[int],
     blocks: Sequence[int],
     *,
+    stride: int = 1,
     projected: bool = False,
 ) -> nn.Sequential:
     """A 3 x 3 convolution, and stages of residual blocks, of which each but the first
@@ -22,18 +23,19 @@ def residual_features(
         in_channels: the channels of the images.
         widths: the channels of each stage.
         blocks: the number of blocks in each stage.
+        stride: the stride of the first convolution.
         projected: see :class:`Residual`.
     """
     before = widths[0]
     features = nn.Sequential(
-        nn.Conv2d(in_channels, before, 3, padding=1, bias=False),
+        nn.Conv2d(in_channels, before, 3, stride, padding=1, bias=False),
         EarlyBatchNorm2d(before),
         nn.ReLU(),
     )
     for stage, (width, count) in enumerate(zip(widths, blocks, strict=True)):
         for number in range(count):
-            stride = 2 if stage > 0 and number == 0 else 1
-            features.append(Residual(before, width, stride, projected))
+            halving = 2 if stage > 0 and number == 0 else 1
+            features.append(Residual(before, width, halving, projected))
             before = width
     return features
 

@@ -1,5 +1,6 @@
 """Moments that need no vote at all, because sums change places with the transforms."""
 
+import math
 from typing import Any
 
 import torch
@@ -34,6 +35,15 @@ def uniform_moments(
     else:
         total = _vote_sum(weighted, transforms)
     return Moments(share.sum(1)[:, None].expand(B, J), total, None)
+
+
+def uniform_log_partition(
+    children: Tensor, shape: tuple[int, int], parents: int
+) -> Tensor:
+    """The log-partition of the first step, (B, I): all logits are 0. A leak counts as
+    one more parent.
+    """
+    return children.new_full(shape, math.log(parents) if parents else -math.inf)
 
 
 def fixed_sum(

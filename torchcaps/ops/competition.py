@@ -66,6 +66,13 @@ class Competition(Fields):
     replaces_softmax: ClassVar[bool] = False
     """Whether the class has :meth:`shares` of its own."""
 
+    @property
+    def is_softmax(self) -> bool:
+        """Whether this is the softmax over the parents of one place, perhaps with a
+        leak, and nothing else.
+        """
+        return type(self) is Competition and not self.hard
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Notes whether the softmax is replaced."""
         super().__init_subclass__(**kwargs)
@@ -188,7 +195,7 @@ class GridWide(Competition):
         (4, 4)
     """
 
-    windows: Windows | None = None
+    windows: Windows
     types: int = 1
 
     def __post_init__(self) -> None:
@@ -200,7 +207,6 @@ class GridWide(Competition):
 
     def seen(self, device: torch.device) -> Tensor:
         """Return where each child is in the windows: :meth:`Windows.seen`."""
-        assert self.windows is not None
         return self.windows.seen(self.types, device)
 
     def log_partition(
@@ -211,7 +217,6 @@ class GridWide(Competition):
 
         The votes are passed over twice, and their logits need not be stored.
         """
-        assert self.windows is not None
         of_windows = source.log_partition(similarity, leaky=False)
         children = self.windows.children(self.types, of_windows.device)
         field = of_windows.reshape(-1, children.numel())

@@ -87,7 +87,7 @@ def gradients(
                     for tensor, leaf in zip(tensors, wanted, strict=True)
                 )
             )
-        return tuple(_differentiated(outputs, upstream, wanted, create_graph=again))
+        return tuple(differentiated(outputs, upstream, wanted, create_graph=again))
     if not again:  # nobody will differentiate again
         return work(tensors, upstream)
     return _Gradients.apply(work, function, len(tensors), *tensors, *upstream)
@@ -113,10 +113,10 @@ class _Gradients(torch.autograd.Function):
             leaves = [_leaf(field) for field in fields]
             tensors = leaves[: ctx.count]
             upstream = leaves[ctx.count :]
-            first = _differentiated(
+            first = differentiated(
                 ctx.function(*tensors), upstream, tensors, create_graph=True
             )
-            second = _differentiated(first, flowing, leaves, create_graph=again)
+            second = differentiated(first, flowing, leaves, create_graph=again)
         return None, None, None, *second
 
 
@@ -131,7 +131,7 @@ def _leaf(field: Tensor | None) -> Tensor | None:
     return field.detach().requires_grad_()
 
 
-def _differentiated(
+def differentiated(
     outputs: Tensors,
     upstream: Tensors,
     tensors: Tensors,

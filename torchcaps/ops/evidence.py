@@ -271,7 +271,7 @@ class EvidentVotes(Votes):
         constant = functional.pad(bias[..., None, None], (0, M - 1))
         evidence = torch.cat([beside, constant], dim=2).repeat(1, 1, 1, copies)
         transforms = functional.pad(transforms.to(dtype), (0, 0, 0, 1))
-        I = self._with_their_own(transforms, evidence)
+        I = self._children_apart(transforms, evidence)
         evidence = functional.pad(evidence, (0, self._zeros(M * copies)))
         transforms = torch.cat(
             [transforms.expand(I, -1, -1, -1), evidence.expand(I, -1, -1, -1)], dim=3

@@ -282,14 +282,14 @@ class Votes:
         D = transforms.shape[-1]
         if self.vote_bias is not None:
             bias = self._of_each(self.vote_bias.to(self.dtype)).unflatten(-1, (M, D))
-            I = self._with_their_own(transforms, bias)
+            I = self._children_apart(transforms, bias)
             rows = transforms, bias
             transforms = torch.cat([field.expand(I, -1, -1, -1) for field in rows], 2)
             ones = torch.eye(M, dtype=self.dtype, device=children.device)
             children = torch.cat([children, ones.expand(N, G, M, M)], -1)
         return children, transforms, self._coordinates()
 
-    def _with_their_own(self, *fields: Tensor) -> int:
+    def _children_apart(self, *fields: Tensor) -> int:
         """How many children have something of their own in fields (I or 1, ...): 1 if
         all share them, or I.
         """
@@ -567,7 +567,7 @@ class Votes:
         None where that cannot be.
         """
         competition = self.competition
-        if type(competition) is not Competition or competition.hard:
+        if not competition.is_softmax:
             return None
         if similarity is not None and type(similarity) is not InnerProduct:
             return None

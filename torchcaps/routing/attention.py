@@ -11,6 +11,7 @@ from torch.nn import functional
 from torchcaps.numerics import Floor, ProperShare, full_precision
 from torchcaps.ops import InnerProduct, Votes
 from torchcaps.routing.base import LayerShape, Routed, Routing, Steps, register_routing
+from torchcaps.routing.slot_parts import applied
 from torchcaps.spec import settings
 from torchcaps.squashing import length
 
@@ -114,13 +115,7 @@ class AttentionRouting(Routing):
         if self.score is None:
             return length(pose)
         with full_precision(pose):
-            weights = {
-                name: weight.to(pose.dtype)
-                for name, weight in self.score.named_parameters()
-            }
-            # Not the linear function itself, so that hooks run.
-            score = torch.func.functional_call(self.score, weights, (pose,))
-            return score.squeeze(-1)
+            return applied(self.score, pose).squeeze(-1)
 
 
 def _like(parameter: Tensor | None, total: Tensor) -> Tensor | None:

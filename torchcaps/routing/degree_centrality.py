@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.numerics import Floor
-from torchcaps.ops import Competition, Given, Similarity, Votes, axes
+from torchcaps.ops import Given, Similarity, Votes, axes
 from torchcaps.routing.base import Routed, Routing, register_routing
 from torchcaps.spec import settings
 from torchcaps.squashing import SquashKind, length, squash
@@ -34,15 +34,6 @@ class Degree(Similarity):
         # Divided by epsilon, a vote of 0 would have a gradient of 1 / epsilon.
         squared = torch.threshold(squared, self.epsilon, math.inf)
         return torch.einsum("bijh,bjh->bij", votes, self.total) / squared
-
-
-@dataclass(frozen=True)
-class Exponential(Competition):
-    r"""For logits that are normalised already: :math:`R_{ij} = \exp l_{ij}`."""
-
-    def shares(self, logits: Tensor, log_partition: Tensor | None = None) -> Tensor:
-        """Return the assignments (B, I, J) of logits (B, I, J)."""
-        return logits.exp()
 
 
 @register_routing("degree_centrality")
@@ -85,11 +76,7 @@ class DegreeCentralityRouting(Routing):
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Route the votes; the activations of the children are not used."""
-        logits = votes.logits(Degree(votes.total(), self.epsilon))
-        if votes.mask is not None:
-            present = votes.gather(votes.mask)[..., None]
-            logits = logits.masked_fill(~present, torch.finfo(logits.dtype).min)
-        similarity = Given(logits.log_softmax(1))
-        votes = votes.under(Exponential())
+        similarity = Given(votes.logits(Degree(votes.total(), self.epsilon)))
+        votes = votes.over_children()
         pose = squash(votes.moments(similarity).sum, self.squash)
         return Routed(pose, length(pose), votes, similarity)

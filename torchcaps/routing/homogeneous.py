@@ -13,6 +13,7 @@ from torchcaps.routing.base import (
     Routing,
     check_parents,
     register_routing,
+    unbound,
 )
 from torchcaps.routing.batch_norm import BatchStandard
 from torchcaps.spec import settings
@@ -60,7 +61,6 @@ class HomogeneousRouting(Routing):
     epsilon: Floor = 1e-3
 
     def __post_init__(self) -> None:
-        self.norm: BatchStandard | None = None
         self.register_parameter("scale", None)
         self.register_parameter("bias", None)
 
@@ -85,6 +85,8 @@ class HomogeneousRouting(Routing):
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Add up the children; their activations are not used."""
+        if self.bias is None:
+            raise unbound(self)
         if self.scale is None:
             pose = self._activated(votes.total())
         else:
@@ -106,7 +108,5 @@ class HomogeneousRouting(Routing):
 
     def _activated(self, total: Tensor) -> Tensor:
         """The sums (B, J, H) normalised, with the bias, above 0."""
-        if self.norm is not None:
-            # On axis 1, where sync_batchnorm's normalisation is too.
-            total = self.norm(total.mT).mT
-        return (total if self.bias is None else total + self.bias).relu()
+        # On axis 1, where sync_batchnorm's normalisation is too.
+        return (self.norm(total.mT).mT + self.bias).relu()

@@ -137,9 +137,6 @@ def _log_density(
     these; one for the batch.
     """
     share = votes.assignment(assigned)
-    present = votes.present(None)
-    if present is not None:
-        share = share * votes.gather(present).to(share.dtype)[..., None]
     share = share / positive(share.sum(1, keepdim=True))
     density = float((share * votes.logits(agreement)).sum()) / max(len(share), 1)
     return math.log(density) if density > 0 else -math.inf

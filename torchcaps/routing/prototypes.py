@@ -71,7 +71,7 @@ class PrototypeRouting(Routing):
         """Route the votes; children are weighted by their activations."""
         check_parents(self, self.prototypes, votes)
         B, _, _, H = votes.shape
-        centres = self.prototypes.to(votes.source.children.dtype).expand(B, -1, -1)
+        centres = self.prototypes.to(votes.dtype).expand(B, -1, -1)
         sharpness = 1 / math.sqrt(H) if self.sharpness is None else self.sharpness
         similarity = Gaussian.spherical(centres, sharpness)
         moments, share = moments_and_shares(votes, similarity, activation)

@@ -10,6 +10,7 @@ is taken is a name.
 """
 
 from torchcaps.spec.fitting import (
+    BETWEEN_0_AND_1,
     Size,
     UnknownOption,
     Within,

@@ -150,6 +150,7 @@ class Within:
 
 
 Size = Annotated[int, Within(1)]
+BETWEEN_0_AND_1 = Within(0, 1, open=True, words="a share between 0 and 1")
 """The type hint of an argument that is a size: a whole number of at least 1."""
 
 

@@ -141,7 +141,7 @@ def _probabilities(answer: Answer) -> Any:
     return answer.probabilities if answer.calibrated is None else answer.calibrated
 
 
-def _said(answer: Answer, top: int | None) -> tuple[str, ...]:
+def _names_of(answer: Answer, top: int | None) -> tuple[str, ...]:
     return answer.classes if top is None else answer.top(top)
 
 
@@ -169,7 +169,7 @@ def as_text(classifier: Classifier, top: int | None) -> Show:
         names = [
             f"{answer.counted(name)} ({shares[name]:.1%}, length "
             f"{answer.lengths[name]:.3f})"
-            for name in _said(answer, top)
+            for name in _names_of(answer, top)
         ]
         line = readable(
             f"{_short(file)}: {answer.doubted(', '.join(names) or 'nothing')}"
@@ -208,7 +208,7 @@ def as_csv(classifier: Classifier, top: int | None) -> Show:
 
     def show(file: str, answer: Answer) -> None:
         shares = _probabilities(answer)
-        names = _said(answer, top)
+        names = _names_of(answer, top)
         # One line for each answer, also where a text has several.
         name_or_text = " ".join(file.splitlines())
         rest = [_place(file)]

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torchcaps.whole import RUN_FILE
 from torchcaps_lab import explore
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli.runs import open_run
@@ -28,7 +29,7 @@ def samples_of(name: str, classifier: Classifier) -> Callable[[], Examples | Non
     """A function that reads images to try: the test images of a run, else data sets on
     this machine.
     """
-    if (Path(name) / "config.yaml").is_file():
+    if (Path(name) / RUN_FILE).is_file():
         return partial(_test_images, name)
     return partial(explore.local_samples, name, classifier, note)
 

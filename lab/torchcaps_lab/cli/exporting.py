@@ -52,13 +52,13 @@ class Exported(nn.Module):
         """Activations (B, E), and other outputs, see :meth:`names`, from images (B, C,
         H, W), words or series.
         """
-        return tuple(self._found(images).values())
+        return tuple(self._outputs(images).values())
 
     def names(self, images: Tensor) -> list[str]:
         """The names of the tensors that :meth:`forward` returns."""
-        return list(self._found(images))
+        return list(self._outputs(images))
 
-    def _found(self, images: Tensor) -> dict[str, Tensor]:
+    def _outputs(self, images: Tensor) -> dict[str, Tensor]:
         """The outputs by name: activations as the mean over all crops, everything else
         from the centre.
         """

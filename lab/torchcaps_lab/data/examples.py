@@ -471,12 +471,12 @@ class Examples(Dataset[Batch]):
         """These and others of the same size and classes."""
         inputs = torch.cat([self.inputs, other.inputs])
         labels = torch.cat([self.labels, other.labels])
-        return replace(
-            self,
-            inputs=inputs,
-            labels=labels,
-            files=(*(self.files or ()), *(other.files or ())) or None,
-        )
+        files = self._files_with(other)
+        return replace(self, inputs=inputs, labels=labels, files=files)
+
+    def _files_with(self, other: "Examples") -> tuple[str, ...] | None:
+        """The names of the files of these and others; None if neither are files."""
+        return (*(self.files or ()), *(other.files or ())) or None
 
     def subset(self, indices: Tensor) -> "Examples":
         """Return the images at `indices`, int64 (M,), in that order."""
@@ -512,13 +512,17 @@ class Examples(Dataset[Batch]):
                 digest.update(rows.cpu().contiguous().numpy().data)
         return digest.hexdigest()
 
-    def _fetch(self, indices: list[int]) -> Batch:
-        """A batch of unprepared images in [0, 1]."""
+    def _on_device(self, indices: list[int]) -> Tensor:
+        """Indices where the inputs are, int64 (B,)."""
         # Without non_blocking, every batch would wait for all work that is queued on
         # the device.
-        rows = torch.as_tensor(indices, dtype=torch.int64).to(
+        return torch.as_tensor(indices, dtype=torch.int64).to(
             self.inputs.device, non_blocking=True
         )
+
+    def _fetch(self, indices: list[int]) -> Batch:
+        """A batch of unprepared images in [0, 1]."""
+        rows = self._on_device(indices)
         pixels = self.inputs[rows].to(torch.float32) / 255
         batch = Batch(pixels, self.labels[rows], rows, pixels)
         if self.composition is None:

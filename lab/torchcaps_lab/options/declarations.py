@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from torchcaps.spec import Size, Within, check, check_fields
+from torchcaps.spec import BETWEEN_0_AND_1, Size, Within, check, check_fields
 
 if TYPE_CHECKING:
     from torchcaps.losses import ActivationLoss
@@ -27,7 +27,6 @@ CompileMode = Literal[
     "off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
 ]
 
-_SHARE = Within(0, 1, open=True, words="a share between 0 and 1")
 _SEED = Within(-(2**63), 2**64 - 1, words="in -2^63..2^64 - 1")
 
 OURS = {
@@ -209,7 +208,8 @@ class TrainerOptions:
         precision: "32-true", "bf16-mixed", "16-mixed", "64-true", ...
         deterministic: use deterministic algorithms only.
         gradient_clip_val: clip the gradients to this norm; None does not clip.
-        sync_batchnorm: batch normalisation over all processes.
+        sync_batchnorm: batch normalisation over all processes, on GPUs; not that of
+            poses.
         average: keep an exponential moving average of the weights and of running
             statistics, with this decay in each step, such as 0.999, and less in the
             first ones (:func:`~torchcaps_lab.training.options.moving_average`). The
@@ -237,7 +237,7 @@ class TrainerOptions:
     deterministic: bool = False
     gradient_clip_val: Annotated[float, Within(0)] | None = None
     sync_batchnorm: bool = False
-    average: Annotated[float, _SHARE] | None = None
+    average: Annotated[float, BETWEEN_0_AND_1] | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -336,7 +336,7 @@ def merged(base: Any, override: Any) -> Any:
             return override
         override = {"name": override}
     new = _by_name(override)
-    if _said(new) not in (None, _said(old)):
+    if _typed_name(new) not in (None, _typed_name(old)):
         return new
     both = {name: merged(old[name], new[name]) for name in new if name in old}
     return {**old, **new, **both}
@@ -353,7 +353,7 @@ def _by_name(value: Any) -> Mapping[str, Any]:
     return {"name": value} if isinstance(value, str | Typed) else {}
 
 
-def _said(thing: Mapping[str, Any]) -> Any:
+def _typed_name(thing: Mapping[str, Any]) -> Any:
     """The name of a thing as it was typed, so that ``null`` is another one."""
     name = thing.get("name")
     return name.text if isinstance(name, Typed) else name

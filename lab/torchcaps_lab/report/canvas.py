@@ -57,11 +57,6 @@ def colour_of(label: int) -> str:
     return COLOURS[label % len(COLOURS)]
 
 
-def rgb_of(code: str) -> list[float]:
-    """Red, green and blue of a colour such as ``#4a78b5``, each from 0 to 1."""
-    return [int(code[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-
-
 def class_legend(
     figure: "Figure",
     place: Literal["outside upper right", "outside lower center"],

@@ -40,6 +40,8 @@ td code { white-space: nowrap; font: inherit; } td.long { overflow-wrap: anywher
 .gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(420px, 100%), 1fr)); gap: 1em; }
 """
 _DATA = "exhibits.json"
+_OPTION = re.compile(r"(?<!\S)--\S+")
+
 _LONGEST = 24
 """Letters of a word that a cell of a table does not break: a narrow column would break
 the short ones, too.
@@ -241,7 +243,7 @@ def _with_commands(text: str) -> str:
 
 def _unbroken(command: str) -> str:
     """A command whose options are not broken behind their hyphens."""
-    return re.sub(r"(?<!\S)--\S+", r'<span class="option">\g<0></span>', command)
+    return _OPTION.sub(r'<span class="option">\g<0></span>', command)
 
 
 def _table(table: Table) -> str:
@@ -270,7 +272,7 @@ def _cell(text: str, name: str) -> str:
     kind = ' class="long"' if longest > _LONGEST else ""
     column = f' data-name="{escape(name)}"' if name else ""
     # Options to type are not broken behind their hyphens.
-    shown = re.sub(r"(?<!\S)--\S+", r"<code>\g<0></code>", escape(text))
+    shown = _OPTION.sub(r"<code>\g<0></code>", escape(text))
     return f"<td{kind}{column}>{shown}</td>"
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from torchcaps.models import ClassifierNetwork, Prediction
-from torchcaps.spec import Within
+from torchcaps.spec import BETWEEN_0_AND_1
 from torchcaps_lab.data import Examples
 from torchcaps_lab.kinds import SharedRegistry
 from torchcaps_lab.report.exhibit import Exhibit
@@ -140,8 +140,7 @@ register_doubt = DOUBTS.register
 
 def check_false_alarms(false_alarms: float) -> None:
     """Raises a `ValueError` unless it is a share above 0 and below 1."""
-    between = Within(0, 1, open=True, words="a share between 0 and 1")
-    between.check("false_alarms", false_alarms)
+    BETWEEN_0_AND_1.check("false_alarms", false_alarms)
 
 
 def doubts_in(names: Sequence[str], saved: Mapping[str, Any]) -> dict[str, Doubt]:

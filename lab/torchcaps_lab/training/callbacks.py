@@ -55,9 +55,8 @@ class History(Callback):
             "val_loss",
         }
         self.rows: list[dict[str, float]] = []
-        self.before = self._started = self._rate = (
-            0.0  # seconds of a stage before the first epoch count to that
-        )
+        # Seconds of a stage before the first epoch count to that.
+        self.before = self._started = self._rate = 0.0
 
     def on_train_epoch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule

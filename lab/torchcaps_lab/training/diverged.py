@@ -1,10 +1,10 @@
 """Finds the first number in a network that is not finite."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from torchcaps.models import ClassifierNetwork
 from torchcaps_lab.data import Batch
@@ -81,16 +81,10 @@ def first_not_finite(
     return "; ".join(faults[:2]) or "repeating the batch does not show where"
 
 
-def _tensors(output: Any) -> Iterator[Tensor]:
+def _tensors(output: Any) -> list[Tensor]:
     """The floating-point tensors in the output of a layer."""
-    if isinstance(output, Tensor):
-        if output.is_floating_point():
-            yield output
-    elif isinstance(output, dict):
-        for part in output.values():
-            yield from _tensors(part)
-    elif isinstance(output, list | tuple):
-        for part in output:
-            yield from _tensors(part)
-    elif hasattr(output, "pose"):
-        yield from _tensors([output.pose, getattr(output, "activation", None)])
+    return [
+        leaf
+        for leaf in tree_leaves(output)
+        if isinstance(leaf, Tensor) and leaf.is_floating_point()
+    ]

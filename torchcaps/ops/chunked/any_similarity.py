@@ -14,7 +14,7 @@ from torchcaps.ops import naive
 from torchcaps.ops.backend import Moments
 from torchcaps.ops.chunked.tiles import tile_grid
 from torchcaps.ops.competition import Competition, over_parents
-from torchcaps.ops.derivatives import Tensors, gradients
+from torchcaps.ops.derivatives import Tensors, differentiated, gradients
 from torchcaps.ops.fields import Fields, axes, cut
 from torchcaps.ops.similarity import Similarity
 
@@ -186,39 +186,20 @@ def _backward(
                 for tensor, needs in zip(part.tensors, wanted, strict=True)
             ]
             outputs = call.work(part.with_tensors(leaves))
-        flowing = [
-            (output, cut(gradient, layout, rows, columns))
-            for output, layout, gradient in zip(
-                outputs, call.layouts, upstream, strict=True
-            )
-            if output.requires_grad
+        of_part = [
+            cut(gradient, layout, rows, columns)
+            for layout, gradient in zip(call.layouts, upstream, strict=True)
         ]
-        _add_gradients(flowing, leaves, _placed(tile, grads, rows, columns))
+        asked = [
+            leaf if needs else None for leaf, needs in zip(leaves, wanted, strict=True)
+        ]
+        pieces = differentiated(outputs, of_part, asked, create_graph=False)
+        for grad, piece in zip(
+            _placed(tile, grads, rows, columns), pieces, strict=True
+        ):
+            if grad is not None and piece is not None:
+                grad.add_(piece)
     return grads
-
-
-def _add_gradients(
-    flowing: Sequence[tuple[Tensor, Tensor]],
-    leaves: Sequence[Tensor],
-    grads: Sequence[Tensor | None],
-) -> None:
-    """Differentiates the outputs of one tile, each with its upstream gradient, and adds
-    the result to ``grads``.
-    """
-    places = [
-        (leaf, grad)
-        for leaf, grad in zip(leaves, grads, strict=True)
-        if grad is not None
-    ]
-    if not flowing or not places:
-        return
-    outputs, upstream = zip(*flowing, strict=True)
-    gradients = torch.autograd.grad(
-        outputs, [leaf for leaf, _ in places], upstream, allow_unused=True
-    )
-    for (_, grad), piece in zip(places, gradients, strict=True):
-        if piece is not None:
-            grad.add_(piece)
 
 
 def _view(

@@ -11,15 +11,17 @@ Four cases, from the cheapest:
 * Any other similarity, or competition, does so too, with autograd inside each tile.
 """
 
-import math
-
 from torch import Tensor
 
 from torchcaps.ops import naive
 from torchcaps.ops.backend import Moments, VoteSource
 from torchcaps.ops.chunked import any_similarity
 from torchcaps.ops.chunked.moments import ChunkedMoments, ChunkedScores, Options
-from torchcaps.ops.closed_forms import given_moments, uniform_moments
+from torchcaps.ops.closed_forms import (
+    given_moments,
+    uniform_log_partition,
+    uniform_moments,
+)
 from torchcaps.ops.competition import PARENTS, Competition, over_parents
 from torchcaps.ops.similarity import Gaussian, Given, InnerProduct, Similarity
 
@@ -87,10 +89,9 @@ class ChunkedVotes(VoteSource):
     def log_partition(self, similarity: Similarity | None, leaky: bool) -> Tensor:
         """The log-partition over the parents, (B, I)."""
         if similarity is None:
+            B, I, *_ = self.children.shape
             parents = self.transforms.shape[1] + leaky
-            return self.children.new_full(
-                self.children.shape[:2], math.log(parents) if parents else -math.inf
-            )
+            return uniform_log_partition(self.children, (B, I), parents)
         if self.empty or isinstance(similarity, Given):
             return over_parents(self.logits(similarity), leaky)
         if not _is_known(similarity):

@@ -2,7 +2,6 @@
 computation in plain PyTorch.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from torchcaps.ops import naive
 from torchcaps.ops.backend import Moments, VoteSource
-from torchcaps.ops.closed_forms import uniform_moments
+from torchcaps.ops.closed_forms import uniform_log_partition, uniform_moments
 from torchcaps.ops.competition import Competition, over_parents
 from torchcaps.ops.derivatives import Tensors
 from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
@@ -278,18 +277,20 @@ class EMSteps(NamedTuple):
     def empty(cls, call: Call, seen: Tensor | None, steps: int) -> "EMSteps":
         """Memory for it."""
         B, _, J, M, _, D = sizes_of(call)
-        pair = (B, J)
-        field = (B, M * D, J)
         partition_steps = steps if seen is not None else 0
-        before = steps - 1
-        shapes: list[Sequence[int]] = [(B, J, M * D), pair, (steps, *field)]
-        shapes += [(steps, *field), (before, *pair), (before, *pair), (steps, *pair)]
-        shapes += [
-            (steps, *field),
-            (steps, B, 2),
-            (partition_steps, *call.children.shape[:2]),
-        ]
-        return cls(*(call.children.new_empty(shape) for shape in shapes))
+        new = call.children.new_empty
+        return cls(
+            mean=new(B, J, M * D),
+            logit=new(B, J),
+            means=new(steps, B, M * D, J),
+            precisions=new(steps, B, M * D, J),
+            log_weights=new(steps - 1, B, J),
+            logits=new(steps - 1, B, J),
+            masses=new(steps, B, J),
+            rests=new(steps, B, M * D, J),
+            roundings=new(steps, B, 2),
+            partitions=new(partition_steps, *call.children.shape[:2]),
+        )
 
 
 class FusedVotes(VoteSource):
@@ -341,8 +342,7 @@ class FusedVotes(VoteSource):
     ) -> Moments:
         """One E-step and the sums of the M-step that follows."""
         call = self._call(similarity, weights, log_partition)
-        # Not the batch, whose size may be open.
-        if 0 in sizes_of(call)[1:]:
+        if self.empty:
             return naive.stored_moments(
                 self, similarity, weights, competition, log_partition, scatter
             )
@@ -366,9 +366,7 @@ class FusedVotes(VoteSource):
         """The log-partition over the parents, (B, I)."""
         if similarity is None:
             B, I, J, *_ = sizes_of(self._call(None))
-            return self.children.new_full(
-                (B, I), math.log(J + leaky) if J + leaky else -math.inf
-            )
+            return uniform_log_partition(self.children, (B, I), J + leaky)
         if self.empty:
             return over_parents(self.logits(similarity), leaky)
         return self._scores(self._call(similarity), leaky, True)

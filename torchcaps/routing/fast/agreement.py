@@ -48,8 +48,7 @@ class _Problem(NamedTuple):
     def of(cls, routing: DynamicRouting, votes: Votes) -> "_Problem | None":
         """Make it; None where the kernels do not have these settings or votes."""
         competition = votes.competition
-        plain = type(competition) is Competition and not competition.hard
-        if routing.squash == "learned" or not plain:
+        if routing.squash == "learned" or not competition.is_softmax:
             return None
         constant = kind_of(routing.squash).constant
         if constant is None or votes.mask is not None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.numerics import full_precision
-from torchcaps.ops import Competition, Gaussian, Moments, Votes
+from torchcaps.ops import Gaussian, Moments, Votes
 from torchcaps.ops.backend import mean_of
 from torchcaps.ops.folded import MOST_NUMBERS, Folded
 from torchcaps.ops.fused import folded
@@ -22,7 +22,7 @@ def euclidean(
 ) -> Routed | None:
     """Make all steps of Euclidean K-Means."""
     competition = votes.competition
-    if type(competition) is not Competition or competition.hard:
+    if not competition.is_softmax:
         return None
     weights = weights_for_means(votes, activation)
     with full_precision(votes.children):

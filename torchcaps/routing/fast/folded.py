@@ -7,7 +7,7 @@ import math
 from torch import Tensor
 
 from torchcaps.numerics import cast, full_precision
-from torchcaps.ops import Competition, InnerProduct, Votes
+from torchcaps.ops import InnerProduct, Votes
 from torchcaps.ops.folded import FoldedSteps
 from torchcaps.ops.fused import folded
 from torchcaps.routing.attention import AttentionRouting
@@ -29,8 +29,7 @@ def routed(
         of_parents: bias (J, H), and gain and shift (H,) of a layer normalisation.
     """
     competition = votes.competition
-    plain = type(competition) is Competition and not competition.hard
-    if not plain or not votes.shares_transforms:
+    if not competition.is_softmax or not votes.shares_transforms:
         return None
     with full_precision(votes.children):
         children = votes.folded()

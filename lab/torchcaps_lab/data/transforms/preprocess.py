@@ -3,14 +3,14 @@ of options.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.numerics import NotNegative, Share, Size
-from torchcaps.spec import Within, check_fields
+from torchcaps.spec import Within, check_fields, plain
 from torchcaps_lab.data.transforms.changes import (
     Pixels,
     RandomBrightness,
@@ -287,10 +287,7 @@ class Preprocess:
 
     def config(self) -> dict[str, Any]:
         """Return the options, ready for JSON."""
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in asdict(self).items()
-        }
+        return plain(self)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Preprocess":

@@ -189,7 +189,7 @@ class ImageReader(Reader):
         """The reader of images in the size that a network takes."""
         if network.takes != cls.takes:
             return None
-        return cls.from_config({"image_shape": _shape_taken(network)})
+        return cls.from_config({"image_shape": network.image_shape})
 
     @classmethod
     def of_data(cls, data: Any, preprocess: Preprocess) -> "ImageReader":
@@ -243,7 +243,7 @@ class ImageReader(Reader):
                 f"{self.image_shape}"
             )
         seen = self.preprocess.image_shape(self.image_shape)
-        taken = _shape_taken(network)
+        taken: Any = network.image_shape
         if seen != taken and not (network.any_size and seen[0] == taken[0]):
             raise ValueError(
                 f"image_shape {self.image_shape} is prepared to {seen}, but the "
@@ -448,11 +448,6 @@ class ImageReader(Reader):
             f"images (batch, {str(self.image_shape)[1:-1]}), float32 in [0, 1]; "
             "preparing them is in it"
         )
-
-
-def _shape_taken(network: Any) -> tuple[int, ...]:
-    """The shape of the images that a network takes."""
-    return tuple(network.image_shape)
 
 
 def _class_folders(place: Place) -> dict[Path, str]:

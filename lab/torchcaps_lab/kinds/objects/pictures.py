@@ -20,7 +20,6 @@ from torchcaps_lab.report.canvas import (
     colour_of,
     label_row,
     new_figure,
-    rgb_of,
     set_title,
     show,
 )
@@ -226,7 +225,9 @@ def painted(picture: Tensor, slots: Tensor, colours: Tensor) -> Tensor:
 
 def slot_colours(slots: int) -> Tensor:
     """A colour for each slot, (J, 3) in [0, 1]."""
-    return torch.tensor([rgb_of(colour_of(slot)) for slot in range(slots)])
+    from matplotlib.colors import to_rgb
+
+    return torch.tensor([to_rgb(colour_of(slot)) for slot in range(slots)])
 
 
 def slots_figure(shown: tuple[TakenApart, ...]) -> "Figure":

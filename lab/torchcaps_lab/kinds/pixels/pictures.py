@@ -14,7 +14,6 @@ from torchcaps_lab.report.canvas import (
     class_legend,
     colour_of,
     new_figure,
-    rgb_of,
     set_title,
     show,
 )
@@ -108,8 +107,10 @@ def _percent(share: float) -> str:
 
 def colours(count: int) -> Tensor:
     """Return the colours of classes, (count, 3) in [0, 1]: black for the first."""
+    from matplotlib.colors import to_rgb
+
     codes = ["#000000", *map(colour_of, range(count - 1))]
-    return torch.tensor(list(map(rgb_of, codes)))
+    return torch.tensor(list(map(to_rgb, codes)))
 
 
 def mask_values(classes: Sequence[str]) -> list[int]:

@@ -175,9 +175,7 @@ class SeriesSet(PlainExamples):
     def _fetch(self, indices: list[int]) -> Batch:
         rows_of_series = [self.row(index) for index in indices]
         channels = self.image_shape[0]
-        rows = torch.as_tensor(indices, dtype=torch.int64).to(
-            self.inputs.device, non_blocking=True
-        )
+        rows = self._on_device(indices)
         scaled = padded([self.scale(row) for row in rows_of_series], channels)
         return Batch(scaled, self.labels[rows], rows, padded(rows_of_series, channels))
 
@@ -185,14 +183,10 @@ class SeriesSet(PlainExamples):
         """These and other series."""
         rows = list(map(self.row, range(len(self))))
         rows += map(other.row, range(len(other)))
-        files = (*(self.files or ()), *(other.files or ()))
         inputs = padded(rows, self.image_shape[0])
-        return replace(
-            self,
-            inputs=inputs,
-            labels=torch.cat([self.labels, other.labels]),
-            files=files or None,
-        )
+        labels = torch.cat([self.labels, other.labels])
+        files = self._files_with(other)
+        return replace(self, inputs=inputs, labels=labels, files=files)
 
 
 def padded(rows: Sequence[Tensor], channels: int) -> Tensor:

@@ -127,13 +127,8 @@ class TextSet(PlainExamples):
         """These and other texts, in the words of these."""
         texts = self.texts + other.texts
         labels = torch.cat([self.labels, other.labels])
-        return self.of(
-            texts,
-            labels,
-            self.classes,
-            self.words,
-            (*(self.files or ()), *(other.files or ())) or None,
-        )
+        files = self._files_with(other)
+        return self.of(texts, labels, self.classes, self.words, files)
 
     def subset(self, indices: Tensor) -> "TextSet":
         """The texts at ``indices``, int64 (M,), in that order."""
@@ -143,9 +138,7 @@ class TextSet(PlainExamples):
         )
 
     def _fetch(self, indices: list[int]) -> Batch:
-        rows = torch.as_tensor(indices, dtype=torch.int64).to(
-            self.inputs.device, non_blocking=True
-        )
+        rows = self._on_device(indices)
         words = self.inputs[rows]
         length = max(1, int((words != PADDING).sum(1).max())) if len(indices) else 1
         words = words[:, :length]
