@@ -14,10 +14,12 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.optim import Adam, AdamW
+from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, StepLR
 from torch.optim.swa_utils import AveragedModel
 
 import torchcaps as tc
-from tests.runs import CPU, FEW, TRAIN, learner, summary
+from tests.runs import CPU, FEW, TINY, TRAIN, learner, summary
 from torchcaps.losses import MarginLoss
 from torchcaps.models import create_model
 from torchcaps_lab.cli import main
@@ -135,9 +137,47 @@ class TestResume:
         ):
             assert main([*resume, "--allow_changes", *changes]) == 0
         assert summary(run)["epochs"] == 2
+        assert summary(run)["last_epoch"]["learning_rate"] == 0.01
         assert (
             main(["train", "--resume", str(run)]) == 0
         )  # the options of the run are the new ones now
+
+    @pytest.mark.parametrize(
+        ("before", "after"),
+        [
+            ({"lr": 0.01}, {"lr": 0.001}),
+            ({"optimizer": Adam}, {"optimizer": partial(AdamW, weight_decay=0.1)}),
+            ({"scheduler": partial(ExponentialLR, gamma=0.5)}, {}),
+            ({}, {"scheduler": partial(ExponentialLR, gamma=0.5)}),
+            (
+                {"scheduler": partial(ExponentialLR, gamma=0.9)},
+                {"scheduler": partial(StepLR, step_size=1, gamma=0.1)},
+            ),
+            (
+                {"scheduler": partial(OneCycleLR, max_lr=0.01, total_steps=None)},
+                {"scheduler": partial(OneCycleLR, max_lr=0.0001, total_steps=None)},
+            ),
+        ],
+    )
+    def test_changed_settings_of_the_optimizer_are_used(
+        self, tmp_path: Path, before: dict[str, Any], after: dict[str, Any]
+    ) -> None:
+        def settings(folder: Path, options: dict[str, Any], epochs: int) -> list[Any]:
+            optimisation = Optimisation(**{"optimizer": Adam, **options})
+            caller = Caller(options={"optimizer": repr(options)}, allow_changes=True)
+            network = create_model("capsnet_digits", **TINY)
+            how = Schedule(epochs=epochs, batch_size=16)
+            fitting = Fitting(
+                Learner(network, optimisation), FEW, FEW, folder, how, CPU, caller
+            )
+            rows = fitting.run()[1]
+            (group,) = fitting.trainer.optimizers[0].param_groups
+            return [rows[-1]["learning_rate"], group["weight_decay"]]
+
+        settings(tmp_path / "resumed", before, 1)
+        with pytest.warns(UserWarning, match="continues with changes: optimizer"):
+            resumed = settings(tmp_path / "resumed", after, 3)
+        assert resumed == settings(tmp_path / "whole", after, 3)
 
     @pytest.mark.thorough
     def test_a_longer_training_goes_on_after_a_kill(

@@ -119,5 +119,72 @@ def test_resuming_may_share_out_anew() -> None:
     assert "shard_optimizer" in FREE
 
 
+def fitting(folder: Path, **trainer: Any) -> Fitting:
+    """A training of a tiny network, which has not begun."""
+    network = create_model("capsnet_digits", channels=4, types=2, decoder_hidden=None)
+    images = Digits().train.subset(torch.arange(64))
+    optimisation = Optimisation(optimizer=partial(torch.optim.Adam, lr=1e-3))
+    learner = Learner(network, optimisation)
+    options = TrainerOptions("cpu", **trainer)
+    return Fitting(learner, images, images, folder, Schedule(), options)
+
+
+@pytest.mark.parametrize("strategy", ["ddp_fork", "ddp_spawn", "ddp_notebook"])
+def test_processes_that_would_take_the_network_with_them_are_refused(
+    tmp_path: Path, strategy: str
+) -> None:
+    with pytest.raises(ValueError, match=f"strategy must be .* ddp, got {strategy}"):
+        fitting(tmp_path, devices=2, strategy=strategy)
+
+
+def test_batch_normalisation_over_processes_needs_gpus(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="sync_batchnorm needs GPUs"):
+        fitting(tmp_path, sync_batchnorm=True)
+
+
+def test_slurm_neither_restarts_a_training_nor_starts_it_from_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The defect: a checkpoint of another program in the current folder was taken."""
+    slurm = {"NTASKS": "1", "JOB_NAME": "photos", "NTASKS_PER_NODE": "1"}
+    ranks = {"PROCID": "0", "LOCALID": "0", "NODEID": "0", "JOB_ID": "7"}
+    for name, value in (slurm | ranks).items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hpc_ckpt_1.ckpt").touch()
+    trainer = fitting(tmp_path / "run").trainer
+    assert not trainer._accelerator_connector.cluster_environment.auto_requeue
+    assert trainer._checkpoint_connector._hpc_resume_path is None
+
+
+@pytest.mark.slow
+def test_a_script_trains_in_two_processes(tmp_path: Path) -> None:
+    """The defect: the second process found the folder of the run taken, and the first
+    was killed.
+    """
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torchcaps as tc\n"
+        "trainer = {'accelerator': 'cpu', 'devices': 2, 'strategy': 'ddp'}\n"
+        "network = {'channels': 4, 'types': 2, 'decoder_hidden': None}\n"
+        "options = dict(model='capsnet_digits', model_args=network, report=False)\n"
+        "trained = tc.train('Digits', epochs=1, trainer=trainer, **options)\n"
+        "print('ended', trained.run)\n"
+    )
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join([str(root), str(root / "lab")])
+    environment = {"PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo"}
+    ended = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        env={**os.environ, **environment, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("ended runs/digits") == 1
+
+
 if __name__ == "__main__":
     both(Path(sys.argv[1]))

@@ -33,6 +33,9 @@ FREE = (*_ENDS, *_PLACES, *_WHERE)
 and where it runs.
 """
 
+_OPTIMISER = ("optimizer", "lr", "scheduler", "scheduler_interval")
+"""Options whose objects a checkpoint holds with their settings."""
+
 _OPEN = ("model_args", "extra")
 """Options that hold arbitrary names; a missing name is a difference, too."""
 
@@ -307,6 +310,14 @@ class Fingerprint(Callback):
             warnings.warn(f"the run continues with changes: {changes}", stacklevel=2)
         return changes
 
+    def optimises_otherwise(self, checkpoint: Mapping[str, Any]) -> bool:
+        """Whether optimizer or schedule are others than those of a checkpoint that was
+        checked.
+        """
+        was = checkpoint["callbacks"][self.state_key]["options"]
+        now = self.started["options"]
+        return any(_compared(was.get(name), now.get(name), name) for name in _OPTIMISER)
+
 
 def differences(
     was: Mapping[str, Any], now: Mapping[str, Any], examples: str = "images"
@@ -322,7 +333,9 @@ def differences(
     changes = _compared(was["options"], now["options"], "")
     for name, things in (("classes", "classes"), ("images", examples)):
         if was[name] != now[name]:
-            changes.append(f"{things} were {_said(was[name])}, are {_said(now[name])}")
+            changes.append(
+                f"{things} were {_in_short(was[name])}, are {_in_short(now[name])}"
+            )
     if (
         was["data"] != now["data"]
         and was["classes"] == now["classes"]
@@ -363,10 +376,10 @@ def _compared(was: Any, now: Any, place: str) -> list[str]:
         for name in names:
             rows += _compared(was.get(name), now.get(name), inner + name)
         return rows
-    return [f"{place} was {_said(was)}, is {_said(now)}"]
+    return [f"{place} was {_in_short(was)}, is {_in_short(now)}"]
 
 
-def _said(value: Any) -> str:
+def _in_short(value: Any) -> str:
     if isinstance(value, Mapping):
         return str(
             value.get("name")

@@ -16,6 +16,10 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.plugins.environments import SLURMEnvironment
+from lightning.pytorch.strategies.launchers.multiprocessing import (
+    _MultiProcessingLauncher,
+)
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 
@@ -174,13 +178,19 @@ class Fitting:
         folder: Path,
         validate: bool,
     ) -> L.Trainer:
+        plugins: list[Any] = [WholeCheckpoints(self.checkpoints)]
+        if SLURMEnvironment.detect():
+            # Lightning's own restart writes and reads checkpoints beside the run's.
+            plugins.append(SLURMEnvironment(auto_requeue=False))
         try:
-            return L.Trainer(
+            trainer = L.Trainer(
                 **options.arguments(),
                 max_epochs=schedule.epochs,
                 callbacks=[Limits(), *averaging(options), *watching],
                 logger=TensorBoardLogger(folder, name="", version=_LOGS),
-                plugins=[WholeCheckpoints(self.checkpoints)],
+                plugins=plugins,
+                # Where Lightning looks for checkpoints of Slurm; none is there.
+                default_root_dir=folder,
                 enable_progress_bar=False,
                 enable_model_summary=False,
                 num_sanity_val_steps=0,
@@ -208,6 +218,19 @@ class Fitting:
             raise ValueError(
                 f"this machine cannot train as asked ({asked}{more}): {error}{advice}"
             ) from error
+        if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
+            raise ValueError(
+                f"strategy must be one that starts the command anew, such as ddp, got "
+                f"{options.strategy} with devices {options.devices}: the network that "
+                "forked and spawned processes train is lost with them. In a notebook, "
+                "train on one device"
+            )
+        if options.sync_batchnorm and trainer.strategy.root_device.type == "cpu":
+            raise ValueError(
+                "sync_batchnorm needs GPUs: PyTorch has no batch normalisation over "
+                "processes on a CPU"
+            )
+        return trainer
 
     def notes(self) -> list[str]:
         """What people should know before they wait for the training."""
@@ -268,6 +291,9 @@ class Fitting:
         checkpoint = read_checkpoint(newest)
         # Other data may change the network, too: they are the reason to name.
         changes = self.fingerprint.check(checkpoint, self.caller.allow_changes)
+        self.learner.replaces_settings = self.fingerprint.optimises_otherwise(
+            checkpoint
+        )
         check_network(newest, checkpoint, self.learner, changes)
         done = checkpoint["epoch"] + 1
         wanted = self.trainer.max_epochs or 0
@@ -413,9 +439,8 @@ def rehearse(
     )
     how = learner.optimisation
     try:
-        network = copy.deepcopy(
-            learner.model
-        ).eval()  # batch normalisation of two images may fail
+        # In training, batch normalisation of two images may fail.
+        network = copy.deepcopy(learner.model).eval()
         criteria = copy.deepcopy(Criteria(learner.loss, learner.reconstruction))
     # Weights that are computed from others cannot be copied: no rehearsal.
     except RuntimeError:

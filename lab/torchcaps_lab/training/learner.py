@@ -2,6 +2,7 @@
 
 import math
 import sys
+import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, cast
@@ -148,6 +149,9 @@ class Learner(L.LightningModule):
         self._seed_of_epoch = seed
         self._first_bad = torch.tensor(-1)
         self._validated = False
+        self._settings: list[dict[str, Any]] = []
+        # Whether a checkpoint's settings of optimizer and scheduler give way.
+        self.replaces_settings = False
         self.means = nn.ModuleDict()
 
     @property
@@ -157,14 +161,16 @@ class Learner(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """The optimizer and, if there is one, the scheduler."""
-        how = self.optimisation
         optimizer = self._optimizer()
-        if how.scheduler is None:
+        # As they are before a scheduler changes them.
+        self._settings = [
+            {name: value for name, value in group.items() if name != "params"}
+            for group in optimizer.param_groups
+        ]
+        if self.optimisation.scheduler is None:
             return optimizer
         trainer = self.trainer
-        scheduler = how.scheduled(
-            optimizer, trainer.estimated_stepping_batches, trainer.max_epochs or 1
-        )
+        scheduler = self._scheduled(optimizer)
         if isinstance(
             scheduler["scheduler"], torch.optim.lr_scheduler.ReduceLROnPlateau
         ):
@@ -175,6 +181,35 @@ class Learner(L.LightningModule):
                 "monitor": f"{stage}_loss",
             }
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    def _scheduled(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """The scheduler of the optimizer at its first step."""
+        trainer = self.trainer
+        return self.optimisation.scheduled(
+            optimizer, trainer.estimated_stepping_batches, trainer.max_epochs or 1
+        )
+
+    def _replace_settings(self) -> None:
+        """Gives an optimizer from a checkpoint the settings of these options, and a
+        scheduler that has made as many steps; a `ReduceLROnPlateau` begins anew.
+        """
+        optimizer = self.trainer.optimizers[0]
+        for group, settings in zip(optimizer.param_groups, self._settings, strict=True):
+            weights = group["params"]
+            group.clear()
+            group.update(settings, params=weights)
+        for config in self.trainer.lr_scheduler_configs:
+            config.scheduler = self._scheduled(optimizer)["scheduler"]
+            if isinstance(config.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                continue
+            done = self.current_epoch
+            if config.interval == "step":
+                done = self.global_step
+            with warnings.catch_warnings():
+                # The optimizer made these steps before it was saved.
+                warnings.filterwarnings("ignore", ".*lr_scheduler.step")
+                for _ in range(done):
+                    config.scheduler.step()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Drops the length of a one-cycle schedule from a checkpoint: the training may
@@ -204,12 +239,16 @@ class Learner(L.LightningModule):
         return make(self.model.parameters())
 
     def on_train_start(self) -> None:
-        """Checks the optimizer's state from a checkpoint, and sets its memory layout."""
+        """Checks the optimizer's state from a checkpoint, sets its memory layout, and
+        the settings that changed since.
+        """
         for optimizer in self.trainer.optimizers:
             # Or its shard here.
             here = getattr(optimizer, "optim", optimizer)
             check_optimizer(here)
             self.speed.settle(here)
+        if self.replaces_settings:
+            self._replace_settings()
 
     def on_train_epoch_start(self) -> None:
         """Sets the seed of the epoch and the settings that change, and starts to watch

@@ -18,7 +18,7 @@ from torchcaps_lab.data.reader import READERS, Reader
 from torchcaps_lab.look import Guess
 from torchcaps_lab.options.guess import guess, of_task, over, unused_run
 from torchcaps_lab.options.reading import meant_option, merged, read_options
-from torchcaps_lab.run_folder import RunFolder
+from torchcaps_lab.run_folder import RunFolder, is_first_process
 from torchcaps_lab.training.command_line import option_arguments, training_options
 from torchcaps_lab.training.fitting import quiet_lightning
 from torchcaps_lab.training.progress import can_rewrite
@@ -86,7 +86,8 @@ def train(
 
     Returns:
         The trained network with its ``run`` and ``summary``. The report is
-        ``classifier.run / "report/index.html"``.
+        ``classifier.run / "report/index.html"``. In several processes, which each run
+        the script, all but the first end here.
 
     Raises:
         FileExistsError: if there is something in the folder of the run.
@@ -154,7 +155,10 @@ def train(
             f"  {data_set.__name__} takes {taken}"
         )
     folder = RunFolder(Path(chosen["run"]), "run")
-    folder = folder.existing() if resume else folder.unused()
+    if resume:
+        folder = folder.existing()
+    elif is_first_process():
+        folder.unused()
     checked = training_options(merged(before, chosen))
     quiet_lightning()
     how = {
@@ -162,10 +166,14 @@ def train(
         "progress_bar": show is print and can_rewrite(),
         "allow_changes": allow_changes,
     }
-    if show is not None and how["header"]:
+    if show is not None and how["header"] and is_first_process():
         for line in guessed:
             show(line)
-    train_with(folder, checked, command=_call(named, run, options), show=show, **how)
+    command = _call(named, run, options)
+    if train_with(folder, checked, command=command, show=show, **how) is None:
+        # A process beside the first one, which runs the same script to train. What
+        # follows in the script is for the first alone, which has the network.
+        raise SystemExit(0)
     return Classifier.open(folder.path)
 
 
