@@ -1,5 +1,5 @@
-"""The page of the viewpoint study says what its result says, and its intervals are
-those of the bootstrap.
+"""The page of the viewpoint study says what its result says, and its intervals hold for
+other seeds and toys.
 """
 
 import json
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import t as student
 
 from docs import where_routing_pays as page
 from docs.figures import filled
@@ -53,16 +54,34 @@ def test_the_result_has_all_that_it_says(tmp_path: Path) -> None:
 def test_intervals() -> None:
     assert page.interval(np.full((3, 25), -2.0)) == (-2, -2)  # nothing varies
     random = np.random.default_rng(1)
-    toys = random.normal(size=(1, 400)).repeat(
-        2, 0
-    )  # seeds agree: the error of a mean of 400
-    assert page.interval(toys) == pytest.approx(
-        toys.mean() + np.array([-1.96, 1.96]) / 20, abs=0.02
-    )
-    seeds = np.array([[0.0], [1.0]]).repeat(
-        400, 1
-    )  # toys agree: either seed alone is as likely as 0.25
-    assert page.interval(seeds) == (0, 1)
+    toys = random.normal(size=(1, 400)).repeat(2, 0)
+    # Seeds agree, and the interval is that of 400 toys.
+    whole = t_interval(toys[0], 0.95)
+    assert page.interval(toys) == pytest.approx(whole, abs=1e-9)
+    seeds = np.array([[0.0], [1.0], [5.0]]).repeat(400, 1)
+    # Toys agree, and the interval is that of three seeds.
+    assert page.interval(seeds) == pytest.approx(t_interval(seeds[:, 0], 0.95))
+
+
+@pytest.mark.parametrize(("of_seeds", "of_toys"), [(4.0, 5.0), (1.0, 5.0), (4.0, 0.0)])
+def test_intervals_hold_for_other_seeds_and_toys(
+    of_seeds: float, of_toys: float
+) -> None:
+    random = np.random.default_rng(2)
+    held = []
+    for _ in range(1000):
+        differences = random.normal(0, 10, (5, 50))
+        differences += random.normal(0, of_seeds, (5, 1))
+        differences += random.normal(0, of_toys, 50)
+        low, high = page.interval(differences)
+        held.append(low <= 0 <= high)
+    assert 0.93 <= np.mean(held) <= 0.98
+
+
+def t_interval(values: np.ndarray, share: float) -> np.ndarray:
+    """The interval of a mean by Student's t."""
+    error = values.std(ddof=1) / np.sqrt(len(values))
+    return student.interval(share, len(values) - 1, values.mean(), error)
 
 
 def test_differences_are_of_common_seeds_and_the_same_toys() -> None:
@@ -99,6 +118,9 @@ def test_what_the_familiar_error_lets_expect_is_taken_off() -> None:
     )  # 4.5 more, 6 more of the familiar ones
     assert page.slope([better, worse]) == pytest.approx(0.75)
     actual = page.difference(
-        {"a": {0: worse}, "b": {0: better}}, "a", "b", matched=FAMILIAR
+        {"a": {0: worse, 1: worse}, "b": {0: better, 1: better}},
+        "a",
+        "b",
+        matched=FAMILIAR,
     )
     assert actual.mean == pytest.approx(4.5 - 6 * 0.75)
