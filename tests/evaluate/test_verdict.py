@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.report.small import digits_net, image_set, plain_net
+from tests.report.small import digits_net, image_set, matrix_net, plain_net
 from torchcaps import Classifier, create_routing
 from torchcaps_lab.data import Digits
-from torchcaps_lab.evaluate import Verdict, even_assignments, judge
+from torchcaps_lab.evaluate import Verdict, ask, even_assignments, judge
 from torchcaps_lab.explore import Explorer, local_samples
 from torchcaps_lab.kinds.images.samples import digit_samples
 from torchcaps_lab.report import Observation, Selection
@@ -103,6 +103,18 @@ def test_what_is_not_there_is_not_judged() -> None:
     assert judge(plain_net(), image_set((1, 16, 16), 6)) == Verdict(6, None, None, None)
     assert judge(digits_net(decoder_hidden=None), image_set(SHAPE, 6)).explained is None
     assert Verdict(6, None, None, None).of_routing == ""
+
+
+def test_one_class_leaves_routing_nothing_to_decide() -> None:
+    """It was said to have had little effect, with an entropy of 0."""
+    one = image_set(SHAPE, 6, ("cell",))
+    network = digits_net(classes=1, decoder_hidden=None)
+    assert judge(network, one) == Verdict(6, None, None, None)
+    assert ask(network, one).entropy is None
+    layers = matrix_net(classes=1)
+    actual = judge(layers, image_set(layers.image_shape, 6, ("cell",)))
+    assert actual.changed is None
+    assert actual.entropy > 0.5, "that of the layers below the class"
 
 
 def test_the_explained_variance_is_that_about_the_mean_image() -> None:

@@ -89,7 +89,7 @@ class Findings:
         activation: the activation of the classes, float32 (N, E); averaged over the
             crops of an image, if it has several.
         entropy: :func:`~torchcaps_lab.evaluate.assignment_entropy` averaged over the
-            images; None without capsules.
+            images; None without capsules, or with one class.
 
     Example:
         >>> from torchcaps_lab.evaluate import Findings
@@ -372,7 +372,7 @@ class Answers(NamedTuple):
         activation: the activation of the classes, float32 (N, E); averaged over the
             crops of an image, if it has several.
         entropy: :func:`~torchcaps_lab.evaluate.assignment_entropy` averaged over the
-            images; None without capsules.
+            images; None without capsules, or with one class.
 
     Example:
         >>> from torchcaps_lab import evaluate
@@ -419,7 +419,8 @@ def ask(
             if isinstance(model, CapsuleNetwork):
                 routed = model.route(images)
                 activation = routed.activation
-                entropies.append(assignment_entropy(routed.assignment).cpu())
+                if model.classes > 1:
+                    entropies.append(assignment_entropy(routed.assignment).cpu())
             else:
                 activation = model(images).activation
             activations.append(

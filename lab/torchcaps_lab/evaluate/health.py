@@ -28,7 +28,7 @@ def routing_health(model: nn.Module, images: Tensor) -> dict[str, float]:
 
     Returns:
         ``assignment_entropy_<layer>``, see :func:`~torchcaps_lab.evaluate.layer_entropy`,
-        averaged over the images, for each layer that routes, and
+        averaged over the images, for each layer that routes to several parents, and
         ``dead_capsules_<layer>``, see :func:`~torchcaps_lab.evaluate.dead_capsules`, for
         each layer of capsules; both in [0, 1]. Empty for a network without capsules.
     """
@@ -54,7 +54,7 @@ def observed_health(
     network: nn.Module, images: Tensor, *measures: Callable[[Layer], Tensor]
 ) -> tuple[_Parts, tuple[_Parts, ...]]:
     """The highest activation of each type of every layer, and measures (B,) of those
-    that route, a few images each.
+    whose routing decides something, a few images each.
     """
     peaks: dict[str, list[Tensor]] = defaultdict(list)
     parts_of_measures: tuple[dict[str, list[Tensor]], ...] = tuple(
@@ -64,7 +64,7 @@ def observed_health(
     def look(part: Tensor) -> None:
         for name, layer in observe_layers(network, part).items():
             peaks[name].append(peak_activation(layer.capsules).float())
-            if layer.routed:
+            if layer.decides:
                 for measure, parts in zip(measures, parts_of_measures, strict=True):
                     parts[name].append(measure(layer).float())
 

@@ -64,6 +64,12 @@ class Layer:
         """
         return getattr(self.module, "competition", "window")
 
+    @property
+    def decides(self) -> bool:
+        """Whether it routes, and children have more than one parent to go to."""
+        wide = self.windows is not None and self.competition != "window"
+        return any(wide or routed.assignment.shape[-1] > 1 for routed in self.routed)
+
     def assignment(self, group: int = 0) -> Tensor:
         r"""The last assignment probabilities R, by windows, with what each child gives
         away adding up to 1 at most.

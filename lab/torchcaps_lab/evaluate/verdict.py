@@ -43,9 +43,10 @@ class Verdict:
     Attributes:
         images: how many it was measured on.
         entropy: :func:`~torchcaps_lab.evaluate.layer_entropy` of the layer whose routing
-            is most decided, in [0, 1]; 1 is even, None without routing.
+            is most decided, in [0, 1]; 1 is even, None without routing to several
+            parents.
         changed: the share of the answers that change where all routings assign evenly;
-            None where that cannot be tried.
+            None where that cannot be tried, or there is one answer.
         explained: of the variance about the mean image, the share that reconstructions
             explain; None without a decoder or with fewer than two images.
 
@@ -81,7 +82,7 @@ class Verdict:
     @property
     def of_routing(self) -> str:
         """A sentence or two that say whether routing decided anything; empty for a
-        network that does not route.
+        network that does not route, or to one parent.
         """
         if self.entropy is None:
             return ""
@@ -89,7 +90,7 @@ class Verdict:
             f"The entropy of the assignments is {self.entropy:.4f}, where 1 is even"
         )
         if self.changed is None:
-            tried = "Even assignments cannot be tested with this routing."
+            tried = "Even assignments cannot be tested with this network."
         else:
             tried = (
                 f"With even assignments instead, {self.changed:.1%} of {self.images:,} "
@@ -164,7 +165,8 @@ def judge(model: ClassifierNetwork, image_set: Examples) -> Verdict | None:
     predicted = encoded(model, batch.inputs, _AT_ONCE).activation.argmax(1)
     changed = None
     routings = [module for module in model.modules() if isinstance(module, Routing)]
-    if routings and all("steps" in vars(routing) for routing in routings):
+    stepwise = all("steps" in vars(routing) for routing in routings)
+    if routings and stepwise and model.classes > 1:
         with even_assignments(model):
             now = encoded(model, batch.inputs, _AT_ONCE).activation.argmax(1)
         changed = (now != predicted).double().mean().item()
