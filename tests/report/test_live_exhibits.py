@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.report.small import digits_net, images_for, look, matrix_net
-from torchcaps import create_routing
+from torchcaps import create_model, create_routing
 from torchcaps.models import CapsuleClassifier
 from torchcaps.routing import Routing
 from torchcaps.routing.base import ROUTINGS
@@ -190,6 +190,23 @@ class TestOtherRouting:
         names = exchangeable_routings(net())
         assert {"dynamic", "kmeans", "mean", "hard_kmeans"} <= set(names)
         assert not {"em", "attention", "heinsen_2022", "self_attention"} & set(names)
+
+    def test_those_that_go_on_from_the_parents_of_a_round_before(self) -> None:
+        """Seven of ten that were offered failed."""
+        torch.manual_seed(0)
+        small = {"channels": (8, 16), "blocks": (1, 1), "types": 4, "classes": 3}
+        model = create_model("attentioncapsnet", image_shape=(1, 16, 16), **small)
+        images = torch.rand(1, 1, 16, 16)
+        names = exchangeable_routings(model)
+        assert "kmeans" in names
+        for name in names:
+            with torch.no_grad(), other_routing(model, name):
+                assert model(images).activation.shape == (1, 3)
+        layer_by_layer = create_model(
+            "attentioncapsnet", image_shape=(1, 16, 16), rounds=1, **small
+        )
+        assert "mean" in exchangeable_routings(layer_by_layer)
+        assert "mean" not in names
 
     def test_a_plug_in_that_needs_arguments_is_none_of_them(
         self, monkeypatch: pytest.MonkeyPatch

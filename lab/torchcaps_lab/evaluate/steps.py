@@ -128,11 +128,13 @@ def exchangeable_routings(model: CapsuleNetwork) -> list[str]:
     in place of its own.
 
     These need no arguments and learn nothing: a routing with parameters would be
-    untrained.
+    untrained. Where the network routes in several rounds, they go on from parents of
+    the round before.
     """
     if not routes_votes(model):
         return []
     shape = _layer_shape(model)
+    goes_on = getattr(model, "rounds", 1) > 1  # concurrent routing
     names = []
     for name, kind in sorted(ROUTINGS.items()):
         if any(
@@ -141,7 +143,9 @@ def exchangeable_routings(model: CapsuleNetwork) -> list[str]:
         ):
             continue
         routing = _with_steps(kind, None)
-        if not routing.own_transforms and not list(routing.bind(shape).parameters()):
+        if routing.own_transforms or (goes_on and not routing.resumable):
+            continue
+        if not list(routing.bind(shape).parameters()):
             names.append(name)
     return names
 
