@@ -166,7 +166,7 @@ def test_options_of_a_file_name_imports_that_the_command_line_names_too(
         "torchcaps_lab.explore.serve", lambda explorer, *rest: opened.append(explorer)
     )
     assert main(["explore", str(tmp_path / "run"), "--import", "own_caps.py"]) == 0
-    assert opened[0].answer(opened[0].sample(str(tmp_path / "run"), "7"))["label"] == 7
+    assert opened[0].answer(opened[0].sample(str(tmp_path / "run"), 7))["label"] == 7
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 broken files.
 """
 
+import operator
 import shutil
 from collections.abc import Iterator
 from functools import partial
@@ -88,6 +89,11 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         "layers": Classifier(layers),
     }
     networks |= {name: Classifier.open(name) for name in (SCENES, QUESTIONS)}
+    many = create_model("capsnet_digits", channels=8, types=4, pose_dim=4, classes=21)
+    with torch.no_grad():
+        for weight in many.decoder.parameters():
+            weight.mul_(4)  # it draws differences that can be seen
+    networks["many"] = Classifier(many)
     slots = create_model("slot_autoencoder", classes=4, channels=4, dim=6)
     networks["objects"] = Classifier(slots, task="objects")
     samples = {
@@ -246,6 +252,26 @@ def test_moves_a_slider_and_sees_the_picture_change(page: Any) -> None:
 
 
 @pytest.mark.thorough
+def test_a_slider_changes_the_drawings_of_many_classes(page: Any) -> None:
+    """Those of more than 20 classes stayed as they were."""
+    choose(page, "many")
+    draw(page, SEVEN)
+    slider = page.locator("#sliders input").nth(0)
+    expect(page.locator("#sliders .top > span").nth(0)).to_contain_text("0: ")
+    expect(slider).to_have_attribute("aria-label", "number 0 of the pose")
+    sources = "#in-classes img", "images => images.map((image) => image.src)"
+    before = page.eval_on_selector_all(*sources)
+    slider.press("End")
+    settle(page)
+    after = page.eval_on_selector_all(*sources)
+    assert len(after) == 21
+    assert sum(map(operator.ne, before, after)) > 10
+    asked = "#in-classes figure.asked img"
+    assert page.get_attribute(asked, "src") == page.get_attribute("#drawn", "src")
+    choose(page, "trained")
+
+
+@pytest.mark.thorough
 def test_the_pose_is_reset_before_the_picture_comes(page: Any) -> None:
     draw(page, SEVEN)
     before = page.locator("#drawn").get_attribute("src")
@@ -288,6 +314,23 @@ def test_the_keyboard_points_at_classes_and_uploads(page: Any) -> None:
     )
     assert page.evaluate("document.activeElement.id") == "upload"
     assert page.evaluate(outline) == "solid"
+
+
+def test_a_comparison_that_fails_leaves_no_other_one(page: Any) -> None:
+    choose(page, "steps")
+    side = page.locator(".side[data-side='1']")
+    expect(side.locator(".bar")).to_have_count(10)
+    page.route("**/api/compare?*", lambda route: route.abort())
+    side.locator("select").nth(0).select_option("mean")
+    expect(page.locator("#message")).to_be_visible()
+    settle(page)
+    expect(side.locator(".bar")).to_have_count(0)
+    expect(side.locator("figure:visible")).to_have_count(0)
+    page.unroute("**/api/compare?*")
+    side.locator("select").nth(0).select_option("kmeans")
+    settle(page)
+    expect(side.locator(".bar")).to_have_count(10)
+    choose(page, "trained")
 
 
 @pytest.mark.thorough
@@ -725,6 +768,36 @@ def test_the_label_and_the_answer_are_told_apart(page: Any, right: bool) -> None
     assert page.locator("#bars .label").get_attribute("aria-label").endswith(also)
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("label", "counted", "truth", "judged"),
+    [
+        ([7, 7], True, "2 x 7", "right"),
+        ([7], True, "7", "wrong"),
+        ([7], False, "7", "right"),
+        ([], True, "nothing", "wrong"),
+    ],
+)
+def test_things_of_a_class_are_counted(
+    page: Any, label: list[int], counted: bool, truth: str, judged: str
+) -> None:
+    """Two 7s where one is were "right", and a scene known to be empty was not judged."""
+
+    def two(route: Any) -> None:
+        answer = route.fetch().json()
+        sevens = [[{"label": 7, "activation": 0.9, "box": [0, 0, 9, 9]}] * 2]
+        boxes = {**answer["boxes"], "things": sevens}
+        known = {"label": label, "counted": counted}
+        route.fulfill(json={**answer, **known, "there": [7], "boxes": boxes})
+
+    page.route("**/api/sample?*", two)
+    choose(page, SCENES)
+    page.unroute("**/api/sample?*")
+    expect(page.locator("#truth")).to_have_text(f"label: {truth}")
+    expect(page.locator("#answer")).to_have_text(f"answer: 2 x 7, {judged}")
+    choose(page, "trained")
+
+
 CONTRASTS = """() => {
     const numbers = (text) => text.match(/[0-9.]+/g).map(Number);
     const linear = (one) => (one <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4);
@@ -843,3 +916,26 @@ def test_figures_are_drawn_and_fall_apart_into_slots(page: Any) -> None:
     choose(page, "trained")
     expect(page.locator("#apart")).to_be_hidden()
     expect(page.locator("#figures")).to_be_hidden()
+
+
+@pytest.mark.thorough
+def test_another_network_is_chosen_before_the_slots_are_shown(page: Any) -> None:
+    """They were shown beside its panels."""
+    choose(page, "objects")
+    page.evaluate("""() => {
+        const decode = HTMLImageElement.prototype.decode;
+        HTMLImageElement.prototype.decode = async function () {
+            HTMLImageElement.prototype.decode = decode;
+            document.body.dataset.held = "yes";
+            await new Promise((done) => { window.answer = done; });
+        };
+        delete document.body.dataset.held;
+    }""")
+    page.click("#canvas")
+    page.wait_for_selector("body[data-held]")
+    page.select_option("#network", "trained")
+    expect(page.locator("#about")).to_contain_text("EfficientCapsNet")
+    page.evaluate("answer()")
+    settle(page)
+    expect(page.locator("#apart")).to_be_hidden()
+    expect(page.locator("#classes")).to_be_visible()

@@ -6,6 +6,8 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +28,16 @@ from torchcaps.layers import CapsLinear
 from torchcaps.models import CapsuleNetwork
 from torchcaps.models.pretrained import list_pretrained
 from torchcaps_lab.cli import main
-from torchcaps_lab.data import MNIST, Examples, Shapes, Words
+from torchcaps_lab.data import (
+    MNIST,
+    Digits,
+    Examples,
+    Scenery,
+    Shapes,
+    TextSet,
+    Words,
+)
+from torchcaps_lab.evaluate import other_routing
 from torchcaps_lab.explore import (
     Explorer,
     application,
@@ -84,9 +95,12 @@ class TestExplorer:
         assert (
             explorer.answer(explorer.look("a", drawing))["none"] is None
         )  # without a threshold nothing is said
-        told = Explorer({"digits": Classifier.open("digits/capsnet_digits")})
+        network = Classifier.open("digits/capsnet_digits").network
+        names = [f"digit {label}" for label in range(10)]
+        told = Explorer({"digits": Classifier(network, classes=names)})
         none = told.answer(told.look("digits", drawing))["none"]
         assert none["known"] == [False]
+        assert none["predicted"][0] in names
         assert 0.95 < none["strangeness"][0] <= 1
         assert all(
             none[part][0].startswith("data:image/png")
@@ -96,11 +110,11 @@ class TestExplorer:
     def test_nothing_is_computed_twice(
         self, explorer: Explorer, drawing: bytes
     ) -> None:
-        look = explorer.look("a", drawing)
         network = explorer._networks["a"].network
         runs: list[None] = []
         hook = network.features.register_forward_hook(lambda *_: runs.append(None))
         try:
+            look = explorer.look("a", drawing)
             for _ in range(2):
                 explorer.answer(look)
                 for target in range(10):
@@ -115,11 +129,26 @@ class TestExplorer:
         finally:
             hook.remove()
 
+    def test_another_routing_does_not_change_a_look(
+        self, explorer: Explorer, drawing: bytes
+    ) -> None:
+        """The network ran when the answer was asked for, while another thread compared
+        routings.
+        """
+        for show in (
+            partial(explorer.look, "a", drawing),
+            partial(explorer.sample, "a"),
+        ):
+            expected = explorer.answer(show())
+            look = show()
+            with other_routing(explorer._networks["a"].network, steps=1):
+                assert explorer.answer(look) == expected | {"look": look}
+
     def test_samples(self, explorer: Explorer) -> None:
-        look = explorer.sample("a", "7", 2)
+        look = explorer.sample("a", 7, 2)
         assert explorer.answer(look)["label"] == 7
-        count = len(explorer._networks["a"].places["7"])
-        again = explorer.sample("a", "7", 2 + count)
+        count = len(explorer._networks["a"].places[7])
+        again = explorer.sample("a", 7, 2 + count)
         assert (
             explorer.answer(again)["activations"]
             == explorer.answer(look)["activations"]
@@ -127,7 +156,7 @@ class TestExplorer:
         with pytest.raises(ValueError, match="no test images for plain"):
             explorer.sample("plain")
         with pytest.raises(ValueError, match="class must be one of"):
-            explorer.sample("a", "eight")
+            explorer.sample("a", 10)
 
     def test_compared(self, explorer: Explorer, drawing: bytes) -> None:
         look = explorer.look("a", drawing)
@@ -224,7 +253,7 @@ class TestExplorer:
 
     def test_swapped(self, explorer: Explorer, drawing: bytes) -> None:
         first = explorer.look("a", drawing)
-        second = explorer.sample("a", "7")
+        second = explorer.sample("a", 7)
         swapped = explorer.swap(first, 2, second, 7)
         assert swapped is not None
         assert swapped["swapped"][0] == explorer.pose(first, 2)["in_classes"][7]
@@ -322,7 +351,7 @@ class TestExplorer:
         with pytest.raises(
             ValueError, match=f"nan gives this input {kind}s that are not finite"
         ):
-            explorer.answer(explorer.look("nan", drawing))
+            explorer.look("nan", drawing)
 
     def test_capsules_over_pixels_are_told_from_none(self) -> None:
         """segcaps was said to have no capsules."""
@@ -408,9 +437,20 @@ class TestTexts:
             {"q": lambda: local_samples("trec/text_pooled", classifier)},
         )
         assert explorer.network("q")["meanings"]["HUM"] == "a person or a group"
-        answer = explorer.answer(explorer.sample("q", "HUM"))
-        assert classifier.classes[answer["label"]] == "HUM"
+        human = classifier.classes.index("HUM")
+        answer = explorer.answer(explorer.sample("q", human))
+        assert answer["label"] == human
         assert answer["text"]
+
+    def test_texts_of_several_classes(self, asked: Explorer) -> None:
+        network = asked._networks["asked"].network
+        words = Words(("who", "wrote", "it"))
+        mask = torch.tensor([[True, True], [False, False]])
+        texts = TextSet.of(("who", "wrote it"), mask, ("x", "y"), words)
+        classifier = Classifier(network, task="several_labels")
+        explorer = Explorer({"s": classifier}, {"s": lambda: texts})
+        answers = [explorer.answer(explorer.sample("s", None, k)) for k in (0, 1)]
+        assert [answer["label"] for answer in answers] == [(0, 1), ()]
 
 
 @pytest.fixture(scope="module")
@@ -424,7 +464,7 @@ def scenes() -> Explorer:
 
 class TestScenes:
     def test_boxes(self, scenes: Explorer) -> None:
-        look = scenes.sample("s", "7")
+        look = scenes.sample("s", 7)
         answer = scenes.answer(look)
         assert 7 in answer["label"]
         observation = scenes._looks[look].observation
@@ -438,6 +478,29 @@ class TestScenes:
         assert (
             {thing.label for thing in things} == set(answer["there"]) == set(range(10))
         )
+
+    def test_a_label_has_each_digit_as_often_as_it_is_there(
+        self, scenes: Explorer
+    ) -> None:
+        digits = Digits().test.subset(torch.arange(20))
+        two = Scenery(digits, (64, 64), least=2, most=2, twins=1.0)
+        few = Scenery(digits, (64, 64), least=0, most=1)
+        samples = {
+            "two": replace(digits, composition=two),
+            "few": replace(digits, composition=few),
+        }
+        classifier = scenes._networks["s"].classifier
+        explorer = Explorer(
+            dict.fromkeys(samples, classifier),
+            {name: partial(samples.get, name) for name in samples},
+        )
+        empty = next(k for k in range(20) if not samples["few"][k].labels.any())
+        for name, place, label in (
+            ("two", 7, (int(digits.labels[7]),) * 2),
+            ("few", empty, ()),
+        ):
+            answer = explorer.answer(explorer.sample(name, number=place))
+            assert (answer["label"], answer["counted"]) == (label, True)
 
     def test_pictures_are_as_large_as_the_page_says(self, scenes: Explorer) -> None:
         """One of any size would take any time."""
@@ -453,6 +516,7 @@ class TestScenes:
         answer = explorer.answer(explorer.sample("two"))
         assert len(answer["label"]) == len(answer["there"]) == 2
         assert answer["boxes"] is None
+        assert not answer["counted"]
         assert explorer.network("two")["image_shape"] == [1, 28, 56]
 
 
@@ -546,6 +610,25 @@ class TestServer:
             ask(f"{address}/api/decode?look={look['look']}", pose)[1]
             == look["pose"]["in_classes"]
         )
+
+    def test_names_that_are_no_text(self) -> None:
+        """A folder of photos may be called caf\\xe9 in Latin-1; it trains, and every
+        answer about it was an error of the server.
+        """
+        names = ["caf\udce9", *"123456789"]
+        network = small().network
+        explorer = Explorer(
+            {"runs/\udce9": Classifier(network, classes=names)},
+            {"runs/\udce9": lambda: digit_samples((1, 8, 8))},
+        )
+        with served(application(explorer)) as address:
+            (name,) = ask(f"{address}/api/networks")[1]
+            about = f"{address}/api/network?name={quote(name)}"
+            assert ask(about)[1]["classes"][0] == "caf\\udce9"
+            shown = f"{address}/api/sample?network={quote(name)}&number=0&class"
+            assert ask(f"{shown}=0")[1]["label"] == 0
+            status, told, _ = ask(f"{shown}=17")
+            assert (status, told["error"][:12]) == (400, "class must b")
 
     @pytest.mark.parametrize(
         ("path", "body", "message"),
@@ -810,6 +893,25 @@ class TestServe:
         host, port = listened[0]
         assert host == "127.0.0.1"
         assert messages == [f"http://127.0.0.1:{port}"]
+
+    @pytest.mark.skipif(
+        not socket.has_dualstack_ipv6(), reason="no IPv6 on this machine"
+    )
+    def test_all_addresses_are_those_of_both_kinds(
+        self, explorer: Explorer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The name of a machine, which is printed, may stand for one of IPv4 alone."""
+        reached: list[Any] = []
+
+        def connect(server: Any, sockets: list[socket.socket]) -> None:
+            port = sockets[0].getsockname()[1]
+            for host in ("127.0.0.1", "::1"):
+                with socket.create_connection((host, port), timeout=10):
+                    reached.append(host)
+
+        monkeypatch.setattr(uvicorn.Server, "run", connect)
+        serve(explorer, "::", port=0)
+        assert reached == ["127.0.0.1", "::1"]
 
     def test_a_port_that_is_taken(self, explorer: Explorer) -> None:
         with (

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchcaps.models import box_area
 from torchcaps.routing import Routing
 from torchcaps.routing.base import ROUTINGS
 from torchcaps_lab.classifier import Classifier
-from torchcaps_lab.data import Examples
+from torchcaps_lab.data import Batch, Examples
 from torchcaps_lab.evaluate import exchangeable_routings, other_routing
 from torchcaps_lab.evaluate.findings import evaluating
 from torchcaps_lab.evaluate.verdict import Verdict, judge
@@ -27,14 +28,14 @@ from torchcaps_lab.report import (
     layer_extents,
     list_exhibits,
 )
-from torchcaps_lab.report.exhibit import pngs
+from torchcaps_lab.report.exhibit import plain, pngs
 from torchcaps_lab.report.pictures.assignments import Assignments
 from torchcaps_lab.report.pictures.class_activations import ClassActivations
 from torchcaps_lab.report.pictures.class_pose import ClassPose
 from torchcaps_lab.report.pictures.pose_swap import PoseSwap
 from torchcaps_lab.report.pictures.routing_steps import RoutingSteps
 from torchcaps_lab.tasks import SeveralLabels
-from torchcaps_lab.tasks.things import counts_things
+from torchcaps_lab.tasks.things import counts_things, true_things
 
 MOST_STEPS = 20
 """Steps of routing that the page offers."""
@@ -49,7 +50,9 @@ MOST_LETTERS = 10_000
 
 
 Label = int | tuple[int, ...] | None
-"""The class of an input, if that is known; of an image of several classes, all of them."""
+"""The class of an input, if that is known; where there may be several, all of them,
+ascending: ``()`` if there are known to be none.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +63,7 @@ class Look:
         network: the name of the network.
         observation: the observation of that image only.
         label: its class or classes, if that is known.
+        counted: whether the label has each class as often as it is in the image.
 
     Example:
         >>> from torchcaps_lab.report import Observation, Selection
@@ -77,6 +81,7 @@ class Look:
     network: str
     observation: Observation
     label: Label = None
+    counted: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,14 +127,13 @@ class _Opened:
         return None if self._samples is None else self._samples()
 
     @cached_property
-    def places(self) -> dict[str, list[int]]:
-        """Indices of the samples of each class, by its name."""
+    def places(self) -> dict[int, list[int]]:
+        """Indices of the samples of each class."""
         if self.samples is None or self.samples.labels.ndim > 1:
             return {}
-        classes = self.classifier.classes
         return {
-            name: (self.samples.labels == label).nonzero()[:, 0].tolist()
-            for label, name in enumerate(classes)
+            label: (self.samples.labels == label).nonzero()[:, 0].tolist()
+            for label in range(len(self.classifier.classes))
         }
 
     @cached_property
@@ -180,14 +184,23 @@ class _Opened:
             present = torch.arange(len(activation)) == activation.argmax()
         return present.nonzero()[:, 0].tolist()
 
-    def look(self, pixels: Tensor, label: Label = None) -> "Look | _Shown":
-        """A look at unprepared pixels (C, H, W)."""
+    def look(
+        self, pixels: Tensor, label: Label = None, counted: bool = False
+    ) -> "Look | _Shown":
+        """A look at unprepared pixels (C, H, W); a `ValueError` if its activations or
+        poses are not finite.
+        """
         view = self.classifier.preprocess.evaluate(pixels[None])
-        selection = Selection(view.images, view.pictures)
+        classes = self.classifier.classes
+        selection = Selection(view.images, view.pictures, classes=classes)
         observation = Observation(self.network, selection, self.extents, self.verdict)
-        return Look(self.name, observation, label)
+        # The network runs here, where no comparison can have given it another routing.
+        check_finite(self.name, "activations", observation.activation)
+        if observation.classes is not None:
+            check_finite(self.name, "poses", observation.classes.pose)
+        return Look(self.name, observation, label, counted)
 
-    def read(self, text: str, label: int | None = None) -> _Shown:
+    def read(self, text: str, label: Label = None) -> _Shown:
         """A look at a text, with what each of its words speaks for; a `ValueError` if
         the network takes none.
         """
@@ -205,10 +218,11 @@ class _Opened:
         """A look at one of its samples."""
         assert self.samples is not None
         example = self.samples[place]
-        labels = example.labels[0]
-        if labels.ndim:
-            return self.look(example.inputs[0], tuple(labels.nonzero()[:, 0].tolist()))
-        return self.look(example.inputs[0], int(labels))
+        # A network without a capsule for each thing says which classes there are, and
+        # not how often.
+        counted = example.parts is not None and counts_things(self.network)
+        label = _counted(example) if counted else _label(example.labels[0])
+        return self.look(example.inputs[0], label, counted)
 
 
 class _OfTexts(_Opened):
@@ -222,7 +236,8 @@ class _OfTexts(_Opened):
     def sample(self, place: int) -> _Shown:
         """A look at one of its test texts."""
         assert self.samples is not None
-        return self.read(self.samples.written(place), int(self.samples.labels[place]))
+        label = _label(self.samples.labels[place])
+        return self.read(self.samples.written(place), label)
 
 
 class _TakenApart(_Opened):
@@ -240,7 +255,9 @@ class _TakenApart(_Opened):
         modules = self.network.modules()
         return next(module for module in modules if isinstance(module, Routing))
 
-    def look(self, pixels: Tensor, label: Label = None) -> _Shown:
+    def look(
+        self, pixels: Tensor, label: Label = None, counted: bool = False
+    ) -> _Shown:
         """A look at unprepared pixels (C, H, W), as the task shows them."""
         view = self.classifier.preprocess.evaluate(pixels[None])
         picture = view.pictures[0]
@@ -252,6 +269,17 @@ class _TakenApart(_Opened):
         """A look at one of its test images."""
         assert self.samples is not None
         return self.look(self.samples[place].inputs[0])
+
+
+def _label(labels: Tensor) -> Label:
+    """The label of one input: a class, or a mask (E,) of its classes."""
+    return tuple(labels.nonzero()[:, 0].tolist()) if labels.ndim else int(labels)
+
+
+def _counted(batch: Batch) -> tuple[int, ...]:
+    """The classes of the first image of a batch, each as often as it is there."""
+    labels, boxes = true_things(batch)
+    return tuple(sorted(labels[0][box_area(boxes[0]) > 0].tolist()))
 
 
 def _opened(
@@ -319,8 +347,9 @@ class Explorer:
         if not classifiers:
             raise ValueError("classifiers must hold at least one network, got none")
         readers = samples or {}
+        # The page asks by the names that it can write: a folder's need not be text.
         self._networks = {
-            name: _opened(name, classifier, readers.get(name))
+            plain(name): _opened(plain(name), classifier, readers.get(name))
             for name, classifier in classifiers.items()
         }
         self._looks: OrderedDict[str, Look | _Shown] = OrderedDict()
@@ -366,7 +395,7 @@ class Explorer:
 
         Raises:
             ValueError: if there is no such network, or the bytes are not a picture, or
-                it is too large.
+                it is too large, or what the network gives it is not finite.
         """
         with self._lock:
             opened = self._opened(network)
@@ -377,18 +406,19 @@ class Explorer:
         self,
         network: str,
         text: str,
-        label: int | None = None,
+        label: Label = None,
     ) -> str:
         """Show a network a text, and return the number of the look.
 
         Args:
             network: its name.
             text: at most :data:`MOST_LETTERS` letters.
-            label: its class, where that is known.
+            label: its class or classes, where that is known.
 
         Raises:
             ValueError: if there is no such network or it takes pictures, or the text
-                has no words or too many letters.
+                has no words or too many letters, or what the network gives it is not
+                finite.
         """
         with self._lock:
             opened = self._opened(network)
@@ -402,7 +432,7 @@ class Explorer:
     def sample(
         self,
         network: str,
-        label: str | None = None,
+        label: int | None = None,
         number: int = 0,
     ) -> str:
         """Show a network one of its test images, or texts, and return the number of the
@@ -410,24 +440,26 @@ class Explorer:
 
         Args:
             network: its name.
-            label: the class of the image; None for any.
+            label: the class of the image, from 0; None for any.
             number: which of them, modulo how many there are.
 
         Raises:
-            ValueError: if there is no such network or class, or it has no test images.
+            ValueError: if there is no such network or class, or it has no test images,
+                or what the network gives the image is not finite.
         """
         with self._lock:
             opened = self._opened(network)
             if opened.samples is None or not len(opened.samples):
                 raise ValueError(f"there are no test images for {network}")
-            if label is not None and not opened.places.get(label):
-                raise ValueError(
-                    f"class must be one of {list(opened.places)} with test images, "
-                    f"got {label!r}"
-                )
             places: Sequence[int] = range(len(opened.samples))
             if label is not None:
-                places = opened.places[label]
+                places = opened.places.get(label, ())
+            if not places:
+                classes = [label for label, places in opened.places.items() if places]
+                raise ValueError(
+                    f"class must be one of {classes}, which have test images, got "
+                    f"{label}"
+                )
             return self._kept(opened.sample(places[number % len(places)]))
 
     def forget(self, look: str) -> None:
@@ -450,8 +482,7 @@ class Explorer:
         class, if that is known; for a text, how its words support the classes.
 
         Raises:
-            ValueError: if there is no such look, or its activations or poses are not
-                finite.
+            ValueError: if there is no such look.
         """
         taken = self._any_look(look)
         header = {"look": look, "network": taken.network}
@@ -459,9 +490,6 @@ class Explorer:
             return {**header, **taken.answer}
         seen = taken.observation
         opened = self._networks[taken.network]
-        check_finite(taken.network, "activations", seen.activation[0])
-        if seen.classes is not None:
-            check_finite(taken.network, "poses", seen.classes.pose)
         least = getattr(opened.classifier.task, "threshold", 0.5)
         class_boxes: Any = list_exhibits()["class_boxes"]
         boxes = self._exhibit(
@@ -473,6 +501,7 @@ class Explorer:
         return {
             **header,
             "label": taken.label,
+            "counted": taken.counted,
             "there": opened.there(seen.activation[0]),
             "activations": self._exhibit(
                 look, "activations", None, ClassActivations.of

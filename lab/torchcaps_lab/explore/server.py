@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torchcaps.optional_imports import needing
 from torchcaps.whole import parsed_json
 from torchcaps_lab.explore.explorer import Explorer
+from torchcaps_lab.report.exhibit import plain
 
 if TYPE_CHECKING:
     from anyio import CapacityLimiter
@@ -164,7 +165,7 @@ class _Calls:
         return self._seen(self.explorer.read(_named(query, "network"), text), query)
 
     def sample(self, body: bytes, query: dict[str, str]) -> Any:
-        label = query.get("class")
+        label = _whole(query, "class") if "class" in query else None
         number = _whole(query, "number")
         return self._seen(
             self.explorer.sample(_named(query, "network"), label, number), query
@@ -259,26 +260,34 @@ def _answering(
     always served.
     """
     from anyio import to_thread
-    from starlette.responses import JSONResponse
 
     async def endpoint(request: "Request") -> "Response":
         if _is_of_another_page(request):
-            return JSONResponse(
+            return _json(
                 {"error": "pages of other sites and ports are not answered"}, 403
             )
         try:
             async with uploads.body(request) as body:
                 query = dict(request.query_params)
-                return JSONResponse(
+                return _json(
                     await to_thread.run_sync(answer, body, query, limiter=threads)
                 )
         except _Refused as refused:
             status, error = refused.args
-            return JSONResponse({"error": error}, status)
+            return _json({"error": error}, status)
         except (ValueError, RuntimeError, OSError) as error:
-            return JSONResponse({"error": str(error)}, 400)
+            return _json({"error": str(error)}, 400)
 
     return endpoint
+
+
+def _json(content: Any, status: int = 200) -> "Response":
+    """An answer. Names of classes and files may hold bytes that are no text, which are
+    escaped.
+    """
+    from starlette.responses import JSONResponse
+
+    return JSONResponse(plain(content), status)
 
 
 def _is_of_another_page(request: "Request") -> bool:
@@ -363,7 +372,11 @@ def serve(
         import uvicorn
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, port), family=family) as listening:
+    # All addresses are those of IPv4 too, which the name of a machine may stand for.
+    both = host == "::" and socket.has_dualstack_ipv6()
+    with socket.create_server(
+        (host, port), family=family, dualstack_ipv6=both
+    ) as listening:
         token = None if host in LOOPBACK else secrets.token_urlsafe()
         if host in _ALL:
             name = socket.gethostname()

@@ -3,7 +3,6 @@
 const $ = (id) => document.getElementById(id);
 const MAP = 168; // pixels of a picture with a map over it
 const SHEET = 280; // pixels of the longer side of the drawing, about
-const AT_ONCE = 20; // classes up to which a pose is drawn in all of them
 const FULL = 128; // of 255: how strong the colour of a word is at most, so that it is read by day and by night
 const BRUSHES = { white: "#ffffff", red: "#ff0000", green: "#00ff00", blue: "#0000ff", yellow: "#ffff00", magenta: "#ff00ff", cyan: "#00ffff",
   orange: "#ff8000" }; // those of the figures that networks of objects are trained on
@@ -27,7 +26,7 @@ const state = {
   picture: null, // the image, as an <img>
   boxes: null, // the exhibit
   words: null, // the exhibit
-  labels: [], // the classes that a test image is labelled with
+  labels: null, // the classes that a test image is labelled with, if that is known
   apart: null, // the exhibit of a picture that is taken apart
   brush: BRUSHES.white,
   figure: FIGURES[0],
@@ -172,7 +171,7 @@ function bars(place, activation, predicted, asButtons = false) { // predicted: t
     bar.classList.toggle("asked", label === state.shown);
     if (!asButtons) return;
     const marks = { predicted: "the answer", label: "the label" };
-    bar.classList.toggle("label", state.labels.includes(label));
+    bar.classList.toggle("label", state.labels?.includes(label) ?? false);
     bar.classList.toggle("fixed", label === state.fixed);
     bar.ariaPressed = label === state.fixed;
     bar.ariaLabel = [`${name(label)}: ${bar.querySelector(".value").textContent}`,
@@ -288,7 +287,7 @@ function wipe() {
   $("sheet").dataset.holds = "nothing";
   $("truth").textContent = $("answer").textContent = "";
   $("none").hidden = true;
-  state.labels = [];
+  state.labels = null;
 }
 
 // A line to a place, from where the last one ended. The first one takes away an image that was not drawn.
@@ -477,7 +476,7 @@ async function see(path, query, body) {
   const answer = await ask(path, { network, ...query, ...also }, body);
   if (overtaken()) return false;
   $("message").hidden = true;
-  if (answer.apart) return showApart(answer);
+  if (answer.apart) return showApart(answer, overtaken);
   const { activations } = answer;
   state.past = state.look === state.kept?.look ? null : state.look;
   state.look = answer.look;
@@ -489,7 +488,7 @@ async function see(path, query, body) {
   state.map = null;
   state.words = state.network.reads ? activations : null;
   state.boxes = answer.boxes ? { ...answer.boxes, things: answer.boxes.things[0] } : null;
-  tellTruth(answer.label, answer.empty);
+  tellTruth(answer);
   tellStrange(answer.none);
   if (state.words) {
     if (path === "sample") $("text").value = answer.text;
@@ -512,12 +511,13 @@ async function see(path, query, body) {
 
 // ---- a picture taken apart
 
-async function showApart({ look, apart, empty }) {
+async function showApart({ look, apart, empty }, overtaken) {
+  const seen = element("img", { src: apart.picture });
+  await seen.decode();
+  if (overtaken()) return false;
   stop();
   state.past = state.look;
-  Object.assign(state, { look, apart });
-  state.picture = element("img", { src: apart.picture });
-  await state.picture.decode();
+  Object.assign(state, { look, apart, picture: seen });
   $("apart").hidden = false;
   $("apart-title").textContent = apart.title;
   says("apart", apart);
@@ -545,16 +545,24 @@ function showApartStep() {
 }
 
 // What a test image is labelled with, and what the network says: two lines, so that neither is taken for the other.
-function tellTruth(label, empty) {
-  state.labels = label === null ? [] : [label].flat();
-  const listed = (labels) => labels.map(name).join(", ") || "nothing";
-  $("truth").textContent = state.labels.length ? `label: ${listed(state.labels)}` : "";
-  const right = listed([...state.there].sort()) === listed([...state.labels].sort());
-  const count = (label) => state.boxes?.things.filter((thing) => thing.label === label).length ?? 1;
-  const answer = state.there.map((label) => (count(label) > 1 ? `${count(label)} x ` : "") + name(label)).join(", ") || "nothing";
-  const judged = state.labels.length ? (right ? ", right" : ", wrong") : "";
-  $("answer").textContent = empty ? "nothing is drawn" : `answer: ${answer}${judged}`;
-  $("answer").className = state.labels.length && !right ? "wrong" : "";
+function tellTruth(seen) {
+  const { label, empty } = seen;
+  state.labels = label === null ? null : [label].flat();
+  const known = state.labels !== null;
+  const boxed = (label) => state.boxes?.things.filter((thing) => thing.label === label).length ?? 0;
+  const answer = state.there.flatMap((label) => Array(Math.max(1, boxed(label))).fill(label));
+  const sorted = (labels) => [...labels].sort((one, other) => one - other).join();
+  const right = known && sorted(seen.counted ? answer : state.there) === sorted(state.labels);
+  $("truth").textContent = known ? `label: ${listed(state.labels)}` : "";
+  const judged = known ? (right ? ", right" : ", wrong") : "";
+  $("answer").textContent = empty && !known ? "nothing is drawn" : `answer: ${listed(answer)}${judged}`;
+  $("answer").className = known && !right ? "wrong" : "";
+}
+
+// Classes by name, each once, with how often it is among them.
+function listed(labels) {
+  const times = (label) => labels.filter((other) => other === label).length;
+  return [...new Set(labels)].map((label) => (times(label) > 1 ? `${times(label)} x ` : "") + name(label)).join(", ") || "nothing";
 }
 
 // Whether the image is of any class at all, and why not: a line that opens.
@@ -689,9 +697,9 @@ function showPose(exhibit) {
 
 function makeSliders(count) {
   $("sliders").replaceChildren(...Array.from({ length: count }, (_, place) => {
-    const input = element("input", { type: "range", ariaLabel: `number ${place + 1} of the pose` });
+    const input = element("input", { type: "range", ariaLabel: `number ${place} of the pose` });
     const slider = element("div", { className: "slider" },
-      element("div", { className: "top" }, element("span", {}, `${place + 1}: `, element("b")), element("span", { className: "tells" })),
+      element("div", { className: "top" }, element("span", {}, `${place}: `, element("b")), element("span", { className: "tells" })),
       input, element("div", { className: "effect" }, element("i")));
     input.addEventListener("input", () => {
       state.moved[place] = Number(input.value);
@@ -711,7 +719,7 @@ const redraw = latest(async (since) => {
   $("drawn").src = drawn;
   await $("drawn").decode();
   $("drawn").dataset.ms = performance.now() - since;
-  if (state.network.classes.length <= AT_ONCE) rests();
+  rests();
 });
 
 const redrawClasses = latest(async () => {
@@ -875,7 +883,13 @@ function offerSteps(side) {
 }
 
 const compare = sides.map((side) => latest(async () => {
-  const exhibit = await askOf("compare", { ...current(), routing: side.routing.value, steps: side.steps.value });
+  let exhibit;
+  try {
+    exhibit = await askOf("compare", { ...current(), routing: side.routing.value, steps: side.steps.value });
+  } catch (error) {
+    clearSide(side); // it shows another routing
+    throw error;
+  }
   if (exhibit === undefined) return;
   $("compare").hidden = false;
   bars(side.bars, exhibit.activations.activation, [exhibit.activations.predicted]);
@@ -885,6 +899,11 @@ const compare = sides.map((side) => latest(async () => {
   side.drawnFigure.hidden = exhibit.picture === null;
   if (exhibit.picture !== null) side.drawn.src = exhibit.picture;
 }));
+
+function clearSide(side) {
+  side.bars.replaceChildren();
+  side.mapFigure.hidden = side.drawnFigure.hidden = true;
+}
 
 function showComparison() {
   if (state.network.decides && state.network.routings.length) compare.forEach((ask) => ask());
@@ -930,7 +949,7 @@ function empty() {
     routing: null, kept: null, picture: null, boxes: null, words: null, apart: null, map: null });
   for (const panel of document.querySelectorAll("#right section, #classes")) panel.hidden = true;
   for (const place of ["bars", "step-bars", "in-classes", "swapped", "sample-class"]) $(place).replaceChildren();
-  for (const side of sides) side.bars.replaceChildren();
+  sides.forEach(clearSide);
   for (const place of ["about", "verdict"]) $(place).textContent = "";
   nothing("swap", KEEP);
   $("message").hidden = true;
@@ -975,7 +994,7 @@ const choose = latest(async (network) => {
   $("sample").hidden = !samples;
   $("sample").textContent = reads ? "another question" : scenes ? "another scene" : "test image";
   $("sample-class").hidden = !samples || !state.network.sorted;
-  $("sample-class").replaceChildren(option("", "any class"), ...classes.map((name) => option(name, name)));
+  $("sample-class").replaceChildren(option("", "any class"), ...classes.map((text, label) => option(label, text)));
   if (!reads) offerRoutings();
   offerFigures(apart && draws);
   sampled = 0;
