@@ -151,7 +151,7 @@ def frame(shown: Scene, numbers: Tensor, picture: Tensor, place: int) -> Image.I
         pen,
         middle,
         SIDE + 54,
-        f"number {place + 1}: {change}",
+        f"number {place}: {change}",
         RED,
     )
     return canvas.resize(SIZE, Image.Resampling.LANCZOS)
@@ -400,7 +400,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=PICTURES)
     parser.add_argument("--label", type=int, default=5)
     parser.add_argument(
-        "--number", type=int, default=0, help="which test image of that digit"
+        "--number", type=int, default=1, help="which test image of that digit"
     )
     parser.add_argument("--measures", nargs="+", default=("slant", "width", "weight"))
     parser.add_argument(
