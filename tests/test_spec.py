@@ -274,3 +274,18 @@ def test_several_sizes(size: Any, message: str) -> None:
         ValueError, match="size must be one or more whole numbers, got 3"
     ):
         Several().refuse("size", 3)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "shown"),
+    [
+        (Within(1), "Within(least=1)"),
+        (
+            Within(0, 1, open=True, words="a share"),
+            "Within(least=0, most=1, open=True)",
+        ),
+        (Several(count=2), "Several(count=2)"),
+    ],
+)
+def test_bounds_are_short_in_a_signature(bounds: Within, shown: str) -> None:
+    assert repr(bounds) == shown

@@ -3,6 +3,7 @@ answer.
 """
 
 import inspect
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
@@ -171,7 +172,16 @@ class CapsuleLayer(SuggestsNames, KeepsProperties):
     A forward hook may return a plain tuple (pose, activation), as those of Captum do:
     callers get capsules all the same. What a layer takes, each turns into capsules
     itself, by :func:`from_pair`.
+
+    A layer that inherits its constructor inherits the explanation of its arguments, so
+    that ``help`` shows it.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.__doc__ and "__init__" not in vars(cls):
+            explained = next(base for base in cls.__mro__ if "__init__" in vars(base))
+            cls.__doc__ = _with_arguments(cls.__doc__, explained.__doc__ or "")
 
     def register_forward_hook(
         self, hook: Callable[..., Any], **options: Any
@@ -196,6 +206,18 @@ class CapsuleLayer(SuggestsNames, KeepsProperties):
             # Transforms that torch.nn.utils.parametrize has moved stay transforms.
             child._apply(on_transforms if name == "parametrizations" else fn)
         return super()._apply(on_transforms, recurse=False)
+
+
+def _with_arguments(text: str, explained: str) -> str:
+    """A docstring with the section Args of another one, before the shapes."""
+    arguments = re.search(
+        r"^Args:\n(?:(?: .*)?\n)+", inspect.cleandoc(explained), re.MULTILINE
+    )
+    text = inspect.cleandoc(text)
+    if arguments is None or "\nArgs:" in text:
+        return text
+    head, mark, shapes = text.partition("\nShape:")
+    return f"{head.rstrip()}\n\n{arguments[0].rstrip()}\n{mark}{shapes}"
 
 
 def _as_capsules(hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -49,7 +49,7 @@ ProperShare = Annotated[
 ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Several(Within):
     """For ``Annotated``: ``count`` sizes; None for one or more, 0 for any number."""
 

@@ -48,9 +48,9 @@ class Classifier:
         answer.classes, answer.probabilities["cat"], answer.poses["cat"]
 
     Args:
-        network: in evaluation mode from now on.
-        classes: their names; default: those that were saved with the network, or else
-            their numbers.
+        network: the trained network, which is put into evaluation mode.
+        classes: the names of the classes; default: those that were saved with the
+            network, or else the numbers of the classes.
         preprocess: how the network's images are prepared; default: as was saved with
             it, or else not at all.
         image_shape: (C, H, W) of images before they are prepared; default: as saved, or

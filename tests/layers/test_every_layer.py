@@ -21,8 +21,10 @@ from torchcaps import (
     PrimaryCaps1d,
     Slots,
     create_routing,
+    layers,
     list_routings,
 )
+from torchcaps.capsules import CapsuleLayer
 from torchcaps.layers import LocalCaps
 from torchcaps.numerics import kept_tensor
 from torchcaps.ops import Windows
@@ -558,3 +560,18 @@ def test_a_fault_is_told(broken: type[nn.Module], check: str, words: str) -> Non
         check_layer(broken(), capsules(4, pose=(3,)))
     with pytest.raises(ValueError, match="skip must name checks of"):
         check_layer(broken(), capsules(4, pose=(3,)), skip=("everything",))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        thing
+        for name in layers.__all__
+        if inspect.isclass(thing := getattr(layers, name))
+        and issubclass(thing, CapsuleLayer)
+    ],
+)
+def test_help_explains_every_argument(layer: type) -> None:
+    _, _, arguments = (inspect.getdoc(layer) or "").partition("\nArgs:\n")
+    for name in inspect.signature(layer).parameters:
+        assert f"    {name}: " in arguments.partition("\n\n")[0]

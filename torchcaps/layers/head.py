@@ -53,7 +53,7 @@ class CapsHead(CapsuleLayer):
     become ``types`` primary capsules, which all vote for the classes. Positions share
     the transforms, so maps and sequences may have any size. The first batch sets the
     number of channels and draws the transforms of the classes (0 until then), unless
-    they are loaded: pass one through before an optimizer is made. The transforms are
+    they are loaded: pass a batch through before you make an optimizer. The transforms are
     scaled so that the mean length at the start does not depend on positions and
     features, see :func:`~torchcaps.layers.start_length`. The root of the factor is a
     constant, so that the same learning rates fit few and many positions. Take real
@@ -61,10 +61,10 @@ class CapsHead(CapsuleLayer):
     then start shorter.
 
     Args:
-        classes: parents, J.
+        classes: the number of classes, J, which are the parents.
         types: the number of types of primary capsules at each position.
-        dim: the numbers of their poses.
-        pose_dim: the size of the poses of the classes.
+        dim: how many numbers the pose of a primary capsule has.
+        pose_dim: how many numbers the pose of a class has.
         routing: any routing, or the name of one; default: dynamic routing in 3 steps.
 
     Shape:

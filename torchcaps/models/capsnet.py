@@ -70,11 +70,11 @@ class CapsNet(CapsuleClassifier):
         channels: the channels of the first convolution.
         kernel_size: the kernel size of the first convolution.
         stride: the stride of the first convolution.
-        types: types of primary capsules.
-        primary_dim: dimension of their poses.
-        primary_kernel_size: the kernel size of their convolution.
-        primary_stride: the stride of their convolution.
-        pose_dim: dimension of the class capsules' poses.
+        types: the number of types of primary capsules at each place.
+        primary_dim: how many numbers the pose of a primary capsule has.
+        primary_kernel_size: the kernel size of the convolution of primary capsules.
+        primary_stride: the stride of the convolution of primary capsules.
+        pose_dim: how many numbers the pose of a class capsule has.
         routing: any routing; default: dynamic routing in 3 steps.
         transforms: the transforms of the class capsules: ``full`` or ``shared``.
         squash: the squash of the primary capsules.
@@ -87,7 +87,7 @@ class CapsNet(CapsuleClassifier):
         stem: widths of further convolutions in front of the first one, of its kernel
             size and with stride 1. With a stem, batch normalisation stands behind every
             convolution below the primary capsules.
-        decoder_input: what the decoder is told of the class that it draws: ``masked``,
+        decoder_input: what the decoder gets of the class that it draws: ``masked``,
             ``pose`` or ``pose_and_class``, see :class:`~torchcaps.layers.PoseInput`.
         pose_noise: deviation of the noise on the pose that the decoder is given in
             training.

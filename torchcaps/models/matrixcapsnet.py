@@ -81,9 +81,9 @@ class MatrixCapsNet(CapsuleClassifier):
     Args:
         image_shape: (C, H, W) of the images.
         classes: number of classes.
-        channels: A, of the first convolution.
-        types: B, C and D: types of primary capsules and of the two convolutional
-            layers.
+        channels: A, the channels of the first convolution.
+        types: B, C and D, the numbers of types of primary capsules and of capsules in
+            the two convolutional layers.
         pose: rows and columns of the poses.
         routing: the routing of the convolutional layers, and of the class capsules
             unless ``class_routing`` says otherwise; default: EM routing in 3 steps with

@@ -439,9 +439,20 @@ def list_routings() -> list[str]:
 def create_routing(name: str, **arguments: Any) -> Routing:
     """Create a routing by name.
 
+    Args:
+        name: the name of the routing, one of :func:`list_routings`.
+        **arguments: arguments of its class, such as ``steps``. Those that are left out
+            have their defaults.
+
     Raises:
         ValueError: if there is no routing of that name.
         TypeError: if it does not take these arguments.
+
+    Example:
+        >>> routing = tc.create_routing("kmeans", steps=2)
+        >>> type(routing).__name__, routing.steps
+        ('InnerProductKMeansRouting', 2)
+        >>> layer = tc.CapsLinear(32, 10, in_pose=8, out_pose=16, routing=routing)
     """
     cls: Any = ROUTINGS.find(name)
     if why := refused(name, cls, list(arguments)):

@@ -4,7 +4,7 @@ import inspect
 import math
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from numbers import Integral, Real
 from pathlib import Path
 from typing import (
@@ -90,7 +90,7 @@ def _expected(hint: Any) -> str:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Within:
     """Bounds of a number, for ``Annotated``: finite, from ``least`` to ``most``, or
     between them if ``open``.
@@ -115,6 +115,16 @@ class Within:
     open: bool = False
     zero: bool = False
     words: str = ""
+
+    def __repr__(self) -> str:
+        # help() shows it in signatures: only the bounds that there are.
+        given = (
+            f"{bound.name}={value!r}"
+            for bound in fields(self)
+            if bound.name != "words"
+            and (value := getattr(self, bound.name)) != bound.default
+        )
+        return f"{type(self).__name__}({', '.join(given)})"
 
     def check(self, place: str, value: Any) -> None:
         """Raise a ValueError that names the place unless the number, or each of
