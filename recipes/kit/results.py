@@ -200,7 +200,8 @@ _INTRODUCTION = """# The published experiments
 This page is written by `python -m recipes run`. Do not edit it. `python -m recipes run NAME` runs one recipe.
 
 Every figure is from the last epoch (or, where noted, from the first epoch that reached a validation accuracy). Nothing
-was chosen on test images. A figure with ± is the mean and the standard deviation over the seeds. The gap is our figure
+was chosen on test images, except where a note says so.
+A figure with ± is the mean and the standard deviation over the seeds. The gap is our figure
 (quick preset, unless the paper preset was run) minus the published one. It is called "better" or "worse" only
 if the 95 % interval of our mean (Student's t, several seeds) excludes the published figure. The papers trained for
 days, and the quick presets train for minutes on a CPU. Compare the rows with each other. Where no settings were
