@@ -116,6 +116,14 @@ def runs(pattern: str, name: str, scale: float = 1) -> list[float]:
     return [scale * run(file.stem)[name] for file in files]
 
 
+def card(network: str) -> dict[str, str]:
+    """The rows of the card of a network in the package, by their names."""
+    path = ROOT / f"torchcaps/pretrained/{network}/card.md"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    cells = [line.strip("| ").split(" | ", 1) for line in lines]
+    return {row[0]: row[1] for row in cells if len(row) == 2}
+
+
 def bench(case: str, backend: str) -> Any:
     """A training step on two cores of a CPU, of the committed benchmark.
 
@@ -168,6 +176,7 @@ def environment() -> Environment:
         compared=compared,
         runs=runs,
         bench=bench,
+        card=card,
     )
     return made
 
