@@ -135,8 +135,8 @@ def _picture(
     least_active = activation.scatter(1, pairs.labels, torch.inf).argmin(1)
     claims = {
         "true": pairs.labels,
-        "told": predicted,
-        "true, absent": torch.stack([pairs.labels[:, 0], least_active], 1),
+        "predicted": predicted,
+        "true and absent": torch.stack([pairs.labels[:, 0], least_active], 1),
     }
     rows = {
         "input": [Cell(pairs.images[place, 0]) for place in places],

@@ -274,7 +274,7 @@ def moments(trained: Trained, count: int = 4) -> "Figure":
         (answer,) = trained.network(series[index].inputs).activation.detach()
         places.append(index)
         titles.append(
-            f"{series.classes[label]}: said "
+            f"{series.classes[label]}: predicted "
             f"{series.classes[int(answer.argmax())]} ({float(answer.max()):.2f})"
         )
     exhibit: Any = list_exhibits()["series"]

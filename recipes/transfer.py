@@ -30,8 +30,8 @@ from torchcaps_lab.evaluate import (
     transfer,
 )
 
-BOTH = "decoder told pose and class"
-ALONE = "decoder told the pose alone"
+BOTH = "decoder with pose and class"
+ALONE = "decoder with the pose alone"
 MASKED = "masked decoder"
 AGAIN = "the content drawn again"
 JUDGE = "independent classifier on the test images"
