@@ -349,11 +349,13 @@ class FilmInterests(Recipe[TrainingOptions]):
         and how far up.
         """
         trained = study.trained[row]
-        test = trained.data.test
+        data = trained.data
+        assert isinstance(data, FilmHistories)
+        test = data.test
         activation = ask(trained.network, test).activation
         of_next = activation.gather(1, test.labels[:, None])
         # The network leaves out what it reads, the last films of a longer history.
-        others = ~trained.data.rated_before_test()
+        others = ~data.rated_before_test()
         rank = ((activation > of_next) & others).sum(1)  # 0 is the first
         hit = rank < MOST
         study.curves[row] = by_groups({HIT: ~hit})
