@@ -402,8 +402,8 @@ _WORD_END = re.compile(r"[ _-]")
 def _part_folders(root: Path, kind: type[Listing]) -> dict[str, Path] | None:
     """The folders of the splits; None if all folders are classes.
 
-    Folders with the names of splits are splits if one of them holds several folders, or
-    there are no others.
+    Folders with the names of splits are splits if one is of train and one of another
+    split, if one of them holds several folders, or if there are no others.
     """
     named: dict[str, Path] = {}
     folders = _folders(root)
@@ -423,8 +423,10 @@ def _part_folders(root: Path, kind: type[Listing]) -> dict[str, Path] | None:
             )
         else:
             named[part] = path
+    # A class may be called train, beside bus, or test, beside control.
+    one_name = len(named) < 2 or "train" not in named
     if not named or (
-        unnamed and all(len(_folders(path)) < 2 for path in named.values())
+        unnamed and one_name and all(len(_folders(path)) < 2 for path in named.values())
     ):
         return None
     holding = [path for path in unnamed if _holds_any(path, kind)]
@@ -437,12 +439,14 @@ def _refuse_doubtful(
 ) -> None:
     parts = " and ".join(repr(path.name) for path in named.values())
     if unnamed:
+        train = _folders(named["train"]) if "train" in named else ()
         raise ValueError(
             f"{root} holds {parts}, as if these were parts of the data, but also "
             f"{some([path.name for path in unnamed])}, as if its folders were "
             "classes: move the classes into the parts, or rename a class that has "
             "the name of a part "
             f"({', '.join(chain.from_iterable(PART_NAMES.values()))})"
+            f"{_hint_inside(train)}"
         )
     if "train" not in named:
         raise ValueError(

@@ -218,6 +218,20 @@ class TestNamesOfFolders:
                 "but also cats, dogs, as if",
             ),
             (("test/a", "test/b", "dogs"), "but also dogs"),
+            (("train", "val", "sample"), "but also sample"),
+            (
+                (
+                    *(f"seg_train/seg_train/{name}" for name in "ab"),
+                    *(f"seg_test/seg_test/{name}" for name in "ab"),
+                    "seg_pred/seg_pred",
+                ),
+                r"but also seg_pred.*if your data lie in .*seg_train/seg_train, give",
+            ),
+            (
+                ("cars_train/cars_train", "cars_test/cars_test"),
+                "for each of two or more classes, got cars_train",
+            ),
+            (("car", "plane", "train", "test"), "but also car, plane"),
             (
                 ("train/a", "train/b"),
                 r"neither val nor test: give the root .*train, of which a share",
@@ -244,8 +258,16 @@ class TestNamesOfFolders:
     def test_what_is_doubtful_is_refused(self, tmp_path, folders, message):
         for number, folder in enumerate(folders):
             save(tmp_path / folder / "0.png", number)
+        (tmp_path / "devkit").mkdir()
         with pytest.raises(ValueError, match=message):
             ImageFolder(str(tmp_path))
+
+    @pytest.mark.parametrize(
+        "names", [("bus", "car", "train"), ("control", "test"), ("test", "val", "x")]
+    )
+    def test_a_class_may_have_the_name_of_a_split(self, tmp_path, names):
+        make_root(tmp_path, 2, names)
+        assert ImageFolder(str(tmp_path)).classes == names
 
     def test_images_outside_of_class_folders_are_counted(self, tmp_path):
         for number in range(3):
@@ -262,10 +284,6 @@ class TestNamesOfFolders:
         (tmp_path / "docs").mkdir()
         (tmp_path / "docs" / "readme.txt").write_text("hello")
         assert len(ImageFolder(str(tmp_path)).test) == 2
-
-    def test_a_class_may_have_the_name_of_a_part(self, tmp_path):
-        make_root(tmp_path, 2, ("car", "plane", "train", "test"))
-        assert ImageFolder(str(tmp_path)).classes == ("car", "plane", "test", "train")
 
 
 @pytest.fixture(scope="module")
