@@ -23,6 +23,7 @@ from torchcaps_lab.data.transforms.preprocess import Preprocess
 from torchcaps_lab.kinds.series.files import read_sound, series_in
 from torchcaps_lab.kinds.series.reader import SeriesReader
 from torchcaps_lab.kinds.series.sound import Sound
+from torchcaps_lab.kinds.series.table import SeriesForm
 from torchcaps_lab.look import Place
 from torchcaps_lab.options.guess import guess, seen
 from torchcaps_lab.testing import check_dataset
@@ -458,6 +459,73 @@ class TestArchives:
             ),
         ):
             Series(str(tmp_path / "gap.ts"))
+
+    def test_classes_that_differ_in_case_alone(self, tmp_path: Path) -> None:
+        """They were merged: aeon reads labels in lower case."""
+        write_ts(tmp_path / "x.ts", "true A a b", ":A", ":a")
+        with pytest.raises(ValueError, match="'A' and 'a', which differ in case"):
+            Series(str(tmp_path / "x.ts"))
+
+    @pytest.mark.parametrize(("classes", "label"), [("false", ""), ("true a b", ":?")])
+    def test_series_without_labels(
+        self, tmp_path: Path, classes: str, label: str
+    ) -> None:
+        """They can be answered, and not trained on."""
+        path = tmp_path / "x.ts"
+        write_ts(path, classes, label, label)
+        items = series_in(path, SeriesForm())
+        assert [getattr(item, "category", None) for item in items] == ["", ""]
+        with pytest.raises(ValueError, match=r"x\.ts:1 has no label"):
+            Series(str(path))
+
+    def test_labels_of_arff_have_no_quotes(self, tmp_path: Path) -> None:
+        path = tmp_path / "x.arff"
+        path.write_text(
+            "@relation x\n@attribute a numeric\n@attribute b numeric\n"
+            "@attribute target {'class a','class b'}\n@data\n"
+            "1,2,'class a'\n2,3,'class b'\n"
+        )
+        labels = [
+            getattr(item, "category", None) for item in series_in(path, SeriesForm())
+        ]
+        assert labels == ["class a", "class b"]
+
+
+def write_ts(path: Path, classes: str, *labels: str) -> None:
+    """A file of series of three moments with these ends."""
+    rows = "".join(f"1,2,{3 + row}{label}\n" for row, label in enumerate(labels))
+    path.write_text(
+        "@problemName x\n@timeStamps false\n@univariate true\n@equalLength true\n"
+        f"@seriesLength 3\n@classLabel {classes}\n@data\n{rows}"
+    )
+
+
+def test_numbers_of_classes_in_ucr_are_written_in_one_way(tmp_path: Path) -> None:
+    for part, label in (("TRAIN", "{}.000000e+00"), ("TEST", "{}")):
+        rows = (
+            "\t".join([label.format(row % 2), *(f"0.{row}{k}" for k in range(9))])
+            for row in range(8)
+        )
+        (tmp_path / f"x_{part}.tsv").write_text("\n".join(rows))
+    assert Series(str(tmp_path)).classes == ("0", "1")
+
+
+def test_an_mp3_without_its_length_is_refused(tmp_path: Path) -> None:
+    """The length was estimated from the first frames, and the rest cut off."""
+    if "MP3" not in soundfile.available_formats():
+        pytest.skip("this libsndfile writes no MP3")
+    path = tmp_path / "x.mp3"
+    noise = np.random.default_rng(0).normal(size=32_000) * np.linspace(0, 0.2, 32_000)
+    soundfile.write(path, noise, 16_000)
+    content = path.read_bytes()
+    assert read_sound(path, Sound()).shape[1] > 100
+    tag = b"ID3\x04\x00\x00\x00\x00\x02\x00" + bytes(256)
+    path.write_bytes(tag + content)
+    assert read_sound(path, Sound()).shape[1] > 100
+    second = content.find(content[:2], 4)
+    path.write_bytes(content[second:])
+    with pytest.raises(ValueError, match=r"x\.mp3: it is an MP3 that does not state"):
+        read_sound(path, Sound())
 
 
 class InMemory(Series):

@@ -74,6 +74,12 @@ _OPEN = 2**62
 """From here on libsndfile means that a file states no number of samples."""
 
 
+_FIRST_FRAME = 192
+"""Bytes of an MP3 within which the mark of a stated length begins, at most 36 bytes
+after the header of a frame.
+"""
+
+
 _LEAST_UCR = 8
 """Numbers in a line; fewer are features."""
 
@@ -211,7 +217,7 @@ def series_in(path: Path, form: SeriesForm) -> list[SeriesItem | Unread]:
         ValueError: it holds none; names the file.
     """
     listed = Listed()
-    (items,) = _read(path, form.unlabelled(), listed).values()
+    (items,) = _read(path, form.unlabelled(), listed, labelled=False).values()
     titles = {name: f"{path}{name.removeprefix(path.name)}" for name in listed.broken}
     unread = [
         Unread(title, ValueError(f"{title}: {listed.broken[name].why}"))
@@ -220,9 +226,12 @@ def series_in(path: Path, form: SeriesForm) -> list[SeriesItem | Unread]:
     return [*unread, *items]
 
 
-def _read(path: Path, form: SeriesForm, listed: Listed) -> dict[str, list[SeriesItem]]:
+def _read(
+    path: Path, form: SeriesForm, listed: Listed, labelled: bool = True
+) -> dict[str, list[SeriesItem]]:
     """The series of a file by split, ``all`` where no column says it; tells ``listed``
-    why others are left out, or cannot be used.
+    why others are left out, or cannot be used. All in a .ts or .arff file must be
+    labelled if it is said so.
     """
     suffix = path.suffix.lower()
     if suffix not in FILES:
@@ -236,6 +245,8 @@ def _read(path: Path, form: SeriesForm, listed: Listed) -> dict[str, list[Series
         of_splits = series_of_table(path, form, listed)
     else:
         of_splits = {"all": [*_archive(path)]}
+        if labelled:
+            _check_labelled(path, of_splits["all"])
     if not any(of_splits.values()):
         raise ValueError(f"{path} holds no series")
     parts: dict[str, list[SeriesItem]] = {part: [] for part in of_splits}
@@ -246,6 +257,16 @@ def _read(path: Path, form: SeriesForm, listed: Listed) -> dict[str, list[Series
             else:
                 parts[part].append(item)
     return parts
+
+
+def _check_labelled(path: Path, series: Sequence[SeriesItem | BrokenSeries]) -> None:
+    """Raise a `ValueError` that names the first series without a label."""
+    for item in series:
+        if isinstance(item, SeriesItem) and not item.category:
+            raise ValueError(
+                f"{item.title} has no label (@classLabel false, or '?' in its place): "
+                f"series to train on need one, got {path}"
+            )
 
 
 def read_sound(path: Path, sound: Sound) -> Tensor:
@@ -263,6 +284,11 @@ def read_sound(path: Path, sound: Sound) -> Tensor:
     check_file(path, LARGEST_TABLE)
     try:
         with soundfile.SoundFile(path) as file:
+            if file.format == "MP3" and not _states_length(path):
+                raise ValueError(
+                    "it is an MP3 that does not state its length, which can only be "
+                    "estimated: convert it to .wav or .flac"
+                )
             return checked(
                 sound.frames_of(_pieces(file, path.stat().st_size), file.samplerate),
                 "it",
@@ -284,6 +310,24 @@ def rate_of(path: Path) -> int | None:
         return int(soundfile.info(path).samplerate)
     except (OSError, ValueError, soundfile.LibsndfileError):
         return None
+
+
+def _states_length(path: Path) -> bool:
+    """Whether the first frame of an MP3, after its tag, states how many follow, as
+    encoders write it.
+
+    Source: id3.org, "ID3v2.4.0, main structure", 3.1, for the length of the tag.
+    """
+    with opened(path) as file:
+        start = file.read(10)
+        tag = 0
+        if start.startswith(b"ID3") and len(start) == 10:
+            for byte in start[6:]:
+                tag = tag << 7 | byte & 127
+            tag += 10
+        file.seek(tag)
+        frame = file.read(_FIRST_FRAME)
+    return any(mark in frame for mark in (b"Xing", b"Info", b"VBRI"))
 
 
 def _pieces(file: Any, size: int) -> Iterator[Tensor]:
@@ -442,8 +486,14 @@ def _ucr(path: Path) -> Iterator[SeriesItem | BrokenSeries]:
             values: Tensor | str = torch.tensor([[*map(number_in, cells)]])
         except ValueError as error:
             values = str(error)
-        category = label.removesuffix(".0") if is_number(label) else label
-        yield series_at(path, number, category, values)
+        yield series_at(path, number, _ucr_label(label), values)
+
+
+def _ucr_label(label: str) -> str:
+    """A label as it is written everywhere: 1 for 1.0 and 1.000000e+00."""
+    if is_number(label) and float(label).is_integer():
+        return str(int(float(label)))
+    return label
 
 
 def _archive(path: Path) -> Iterator[SeriesItem | BrokenSeries]:
@@ -459,7 +509,7 @@ def _archive(path: Path) -> Iterator[SeriesItem | BrokenSeries]:
         raise FileNotFoundError(f"there is no file {path}{seen_from(path)}")
     content = decoded(path)
     is_arff = path.suffix.lower() == ".arff"
-    stated = _Stated() if is_arff else _Stated.of(content)
+    stated = _Stated() if is_arff else _Stated.of(content, path)
     with TemporaryDirectory() as folder:
         # aeon takes a file in UTF-8 without a byte order mark.
         plain = Path(folder) / path.name
@@ -469,10 +519,21 @@ def _archive(path: Path) -> Iterator[SeriesItem | BrokenSeries]:
             rows, labels = load(str(plain))
         except Exception as error:  # of several kinds
             raise ValueError(f"{path} cannot be read: {error!r:.400}") from error
-    for number, (values, label) in enumerate(zip(rows, labels, strict=True), 1):
+    # aeon has none at all with @classLabel false.
+    named = [*map(_archive_label, labels)] or [""] * len(rows)
+    for number, (values, label) in enumerate(zip(rows, named, strict=True), 1):
         series = torch.as_tensor(values, dtype=torch.float32)
-        stated.check(series, str(label), f"{path}:{number}")
-        yield series_at(path, number, str(label), series)
+        stated.check(series, label, f"{path}:{number}")
+        yield series_at(path, number, label, series)
+
+
+def _archive_label(label: object) -> str:
+    """A label that aeon read, without quotes; empty for ``?``, an unknown one."""
+    text = str(label)
+    if text in ("NaN", "?"):  # others are in lower case in a .ts file
+        return ""
+    quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+    return text[1:-1] if quoted else text
 
 
 class _Stated(NamedTuple):
@@ -489,20 +550,27 @@ class _Stated(NamedTuple):
     classes: frozenset[str] | None = None
 
     @classmethod
-    def of(cls, content: str) -> "_Stated":
-        """Reads it from the lines before ``@data``."""
+    def of(cls, content: str, path: Path) -> "_Stated":
+        """Reads it from the lines before ``@data``.
+
+        Raises:
+            ValueError: two labels differ in case alone; names the file.
+        """
         header: dict[str, list[str]] = {}
         for line in content.split("\n"):
-            key, *values = line.strip().lower().split() or [""]
-            if key == "@data":
+            key, *values = line.split() or [""]
+            if key.lower() == "@data":
                 break
-            header[key] = values
-        equal = header.get("@equallength", ["true"]) == ["true"]
-        labelled = header.get("@classlabel", [""])[0] == "true"
+            header[key.lower()] = values
+        equal = _is_true(header.get("@equallength", ["true"]))
+        labels: list[str] | None = None
+        if _is_true(header.get("@classlabel", [""])[:1]):
+            labels = header["@classlabel"][1:]
+            _check_case(labels, path)
         return cls(
             _count_in(header.get("@dimension") or header.get("@dimensions")),
             _count_in(header.get("@serieslength")) if equal else None,
-            frozenset(header["@classlabel"][1:]) if labelled else None,
+            None if labels is None else frozenset(map(str.lower, labels)),
         )
 
     def check(
@@ -522,10 +590,27 @@ class _Stated(NamedTuple):
                 raise ValueError(
                     f"{title} has {got} {quantity}, the header of the file states {stated}"
                 )
-        if self.classes is not None and label not in self.classes:
+        if label and self.classes is not None and label not in self.classes:
             raise ValueError(
                 f"{title} is of class {label!r}, the header of the file states "
                 f"{sorted(self.classes)}"
+            )
+
+
+def _is_true(values: Sequence[str]) -> bool:
+    """Whether a header states "true", and nothing else."""
+    return [value.lower() for value in values] == ["true"]
+
+
+def _check_case(labels: Sequence[str], path: Path) -> None:
+    """Raise a `ValueError` if two labels differ in case alone."""
+    spelled: dict[str, str] = {}
+    for label in labels:
+        other = spelled.setdefault(label.lower(), label)
+        if other != label:
+            raise ValueError(
+                f"{path} has the classes {other!r} and {label!r}, which differ in case "
+                "alone: it is read in lower case, so name them differently"
             )
 
 
