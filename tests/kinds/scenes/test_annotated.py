@@ -384,3 +384,97 @@ def test_validation_images_of_their_own(tmp_path: Path, kind: str) -> None:
         files = getattr(data, part).files
         assert {int(Path(file).stem) for file in files} == {*numbers}
     assert len(data.test) == 4
+
+
+def in_folders(tmp_path: Path, kind: str, folders: dict[str, str]) -> Path:
+    """Images of each folder, with their annotations in another, or among them."""
+    for number, (images, notes) in enumerate(folders.items()):
+        part = tmp_path / str(number)
+        part.mkdir(parents=True)
+        write(part, kind)
+        for target, pattern in ((images, "*.png"), (notes, "notes/*.*")):
+            (tmp_path / "all" / target).mkdir(parents=True, exist_ok=True)
+            for file in part.glob(pattern):
+                file.rename(tmp_path / "all" / target / file.name)
+    return tmp_path / "all"
+
+
+def guessed(root: Path) -> AnnotatedImages:
+    options = {**guess(root).options["data"], "validation": 0.0}
+    made: Any = fit(DataSet, options, "data").make()
+    assert isinstance(made, AnnotatedImages)
+    return made
+
+
+def test_annotations_without_boxes_count_to_their_split(tmp_path: Path) -> None:
+    """The test split was trained on if the first file of train had no box."""
+    root = in_folders(tmp_path, "voc", {"train": "train", "test": "test"})
+    Image.new("L", (40, 24)).save(root / "train" / "0.png")
+    first = root / "train" / "0.xml"
+    first.write_text("<annotation><filename>0.png</filename></annotation>")
+    made = guessed(root)
+    assert {Path(file).parent.name for file in made.train.files} == {"train"}
+    assert {Path(file).parent.name for file in made.test.files} == {"test"}
+
+
+def test_annotations_of_no_train_are_refused(tmp_path: Path) -> None:
+    root = in_folders(tmp_path, "voc", {"valid": "valid", "test": "test"})
+    with pytest.raises(
+        ValueError, match="of validation and test and of no train, in test, valid"
+    ):
+        guess(root)
+
+
+@pytest.mark.parametrize(
+    "folders",
+    [
+        {".": "."},
+        {"train": "train", "val": "val"},
+        {"images/train": "labels/train", "images/val": "labels/val"},
+        {"train/images": "train/labels", "val/images": "val/labels"},
+    ],
+)
+def test_labels_of_yolo_beside_images_and_in_folders(
+    folders: dict[str, str], tmp_path: Path
+) -> None:
+    """They were read as class folders, or as boxes without names of classes."""
+    made = guessed(in_folders(tmp_path / "images", "yolo", folders))
+    assert made.classes == CLASSES
+    if len(folders) > 1:
+        assert all("train" in file for file in made.train.files)
+        assert all("val" in file for file in made.test.files)
+    assert any(map(any, boxes_of(made.train).values()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "old", "new"),
+    [("voc", "a.png", "a"), ("coco", "a.png", "/elsewhere/a.png")],
+)
+def test_annotations_of_images_that_are_not_there(
+    kind: str, old: str, new: str, tmp_path: Path
+) -> None:
+    """The folders of the images were the classes."""
+    for name in ("first", "second"):
+        folder = tmp_path / "all" / name
+        folder.mkdir(parents=True)
+        write(folder, kind)
+        for notes in (folder / "notes").glob("a*.*"):
+            notes.write_text(notes.read_text().replace(old, new))
+    with pytest.raises(ValueError, match=f"is missing: '{new}'"):
+        guess(tmp_path / "all")
+
+
+def test_points_of_yolo_are_no_corners(tmp_path: Path) -> None:
+    """They were read as a polygon."""
+    root = in_folders(tmp_path, "yolo", {"images": "labels"})
+    for file in (root / "labels").glob("?.txt"):
+        lines = file.read_text().split("\n")
+        file.write_text("\n".join(f"{line} 0.1 0.2 0.9 0.4" for line in lines if line))
+    yaml = root / "data.yaml"
+    names = "names: [cat, dog]\ntrain: images\nkpt_shape: "
+    yaml.write_text(names + "[2, 2]")
+    assert boxes_of(data(root, yaml).train)["a"] == BOXES["a"]
+    for shape, why in (("[3, 2]", "must be 11 numbers, 6"), ("[2, 5]", "2 or 3")):
+        yaml.write_text(names + shape)
+        with pytest.raises(ValueError, match=why):
+            data(root, yaml)

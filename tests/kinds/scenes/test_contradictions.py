@@ -3,6 +3,7 @@ before anything is used, whoever wrote them.
 """
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -394,12 +395,16 @@ def test_texts_that_are_no_numbers(text: str) -> None:
         number_in(text)
 
 
+@pytest.mark.parametrize("part", ["train", "val"])
 def test_a_file_whose_images_are_missing_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its boxes were not used, without a word."""
+    """The other split was trained on if they are those to train on."""
     scenes = shapes.coco(tmp_path)
-    (file,) = (scenes / "annotations").glob("*train*")
-    file.write_text(file.read_text().replace('"0.png"', '"gone.png"'))
-    assert status("check", str(scenes)) == 0
-    assert f"{file.name} (images are missing)" in capsys.readouterr().out
+    (file,) = (scenes / "annotations").glob(f"*{part}*")
+    file.write_text(re.sub(r'"\d+.png"', '"gone.png"', file.read_text(), count=1))
+    assert status("check", str(scenes)) == int(part == "train")
+    missing = {"train": "is missing: 'gone.png'", "val": "(images are missing)"}
+    printed = capsys.readouterr().out
+    assert file.name in printed
+    assert missing[part] in printed

@@ -508,7 +508,8 @@ def _check_boxes(train: Sequence[Noted], annotations: Path) -> None:
     """
     if not any(image.labels for image in train):
         yaml = annotations.suffix.lower() in YAML
-        files = f" in files such as {labels_beside(train[0].file)}" if yaml else ""
+        labels = labels_beside(train[0].file, annotations.parent)
+        files = f" in files such as {labels}" if yaml else ""
         raise ValueError(
             f"annotations {annotations} have no box in any of {len(train)} images to "
             f"train on{files}"

@@ -21,6 +21,7 @@ from torchcaps_lab.kinds.scenes.yolo import (
     CLASSES,
     YAML,
     classes_in,
+    labels_beside,
     of_yaml,
     yolo_boxes,
 )
@@ -120,25 +121,50 @@ def _of_yaml(place: Place) -> Form | None:
 def _of_coco(place: Place) -> Form | None:
     """Files of COCO, one for each split, or one."""
     noted = [path for path in place.with_suffix(".json") if _is_coco(path)]
-    images = {path: _images_of(path, place) for path in noted}
-    return _form("COCO", {path: _part(path) for path in noted}, images)
+    names = {path: _name_in_coco(path) for path in noted}
+    if not any(names.values()):
+        return None
+    images = {path: _images_of(path, name, place) for path, name in names.items()}
+    parts = {path: _part(path, place) for path in noted}
+    return _form("COCO", place, parts, images, names)
 
 
 def _form(
-    name: str, parts: Mapping[Path, str | None], images: Mapping[Path, Path | None]
-) -> Form | None:
-    """Annotations of each split, or one; None if their images are missing.
+    form: str,
+    place: Place,
+    parts: Mapping[Path, str | None],
+    images: Mapping[Path, Path | None],
+    names: Mapping[Path, str | None],
+) -> Form:
+    """Annotations of each split, or one.
 
     Args:
-        name: that of the form, for people.
+        form: its name, for people.
+        place: where they are.
         parts: the split of each file or folder of annotations.
         images: the folder of its images; None if they are missing.
+        names: the first image that it names.
+
+    Raises:
+        ValueError: images to train on are missing, or no annotations are of them.
     """
     there = [path for path in parts if images[path] is not None]
-    if not there:
-        return None
     first = {parts[path]: path for path in reversed(there)}
-    train = first.get("train", there[0])
+    to_train = [path for path, part in parts.items() if part == "train"]
+    train = first.get("train") or (None if to_train else first.get(None))
+    if train is None and there and not to_train:
+        held = ", ".join(str(path.relative_to(place.path)) for path in there)
+        raise ValueError(
+            f"{place.path} holds boxes as of {form} of {' and '.join(map(str, first))} "
+            f"and of no train, in {held}: call those to train on 'train'"
+        )
+    if train is None:
+        path = [*to_train, *parts][0]
+        raise ValueError(
+            f"{path} has boxes as of {form}, and the first image that it names is "
+            f"missing: {names[path]!r}, the path of a file below {place.path} or a "
+            "folder in it; class folders are read with --data ImageFolder"
+        )
     more: dict[str, str] = {}
     for part in ("validation", "test"):
         path = first.get(part, train)
@@ -154,27 +180,35 @@ def _form(
     )
     root = images[train]
     assert root is not None
-    return Form(name, root, train, more, unused=unused)
+    return Form(form, root, train, more, unused=unused)
 
 
 def _is_coco(path: Path) -> bool:
     return _holds(path, '"annotations"') or _holds(path, '"categories"')
 
 
-def _part(path: Path) -> str | None:
-    """The split that the name of a file, or of its folder, stands for."""
-    words = [*re.split(r"[\W_\d]+", path.stem), path.parent.name]
+def _part(path: Path, place: Place) -> str | None:
+    """The split that the name of a file, or of its folder in a place, stands for."""
+    words = [*re.split(r"[\W_\d]+", path.stem), *_folders_of(path, place)[-1:]]
     return next(filter(None, map(part_called, words)), None)
 
 
-def _images_of(path: Path, place: Place) -> Path | None:
-    """The folder below which the images of a file of COCO lie."""
+def _folders_of(path: Path, place: Place) -> tuple[str, ...]:
+    """The names of the folders in a place that a path is in."""
+    return path.parent.relative_to(place.path).parts
+
+
+def _name_in_coco(path: Path) -> str | None:
+    """The first image that a file of COCO names."""
     named = re.search(r'"file_name"\s*:\s*("(?:[^"\\]|\\.)+")', _beginning(path))
-    if named is None:
-        return None
+    return None if named is None else parsed_json(named[1], str)
+
+
+def _images_of(path: Path, name: str | None, place: Place) -> Path | None:
+    """The folder below which the images of a file of COCO lie."""
     folders = {path.parent, place.path, *(image.parent for image in place.files)}
-    holding = _holding(parsed_json(named[1], str), folders)
-    part = _part(path)
+    holding = [] if name is None else _holding(name, folders)
+    part = _part(path, place)
     for folder in holding:
         if part is not None and part_of(folder, part):
             return folder
@@ -190,28 +224,42 @@ def _of_voc(place: Place) -> Form | None:
     """Folders of .xml files for each split, or one, beside a folder of images or among
     them.
     """
+    files = place.with_suffix(".xml")
     first: dict[Path, Path] = {}
-    for file in place.with_suffix(".xml"):
-        first.setdefault(file.parent, file)
-    files = [file for file in first.values() if _holds(file, "<annotation", "<bndbox")]
-    images = {file.parent: _images_of_voc(file, place) for file in files}
-    parts = {
-        folder: part_called(folder.name) or part_called(folder.parent.name)
-        for folder in images
-    }
-    return _form("Pascal VOC", parts, images)
-
-
-def _images_of_voc(file: Path, place: Place) -> Path | None:
-    """The folder of the image of a file of VOC, the nearest if it is in several."""
-    named = re.search(r"<filename>([^<]+)</filename>", _beginning(file))
-    if named is None:
+    for file in files:
+        if file.parent not in first and _holds(file, "<annotation"):
+            first[file.parent] = file
+    # A picture may show nothing, and its file has no box.
+    boxes = any(_holds(file, "<bndbox") for file in files if file.parent in first)
+    names = {folder: _name_in_voc(file) for folder, file in first.items()}
+    if not boxes or not any(names.values()):
         return None
-    own = file.parent
+    images = {folder: _images_of_voc(folder, names[folder], place) for folder in first}
+    return _form("Pascal VOC", place, _parts_of(first, place), images, names)
+
+
+def _parts_of(folders: Iterable[Path], place: Place) -> dict[Path, str | None]:
+    """The split that the name of each folder, or of the one around it, stands for."""
+    inside = {folder: _folders_of(folder / "file", place)[:-3:-1] for folder in folders}
+    return {
+        folder: next(filter(None, map(part_called, names)), None)
+        for folder, names in inside.items()
+    }
+
+
+def _name_in_voc(file: Path) -> str | None:
+    """The image that a file of VOC names."""
+    named = re.search(r"<filename>([^<]+)</filename>", _beginning(file))
+    return None if named is None else unescape(named[1]).strip()
+
+
+def _images_of_voc(own: Path, name: str | None, place: Place) -> Path | None:
+    """The folder of the image that a file of VOC in a folder names, the nearest if it
+    is in several.
+    """
     folders = {own, *(image.parent for image in place.files)}
-    holding = _holding(unescape(named[1]).strip(), folders)
     return min(
-        holding,
+        [] if name is None else _holding(name, folders),
         key=lambda folder: (folder != own, folder.parent != own.parent),
         default=None,
     )
@@ -228,32 +276,48 @@ def _holding(name: str, folders: Iterable[Path]) -> list[Path]:
 
 
 def _of_labels(place: Place) -> Form | None:
-    """Folders ``images`` and ``labels``, and classes.txt in one of them."""
-    images = place.inner("images")
-    labels = place.inner("labels")
+    """Folders of labels for each split, or one, beside folders of images or among
+    them, and classes.txt.
+    """
     lists = [path for path in place.files if path.name == CLASSES]
-    if images is None or labels is None or not lists:
+    if not lists:
         return None
-    if not {path.suffix.lower() for path in images.iterdir()} & image_suffixes():
+    files = {*place.with_suffix(".txt")}
+    images: dict[Path, Path] = {}
+    names: dict[Path, str] = {}
+    for image in place.with_suffix(*image_suffixes()):
+        labels = labels_beside(image, place.path)
+        if labels in files:
+            images.setdefault(labels.parent, image.parent)
+            names.setdefault(labels.parent, image.name)
+    if not images:
         return None
-    return Form("YOLO", images, labels, {"classes": [*classes_in(lists[0])]})
+    form = _form("YOLO", place, _parts_of(images, place), images, names)
+    return form._replace(more={**form.more, "classes": [*classes_in(lists[0])]})
 
 
 def _check_named(place: Place) -> None:
     """Raise a `ValueError` if there are boxes as of YOLO, and nothing names their
-    classes.
+    classes, or they are of no image.
     """
     beside = (path for path in place.with_suffix(".txt") if "labels" in path.parts)
-    file = next(beside, None)
+    file = next((path for path in beside if path.name != CLASSES), None)
     boxes: list[Any] = []
     with suppress(ValueError):
         boxes = [] if file is None else yolo_boxes(file, ())[1]
-    if boxes:
+    if not boxes:
+        return
+    if any(path.name == CLASSES for path in place.files):
         raise ValueError(
-            f"{file} holds boxes as of YOLO, and nothing names their classes. Write "
-            f"{place.path / 'data.yaml'}, with 'names: [...]', the classes in their "
-            "order, and 'train: ...', the folder of the images, and maybe 'val: ...'"
+            f"{file} holds boxes as of YOLO, and no image has labels of its name: "
+            "images must be in a folder 'images' beside 'labels', or beside their "
+            "labels"
         )
+    raise ValueError(
+        f"{file} holds boxes as of YOLO, and nothing names their classes. Write "
+        f"{place.path / 'data.yaml'}, with 'names: [...]', the classes in their "
+        "order, and 'train: ...', the folder of the images, and maybe 'val: ...'"
+    )
 
 
 def _beginning(path: Path) -> str:

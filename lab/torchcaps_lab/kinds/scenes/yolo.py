@@ -2,7 +2,7 @@
 classes and the folders.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ class Yaml(Struct):
         valid: another name of that.
         path: the folder that these are in, if it is not that of the file.
         nc: how many classes there are.
+        kpt_shape: how many points follow each box, and the numbers of each.
     """
 
     names: list[str] | dict[str, str]
@@ -47,10 +48,11 @@ class Yaml(Struct):
     valid: str | list[str] | None = None
     path: str | None = None
     nc: str | None = None
+    kpt_shape: tuple[str, str] | None = None
 
 
 def yolo_boxes(
-    file: Path, names: Sequence[str]
+    file: Path, names: Sequence[str], points: int = 0
 ) -> tuple[list[str], list[tuple[float, ...]]]:
     """Return the class and the box of each thing in a file of labels.
 
@@ -58,6 +60,7 @@ def yolo_boxes(
         file: its lines are the number of a class, then centre, width and height of a
             box, or the corners of a polygon, as shares of the image's sides.
         names: the names of the classes.
+        points: how many numbers of points follow each box.
 
     Returns:
         The labels, and the boxes: left, top, right, bottom as shares.
@@ -72,21 +75,27 @@ def yolo_boxes(
             continue
         try:
             label, *numbers = (number_in(part) for part in line.split())
-            boxes.append(_box(numbers))
+            boxes.append(_box(numbers, points))
         except ValueError as error:
+            expected = (
+                "five numbers, or the number of a class and three corners or more"
+            )
+            if points:
+                expected = f"{5 + points} numbers, {points} of them of points"
             raise ValueError(
                 f"annotations {file} are not as of YOLO: line {place}, "
-                f"{line.strip()[:80]!r}, must be five numbers, or the number of a class "
-                f"and three corners or more: {error}"
+                f"{line.strip()[:80]!r}, must be {expected}: {error}"
             ) from error
         is_known = label in range(len(names))
         labels.append(names[int(label)] if is_known else f"number {label:g}")
     return labels, boxes
 
 
-def _box(numbers: Sequence[float]) -> tuple[float, ...]:
-    if len(numbers) == 4:
-        x, y, width, height = numbers
+def _box(numbers: Sequence[float], points: int) -> tuple[float, ...]:
+    if points and len(numbers) != 4 + points:
+        raise ValueError(f"it has {1 + len(numbers)}")
+    if points or len(numbers) == 4:
+        x, y, width, height = numbers[:4]
         left = x - width / 2
         right = x + width / 2
         top = y - height / 2
@@ -172,17 +181,31 @@ def of_yaml(path: Path, root: Path, names: Sequence[str] | None) -> Listed:
         raise ValueError(f"{path} must hold names, the classes, and train, a folder")
     file = checked(Yaml, content, path)
     named = check_names(_names_in(file, path), path)
+    points = _points_of(file, path)
     parts: dict[str, list[Noted]] = {}
     for part, keys in _PARTS.items():
         key = next((name for name in keys if getattr(file, name)), None)
         folders = [] if key is None else _folders(file, key, path, root)
         images = chain.from_iterable(map(image_files, folders))
         # Numbers count these names, whatever the order of those that were passed.
-        if noted := [_noted(image, named) for image in images]:
+        if noted := [_noted(image, named, path.parent, points) for image in images]:
             parts[part] = noted
     if "train" not in parts:
         raise ValueError(f"{path} names no images to train on: train must be a folder")
-    return Listed((*(names or named),), parts, _without_image(chain(*parts.values())))
+    noted = chain(*parts.values())
+    labels = {labels_beside(image.file, path.parent) for image in noted}
+    return Listed((*(names or named),), parts, _without_image(labels))
+
+
+def _points_of(file: Yaml, path: Path) -> int:
+    """How many numbers of points follow each box."""
+    count, dims = file.kpt_shape or ("0", "2")
+    if not count.isdecimal() or dims not in ("2", "3"):
+        raise ValueError(
+            f"{path}: kpt_shape must be a number of points and 2 or 3 numbers of each, "
+            f"got [{count}, {dims}]"
+        )
+    return int(count) * int(dims)
 
 
 def _names_in(file: Yaml, path: Path) -> list[str]:
@@ -204,12 +227,13 @@ def _names_in(file: Yaml, path: Path) -> list[str]:
     return names
 
 
-def _without_image(noted: Iterable[Noted]) -> dict[str, str]:
-    """The files of labels that are of no image, and why they are left out."""
-    labels = {labels_beside(image.file) for image in noted}
+def _without_image(labels: Collection[Path]) -> dict[str, str]:
+    """The files beside those of labels that are of no image, and why they are left
+    out.
+    """
     left_out = dict[str, str]()
     for folder in sorted({path.parent for path in labels}):
-        for path in sorted({*folder.glob("[!.]*.txt")} - labels):
+        for path in sorted({*folder.glob("[!.]*.txt")}.difference(labels)):
             if path.name != CLASSES:
                 left_out[str(path)] = "it has the name of no image"
     return left_out
@@ -236,20 +260,29 @@ def _folder(value: str, base: Path, path: Path, root: Path) -> Path:
     return folder
 
 
-def labels_beside(image: Path) -> Path:
+def labels_beside(image: Path, root: Path) -> Path:
     """The file of labels of an image: in ``labels`` where the image is in ``images``,
     or else beside it.
+
+    Args:
+        image: the file of the image.
+        root: the folder below which that may be; folders around it are not looked at.
     """
     parts = list(image.parts)
-    places = [place for place, part in enumerate(parts[:-1]) if part == "images"]
+    outside = len(root.parts) if image.is_relative_to(root) else 0
+    places = [
+        place
+        for place, part in enumerate(parts[:-1])
+        if part == "images" and place >= outside
+    ]
     if places:
         parts[places[-1]] = "labels"
     return Path(*parts).with_suffix(".txt")
 
 
-def _noted(image: Path, classes: Sequence[str]) -> Noted:
-    file = labels_beside(image)
+def _noted(image: Path, classes: Sequence[str], root: Path, points: int) -> Noted:
+    file = labels_beside(image, root)
     if not file.is_file():  # nothing is in the image
         return Noted(image, [], [], image)
-    labels, boxes = yolo_boxes(file, classes)
+    labels, boxes = yolo_boxes(file, classes, points)
     return Noted(image, labels, boxes, file, shares=True)
