@@ -15,6 +15,7 @@ import torchcaps as tc
 from tests.runs import status
 from torchcaps.spec import fit
 from torchcaps_lab.data import DataSet, ImageFolder, MapStyle, Series, Text
+from torchcaps_lab.data.columns import UnclearColumns
 from torchcaps_lab.options.guess import guess
 
 WORDS = ["alpha", "beta", "gamma", "delta", "bank", "doctor", "match", "heart"]
@@ -580,3 +581,22 @@ def test_folders_that_hold_the_same_folders_are_asked_about(tmp_path: Path) -> N
     inner = {"data": {"class_folders": "inner"}}
     assert guess(tmp_path, inner).why["data"].startswith("ImageFolder, 20 files of 2")
     assert status("check", str(tmp_path), "--data.class_folders", "inner") == 0
+
+
+@pytest.mark.parametrize("cell", ["{}", "{:05}.jpg"])
+def test_a_table_that_names_no_image_beside_folders(cell: str, tmp_path: Path) -> None:
+    """The folders of two cameras were the classes."""
+    for number in range(12):
+        folder = tmp_path / f"camera {number % 2}"
+        folder.mkdir(exist_ok=True)
+        picture = Image.new("L", (16, 16), 10 * number)
+        picture.save(folder / f"{number:05}.png")
+    rows = [f"{cell.format(number)},{'ab'[number // 6]}" for number in range(12)]
+    (tmp_path / "labels.csv").write_text("\n".join(["id,label", *rows]))
+    with pytest.raises(UnclearColumns, match=f"looked for is '{cell.format(0)}'"):
+        guess(tmp_path)
+    by_folder = guess(tmp_path, {"data": {"class_folders": "outer"}})
+    assert by_folder.options["data"]["name"] == "ImageFolder"
+    # The names of the classes may be in a table.
+    (tmp_path / "labels.csv").write_text("id,label\n0,camera 0\n1,camera 1")
+    assert guess(tmp_path).options["data"]["name"] == "ImageFolder"

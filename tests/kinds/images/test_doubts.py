@@ -21,6 +21,7 @@ from torchcaps_lab.cli.strange import _errors_of, examine_strange
 from torchcaps_lab.data import ImageFolder, Masks, Preprocess
 from torchcaps_lab.kinds.images.check import check_folder
 from torchcaps_lab.kinds.none_of_these.strangers import Strangers
+from torchcaps_lab.kinds.pixels.doubts import Mask, check_drawn, count_values
 from torchcaps_lab.options.guess import guess
 from torchcaps_lab.tasks import Classification
 
@@ -351,3 +352,12 @@ def test_strangers_are_told_whatever_the_range_of_pixels(tmp_path: Path) -> None
     drawn = BytesIO()
     Image.new("L", (8, 8), 255).save(drawn, "PNG")
     assert classifier.reader.uploaded(drawn.getvalue(), "drawn").max() == 1
+
+
+def test_two_values_at_least_are_advised_for_smooth_masks() -> None:
+    """With the nearest of one value, all pixels have that."""
+    values = torch.zeros(40, 40, dtype=torch.uint8)
+    values[10:16, 10:16] = 7 * torch.arange(1, 37).view(6, 6)
+    mask = Mask(Path("a.png"), values)
+    with pytest.raises(ValueError, match=r"--data.values '\[0, 252\]'"):
+        check_drawn([mask], count_values([mask]))

@@ -61,7 +61,9 @@ from torchcaps_lab.kinds.images.samples import image_samples
 from torchcaps_lab.kinds.images.sets.files import ImageListing, image_files
 from torchcaps_lab.kinds.images.sets.map_style import MapStyle
 from torchcaps_lab.kinds.images.sets.table import (
+    ImagesByName,
     TableOfImages,
+    first_unmatched,
     other_labels,
     table_of_images,
 )
@@ -466,19 +468,19 @@ def _class_folders(place: Place) -> dict[Path, str]:
 
 def _check_table_beside(place: Place, folders: Mapping[Path, str]) -> None:
     """Raise an `UnclearColumns` if a table may hold other classes of the images in
-    class folders, if there are any.
+    class folders, if there are any, or labels of images that are none of them.
     """
     named = None
+    by_folder = ["torchcaps", "train", str(place.path)]
+    by_folder += ["--data.class_folders", "outer"]
     # A table beside class folders may hold anything.
     with suppress(ValueError):
         if folders:
             named = table_of_images(place, _ANY_LABEL)
     columns = [] if named is None else other_labels(named, folders)
     if named is not None and columns:
-        train = ["torchcaps", "train"]
         column = columns[0] if len(columns) == 1 else "COLUMN"
-        by_table = [*train, str(named.table), "--data.label", column]
-        by_folder = [*train, str(place.path), "--data.class_folders", "outer"]
+        by_table = ["torchcaps", "train", str(named.table), "--data.label", column]
         raise UnclearColumns(
             f"{named.table} names images in the folders "
             f"{some(sorted({*folders.values()}))}, and may hold other classes of them "
@@ -486,6 +488,20 @@ def _check_table_beside(place: Place, folders: Mapping[Path, str]) -> None:
             f"{shlex.join(by_table)}; if the folders are the classes: "
             f"{shlex.join(by_folder)}"
         )
+    if named is not None or not folders:
+        return
+    images = ImagesByName(place.path)
+    for table in tables_beside(place):
+        cell = ""
+        with suppress(ValueError):
+            cell = first_unmatched(table, images)
+        if cell:
+            raise UnclearColumns(
+                f"{table} holds labels, and names no image below {place.path}: the "
+                f"first that was looked for is {cell!r}. Write the names of the files "
+                "into the table; or, if the folders are the classes: "
+                f"{shlex.join(by_folder)}"
+            )
 
 
 def _with_labels(images: Any, labels: Any) -> Any:

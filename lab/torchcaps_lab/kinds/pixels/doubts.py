@@ -162,6 +162,9 @@ def check_drawn(masks: Sequence[Mask], counts: Tensor) -> None:
     if not lossy:
         filled = _with_interior(changed)
         drawn = [value for value in drawn if value in filled] or drawn
+    if len(drawn) < 2:  # one value is no choice: the nearest of it is all there is
+        there = counts.nonzero().flatten().tolist()
+        drawn = [there[0], there[-1]]
     why = f"{lossy[0].format} files do not keep values" if lossy else "edges are smooth"
     raise ValueError(
         f"the masks have {count} values, but look as if {len(drawn)} were drawn, "

@@ -11,7 +11,13 @@ from torchcaps.spec import argument, settings
 from torchcaps.whole import expanded, seen_from
 from torchcaps_lab.data.base import register_dataset
 from torchcaps_lab.data.classes import composed
-from torchcaps_lab.data.columns import Columns, Role, UnclearColumns, quoted
+from torchcaps_lab.data.columns import (
+    LABELS,
+    Columns,
+    Role,
+    UnclearColumns,
+    quoted,
+)
 from torchcaps_lab.data.files import ListedFile
 from torchcaps_lab.data.listed import Item, Listed
 from torchcaps_lab.data.parts import part_called
@@ -211,6 +217,32 @@ def other_labels(named: TableOfImages, folders: Mapping[Path, str]) -> list[str]
         if len(pairs) == len(of_folders) == len(of_cells):
             return []
     return names
+
+
+def first_unmatched(table: Path, images: ImagesByName) -> str:
+    """The first cell of the columns of a table that may name its images, where each row
+    has a label and none names an image; empty if the table is no such one.
+
+    Args:
+        table: the table.
+        images: those below its folder.
+    """
+    cells = Table(table).cells()
+    columns = Columns.of(cells)
+    # A table with one row for each class names classes.
+    repeated = [
+        column
+        for column in columns.called(LABELS)
+        if column.role in _MAY_LABEL and column.distinct < column.filled
+    ]
+    tried = [
+        cell
+        for column in columns.of_role("file", "identifier")
+        for cell in filter(None, cells.column(column.name))
+    ]
+    if not repeated or any(images.get(cell) for cell in tried):
+        return ""
+    return next(iter(tried), "")
 
 
 def tables_of_splits(folder: Path) -> dict[str, Path]:
