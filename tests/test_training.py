@@ -380,7 +380,8 @@ class TestTrainLoader:
 
     def test_errors(self):
         with pytest.raises(
-            ValueError, match="batch_size must be a multiple of the 2 processes, got 7"
+            ValueError,
+            match="batch_size must be a multiple of the 2 processes, such as 8, got 7",
         ):
             train_loader(FEW, 7, seed=0, processes=2)
         with pytest.raises(

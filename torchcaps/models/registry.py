@@ -5,6 +5,8 @@ from fnmatch import filter as matching
 from functools import partial
 from typing import Any, NamedTuple
 
+from torch.overrides import TorchFunctionMode
+
 from torchcaps.models.lab_networks import MODELS_OF_THE_LAB, has_lab, load_lab
 from torchcaps.models.network import Network
 from torchcaps.models.outline import outlined
@@ -232,7 +234,8 @@ def describe_models(names: Iterable[str]) -> list[dict[str, Any]]:
     """
     rows = []
     for name in names:
-        model = outlined(partial(create_model, name))
+        with _Undrawn():
+            model = create_model(name)
         rows.append(
             {
                 "name": name,
@@ -244,3 +247,20 @@ def describe_models(names: Iterable[str]) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+class _Undrawn(TorchFunctionMode):
+    """Draws hardly any initial weights, which takes most of the time of making a
+    network.
+    """
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), named: Any = None
+    ) -> Any:
+        named = named or {}
+        if (
+            function.__name__ in ("normal_", "uniform_")
+            or getattr(function, "__module__", "") == "torch.nn.init"
+        ):
+            return (args[0] if args else named["tensor"]).detach().zero_()
+        return function(*args, **named)

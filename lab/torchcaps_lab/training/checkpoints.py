@@ -273,7 +273,7 @@ class Fingerprint(Callback):
         validation: Examples,
     ) -> None:
         self.examples = train.what
-        self.started = {
+        self.started: dict[str, Any] = {
             "options": dict(options),
             "classes": list(train.classes),
             "images": {"train": len(train), "validation": len(validation)},

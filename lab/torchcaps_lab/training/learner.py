@@ -199,8 +199,9 @@ class Learner(L.LightningModule):
             group.clear()
             group.update(settings, params=weights)
         for config in self.trainer.lr_scheduler_configs:
-            config.scheduler = self._scheduled(optimizer)["scheduler"]
-            if isinstance(config.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            scheduler = self._scheduled(optimizer)["scheduler"]
+            config.scheduler = scheduler
+            if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
                 continue
             done = self.current_epoch
             if config.interval == "step":
@@ -209,7 +210,7 @@ class Learner(L.LightningModule):
                 # The optimizer made these steps before it was saved.
                 warnings.filterwarnings("ignore", ".*lr_scheduler.step")
                 for _ in range(done):
-                    config.scheduler.step()
+                    scheduler.step()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Drops the length of a one-cycle schedule from a checkpoint: the training may

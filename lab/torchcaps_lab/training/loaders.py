@@ -106,8 +106,8 @@ def train_loader(
     """
     if batch_size < 1 or batch_size % processes:
         raise ValueError(
-            f"batch_size must be a multiple of the {processes} processes, got "
-            f"{batch_size}"
+            f"batch_size must be a multiple of the {processes} processes, such as "
+            f"{max(1, -(-batch_size // processes)) * processes}, got {batch_size}"
         )
     if len(images) < processes:
         raise ValueError(

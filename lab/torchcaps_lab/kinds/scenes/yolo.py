@@ -192,8 +192,8 @@ def of_yaml(path: Path, root: Path, names: Sequence[str] | None) -> Listed:
             parts[part] = noted
     if "train" not in parts:
         raise ValueError(f"{path} names no images to train on: train must be a folder")
-    noted = chain(*parts.values())
-    labels = {labels_beside(image.file, path.parent) for image in noted}
+    every_image = chain(*parts.values())
+    labels = {labels_beside(image.file, path.parent) for image in every_image}
     return Listed((*(names or named),), parts, _without_image(labels))
 
 

@@ -391,7 +391,7 @@ def _moment(cell: str, column: str) -> float:
     except ValueError:
         raise _NoNumber(
             f"{column} must be a number, or a time such as 2024-01-31 12:00, got "
-            f"{cell[:40]!r}: without --data.time, the rows are in their order"
+            f"{cell[:40]!r}: with --data.time null, the rows are in their order"
         ) from None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
