@@ -13,6 +13,7 @@ from typing import Annotated, Any, NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.nn import functional as F
 
 from torchcaps.spec import Size as Size
 from torchcaps.spec import Within
@@ -491,3 +492,13 @@ def _check_mask(mask: Tensor) -> None:
         raise ValueError(
             f"target must be a mask of numbers in [0, 1], got {low:g} to {high:g}"
         )
+
+
+def strided(present: Tensor, stride: int) -> Tensor:
+    """Which places of rows a convolution with this stride keeps, bool (B, L').
+
+    Its length is computed as that of a convolution, so that an export for any length
+    sees that both are equal. A slice writes the same number in another way.
+    """
+    rows = present[:, None].float()
+    return F.conv1d(rows, rows.new_ones(1, 1, 1), stride=stride)[:, 0] > 0

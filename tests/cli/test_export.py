@@ -9,8 +9,10 @@ import runpy
 import subprocess
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,6 +62,15 @@ trained ones (those in the package) are within 1e-5.
 """
 
 
+def reader_of(network: Any) -> dict[str, Any]:
+    """What a network of texts or series is saved with, to read them."""
+    if network.takes == "words":
+        words = Words(tuple(f"w{number}" for number in range(network.vocabulary)))
+        return {"name": "texts", "words": words.config()}
+    channels = network.in_channels
+    return {"name": "series", "scale": Scale().config(), "channels": channels}
+
+
 @SLOW
 @pytest.mark.parametrize("form", ["onnx", "torch-export"])
 @pytest.mark.parametrize("name", shipped())
@@ -74,12 +85,8 @@ def test_every_network(
     with torch.no_grad():
         for parameter in network.parameters():
             parameter *= LARGER.get(name, 1) if parameter.ndim > 1 else 1
-    if network.takes == "words":
-        network.extra["words"] = Words(
-            tuple(f"w{number}" for number in range(network.vocabulary))
-        ).config()
-    if network.takes == "series":
-        network.extra["scale"] = Scale().config()
+    if network.takes != "images":
+        network.extra["reader"] = reader_of(network)
     classifier = Classifier(network)
     file = tmp_path / "file"
     assert export(classifier, file, form) <= CLOSE
@@ -96,6 +103,40 @@ def test_every_network(
     with torch.no_grad():
         expected = network(images).activation
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("name", "arguments", "lengths"),
+    [
+        (
+            "text_capsnet_b",
+            {"stride": 2, "word_dim": 8, "channels": 4, "types": 2},
+            (9, 12, 7),
+        ),
+        # Of 16 moments there is one feature, and a program takes two or more.
+        (
+            "series_capsnet",
+            {"strides": (2, 2, 2, 2), "channels": (4, 4, 4, 4)},
+            (33, 100, 17),
+        ),
+    ],
+)
+def test_programs_take_other_lengths(
+    name: str, arguments: dict[str, Any], lengths: Sequence[int], tmp_path: Path
+) -> None:
+    """The defect: strides fixed the length, or let only even ones through."""
+    network = create_model(name, **arguments).eval()
+    network.extra["reader"] = reader_of(network)
+    file = tmp_path / "file"
+    assert export(Classifier(network), file, "torch-export") <= CLOSE
+    program = torch.export.load(file).module()
+    longest = network.examples(4)
+    for length in (longest.shape[-1], *lengths):
+        inputs = longest[..., :length]
+        with torch.no_grad():
+            expected = network(inputs).activation
+        torch.testing.assert_close(program(inputs)[0], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_pixels_of_slots_are_written() -> None:

@@ -224,6 +224,26 @@ def test_a_network_with_other_layers_is_not_saved(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_network_whose_routings_differ_is_not_saved(tmp_path: Path) -> None:
+    """The defect: all layers were loaded with the steps of one of them."""
+    arguments = {"vocabulary": 50, "word_dim": 8, "types": 3, "parts": 3, "pose_dim": 4}
+    network = create_model("text_encoder", **arguments)
+    network.routing.steps = 1
+    with pytest.raises(ValueError, match=r"not what its .* must be \w+\(steps="):
+        network.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_weights_that_are_not_finite_are_not_saved(saved: Path) -> None:
+    network = load_pretrained(saved)
+    before = (saved / WEIGHTS_FILE).read_bytes()
+    with torch.no_grad():
+        network.conv.weight[0] = torch.nan
+    with pytest.raises(ValueError, match=r"conv\.weight holds numbers that are not"):
+        network.save_pretrained(saved)
+    assert (saved / WEIGHTS_FILE).read_bytes() == before
+
+
 def test_files_of_another_network(saved: Path, tmp_path: Path) -> None:
     for name, arguments in (("capsnet_digits", {"classes": 7}), ("sharedcapsnet", {})):
         create_model(name, **arguments).save_pretrained(tmp_path / name)

@@ -8,6 +8,7 @@ import torch
 
 import torchcaps as tc
 from torchcaps.models.slot_autoencoder import assigned_pixels, merged_slots
+from torchcaps.ops import use_backend
 
 NETWORK: dict[str, Any] = {
     "channels": 4,
@@ -218,6 +219,19 @@ def test_of_several_starts_the_one_counts_that_draws_an_image_best() -> None:
         assert begun.starts == 1
         torch.testing.assert_close(begun(images[2:3]).capsules.pose, pose[2:3])
         assert often.with_slots(9)(images).masks.shape == (6, 9, 24, 20)
+
+
+@pytest.mark.thorough
+def test_several_starts_are_exported_for_any_batch() -> None:
+    options: dict[str, Any] = {"image_shape": (3, 24, 20), "starts": 2}
+    network: Any = tc.create_model("slot_autoencoder", **options).eval()
+    images = torch.rand(5, 3, 24, 20)
+    batch = {0: torch.export.Dim("batch", min=1, max=64)}
+    with use_backend("naive"), torch.no_grad():
+        program = torch.export.export(network, (images[:2],), dynamic_shapes=(batch,))
+        for part in (images, images[:1]):
+            actual = program.module()(part).masks
+            torch.testing.assert_close(actual, network(part).masks)
 
 
 def test_several_starts_need_a_learned_gaussian() -> None:

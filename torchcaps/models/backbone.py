@@ -355,7 +355,9 @@ def _features_of_one(features: nn.Module, image_shape: Sequence[int]) -> Tensor:
     on_meta = any(weight.is_meta for weight in features.parameters())
     with torch.no_grad(), torch._C.DisableTorchFunction():
         if math.prod(image_shape) <= _SMALL and not on_meta:
-            return features(torch.zeros(1, *image_shape))
+            # The default device, which is that of the weights, is not looked at here.
+            device = next((weight.device for weight in features.parameters()), None)
+            return features(torch.zeros(1, *image_shape, device=device))
         state = {
             name: tensor.to("meta")
             for name, tensor in features.state_dict(keep_vars=True).items()

@@ -83,12 +83,15 @@ def write_network(
     state = network.state_dict()
     # What could not be loaded is not saved.
     fresh = outlined(lambda: kind.from_config(network.config()))
-    if problem := _misfit(fresh.state_dict(), state):
+    problem = _misfit(fresh.state_dict(), state) or _other_routing(fresh, network)
+    if problem:
         raise ValueError(
             f"this {kind.__name__} is not what its arguments make: {problem}. Save it "
             "before its layers change, as by quantization or pruning, or keep it with "
             "torch.save"
         )
+    if broken := _not_finite(state):
+        raise ValueError(f"{broken} holds numbers that are not finite")
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     if stored is not None:
         config["stored"] = stored
@@ -439,9 +442,32 @@ def _read_weights(
             dtype = stored
         if tensor.dtype != dtype:
             raise ValueError(f"{wrong}: {name} must be {dtype}, got {tensor.dtype}")
-        if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise ValueError(f"{path}: {name} holds numbers that are not finite")
+    if broken := _not_finite(state):
+        raise ValueError(f"{path}: {broken} holds numbers that are not finite")
     return {name: tensor.to(expected[name].dtype) for name, tensor in state.items()}
+
+
+def _other_routing(expected: nn.Module, network: nn.Module) -> str:
+    """The first routing of a network with other settings than the expected one, in
+    words; empty if there is none.
+    """
+    own = dict(network.named_modules())
+    for name, made in expected.named_modules():
+        if isinstance(made, Routing) and (
+            type(made) is not type(own[name]) or made.config() != own[name].config()
+        ):
+            return f"{name} must be {made!r}, got {own[name]!r}"
+    return ""
+
+
+def _not_finite(state: Mapping[str, torch.Tensor]) -> str:
+    """The name of the first tensor with numbers that are not finite; empty if all
+    are.
+    """
+    for name, tensor in state.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            return name
+    return ""
 
 
 def _misfit(expected: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> str:

@@ -366,7 +366,7 @@ class SlotAutoencoder(SlotNetwork):
         colour = self.ground_colour(images)
         errors = []
         for noise in self.noise:
-            initial = self._slots_at(noise.expand(len(images), -1, -1), features)
+            initial = self._slots_at(noise.expand(images.shape[0], -1, -1), features)
             pose = self.slots.route(features, initial=initial).pose
             drawn = self.drawn(pose.to(images.dtype), colour).reconstruction
             assert drawn is not None

@@ -7,26 +7,15 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.layers import ClassCaps, PrimaryCaps1d
 from torchcaps.models.base import CapsuleNetwork, ClassifierNetwork, check_batch
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import ProperShare, Size, Sizes
+from torchcaps.numerics import ProperShare, Size, Sizes, strided
 from torchcaps.routing import EuclideanKMeansRouting, Routed, Routing
 from torchcaps.routing.batch_norm import EarlyBatchNorm1d
 from torchcaps.spec import settings
-
-
-def _strided(present: Tensor, stride: int) -> Tensor:
-    """Which moments a convolution with this stride keeps, bool (B, L').
-
-    Its length is computed as that of a convolution, so that an export for any length
-    sees that both are equal. A slice writes the same number in another way.
-    """
-    rows = present[:, None].float()
-    return functional.conv1d(rows, rows.new_ones(1, 1, 1), stride=stride)[:, 0] > 0
 
 
 class MomentNorm(nn.Module):
@@ -124,10 +113,12 @@ class SeriesClassifier(ClassifierNetwork):
         return math.prod(self.strides)
 
     def examples(self, batch: int) -> Tensor:
-        """Series of at most 12 moments."""
+        """Series of 9 to 12 features."""
         generator = torch.Generator().manual_seed(0)
-        series = torch.randn(batch, self.in_channels, 12, generator=generator)
-        present = (torch.arange(12) <= torch.arange(batch)[:, None] + 8)[:, None]
+        length = 12 * self.stride
+        series = torch.randn(batch, self.in_channels, length, generator=generator)
+        last = (torch.arange(batch)[:, None, None] + 8) * self.stride
+        present = torch.arange(length) <= last
         return torch.cat([series * present, present.to(series)], 1)
 
     def misfits(self) -> Mapping[str, Tensor]:
@@ -162,7 +153,7 @@ class SeriesClassifier(ClassifierNetwork):
         for convolution, norm, stride in zip(
             self.convolutions, self.norms, self.strides, strict=True
         ):
-            present = _strided(present, stride)
+            present = strided(present, stride)
             features = norm(convolution(features), present).relu()
         return self.drop(features), present
 

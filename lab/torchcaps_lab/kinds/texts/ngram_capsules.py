@@ -12,7 +12,7 @@ from torchcaps.layers import CapsConv1d, CapsLinear, PrimaryCaps1d
 from torchcaps.models.base import layer_routing
 from torchcaps.models.initial import zero_bias
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import ProperShare, Size, Sizes
+from torchcaps.numerics import ProperShare, Size, Sizes, strided
 from torchcaps.routing import DynamicRouting, Routing
 from torchcaps.spec import settings
 from torchcaps.squashing import length
@@ -90,12 +90,11 @@ class _NGramCapsules(CapsuleLayer):
         (B, L).
         """
         primary = self.primary_caps(self.ngrams(ahead(vectors, self.width)).relu())
-        children, mask = self._ahead(primary, present[:, :: self.stride])
+        present = strided(present, self.stride)
+        children, mask = self._ahead(primary, present)
         parts = self.conv_caps(children, mask)
         B, places, types = parts.activation.shape
-        return self.class_caps(
-            parts, present[:, :: self.stride, None].expand(B, places, types)
-        )
+        return self.class_caps(parts, present[..., None].expand(B, places, types))
 
     def _ahead(self, capsules: Capsules, present: Tensor) -> tuple[Capsules, Tensor]:
         """Capsules with room for the last windows behind them, and which of all are
