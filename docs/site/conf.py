@@ -56,7 +56,7 @@ myst_links_external_new_tab = False
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(ROOT / "build" / "notebooks")
 nb_execution_raise_on_error = True
-nb_execution_timeout = 120
+nb_execution_timeout = 600
 
 # Docstrings
 napoleon_numpy_docstring = False
