@@ -70,7 +70,7 @@ def _scaled(
     """
     children = from_pair(inputs[0] if inputs else named["children"])
     for _ in range(_TIMES):
-        if not (_vary(children.pose) and _vary(parents.pose)):
+        if not (_differ(children.pose) and _differ(parents.pose)):
             break
         ratio = _deviation(children.pose) / _deviation(parents.pose)
         if 0.99 < ratio < 1.01:
@@ -84,7 +84,7 @@ def _deviation(pose: Tensor) -> Tensor:
     return pose.to(compute_dtype(pose)).std()
 
 
-def _vary(pose: Tensor) -> bool:
+def _differ(pose: Tensor) -> bool:
     """Whether the numbers of poses are finite, and differ by more than rounding."""
     spread = _deviation(pose)
     return bool(spread.isfinite() and spread > resolution(pose.abs().max()))

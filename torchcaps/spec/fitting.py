@@ -160,8 +160,10 @@ class Within:
 
 
 Size = Annotated[int, Within(1)]
-BETWEEN_0_AND_1 = Within(0, 1, open=True, words="a share between 0 and 1")
 """The type hint of an argument that is a size: a whole number of at least 1."""
+
+BETWEEN_0_AND_1 = Within(0, 1, open=True, words="a share between 0 and 1")
+"""The bounds of a share that is neither nothing nor all."""
 
 
 def is_finite(number: Any) -> TypeGuard[float]:
