@@ -597,7 +597,7 @@ triton_launch.processors = lambda place: 132
 
 COMPILE = """
 from torchcaps.ops import Windows
-from torchcaps.ops.fused.call import EMOptions
+from torchcaps.ops.fused.call import Agreement, EMOptions
 from torchcaps.ops.fused import Call, triton_layers
 
 def step(call, scatter, **options):
@@ -606,12 +606,12 @@ def step(call, scatter, **options):
     partition = triton_launch.scores(call, reduced=True, **options)
     triton_launch.scores_backward(call, partition, partition, reduced=True, **options)
 
-settings = dict(constant=1.0, accumulate=True, leaky=False)
+settings = Agreement(steps=3, constant=1.0, accumulate=True, leaky=False)
 mixture = EMOptions((0.5, 1.0), (1.0,), 5e-4, 1.0, 1.0, True, 0.0)
 
 def agree(votes):
-    agreed = triton_layers.agreement(votes, None, steps=3, **settings)
-    triton_layers.agreement_backward(votes, None, agreed, agreed.pose, None, **settings)
+    agreed = triton_layers.agreement(votes, None, settings)
+    triton_layers.agreement_backward(votes, None, settings, agreed, agreed.pose, None)
 
 def mix(votes, seen):
     beta = torch.zeros(votes.transforms.shape[1])

@@ -23,7 +23,7 @@ from tests.routing.by_the_book import dynamic_routing
 from torchcaps import CapsConv2d, CapsLinear, Capsules, Votes, use_backend
 from torchcaps.ops import PARENTS, GridWide, InnerProduct, Windows
 from torchcaps.ops.fused import Call, triton_layers
-from torchcaps.ops.fused.call import EMOptions
+from torchcaps.ops.fused.call import Agreement, EMOptions
 from torchcaps.routing import (
     DynamicRouting,
     EMRouting,
@@ -120,11 +120,12 @@ AGREEMENT = [
 @pytest.mark.usefixtures("poisoned")
 def test_agreement(sizes: Sizes, options: dict[str, Any], dtype: torch.dtype) -> None:
     options = {"steps": 3, "accumulate": True, "leaky": False, **options}
+    settings = Agreement(constant=1.0, **options)
     call = sizes.call(dtype)
     shape = sizes.J, sizes.M * sizes.D
     bias = torch.linspace(-1, 1, shape[0] * shape[1], dtype=dtype, device=DEVICE)
     bias = bias.view(shape)
-    actual = triton_layers.agreement(call, bias, constant=1.0, **options)
+    actual = triton_layers.agreement(call, bias, settings)
 
     leaves = [leaf(tensor) for tensor in (*call[:3], bias)]
     votes = Votes(*leaves[:3], backend="naive", sites=call.sites)
@@ -140,10 +141,9 @@ def test_agreement(sizes: Sizes, options: dict[str, Any], dtype: torch.dtype) ->
     expected = torch.autograd.grad(
         outputs, there, [tensor.double() for tensor in upstream]
     )
-    del options["steps"]
     alpha = upstream[1].mT.contiguous() if len(upstream) > 1 else None
     grads = triton_layers.agreement_backward(
-        call, bias, actual, upstream[0], alpha, constant=1.0, **options
+        call, bias, settings, actual, upstream[0], alpha
     )
     tolerance = 1e-4 if dtype == torch.float32 else 1e-12
     close(named(grads), named(expected), tolerance)

@@ -413,15 +413,9 @@ def agreement_forward(
         "alphas": alphas,
         "alpha": alpha,
         "pose": pose,
-        **_settings(settings),
     }
     outcome = _run_agreement(
-        call,
-        steps,
-        backward=False,
-        parts=row_parts(call),
-        leaky=settings.leaky,
-        votes=votes,
+        call, settings, steps, backward=False, parts=row_parts(call), votes=votes
     )
     return pose, alpha, sums, alphas, votes if outcome == _KEPT else None
 
@@ -479,7 +473,6 @@ def agreement_backward(
         "sums": sums,
         "alphas": alphas,
         "alpha": alpha,
-        **_settings(settings),
         "grad_alpha": grad_alpha,
         "grad_pose": grad_pose,
         "grad_sums": torch.empty_like(sums),
@@ -489,12 +482,12 @@ def agreement_backward(
     }
     _run_agreement(
         call,
+        settings,
         record,
         backward=True,
         parts=parts,
         votes=votes,
         formed=votes is not None,
-        leaky=settings.leaky,
         **dict(zip(_GRADIENTS, gradients[:3], strict=False)),
     )
     return gradients
@@ -599,14 +592,22 @@ def _run(program: int, call: Call, **fields: Any) -> None:
 
 
 def _run_agreement(
-    call: Call, agreement: dict[str, Any], *, backward: bool, **fields: Any
+    call: Call,
+    settings: Agreement,
+    steps: dict[str, Any],
+    *,
+    backward: bool,
+    **fields: Any,
 ) -> int:
     """Run all steps of routing by agreement, forward or backward, and return the
     outcome.
     """
+    # A leak competes in every pass, so it is a field of the call.
+    fields["leaky"] = settings.leaky
+    first = settings.steps, settings.accumulate, settings.constant
     outcome = library().torchcaps_agree(
         _packed(call, fields),
-        AGREEMENT.pack((), agreement.items()),
+        AGREEMENT.pack(first, steps.items()),
         backward,
         _is_double(call),
     )
@@ -667,12 +668,3 @@ def _check(outcome: int, call: Call) -> int:
             f"{(B, I, J, M * D)}"
         )
     return int(outcome)
-
-
-def _settings(agreement: Agreement) -> dict[str, Any]:
-    """Pack the settings of a routing by agreement, as fields of its record."""
-    return {
-        "steps": agreement.steps,
-        "accumulate": agreement.accumulate,
-        "constant": agreement.constant,
-    }

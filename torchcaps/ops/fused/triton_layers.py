@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchcaps.ops.fused import triton_kernels as device
 from torchcaps.ops.fused import triton_parents as between
-from torchcaps.ops.fused.call import Call, EMOptions, EMSteps
+from torchcaps.ops.fused.call import Agreement, Call, EMOptions, EMSteps
 from torchcaps.ops.fused.triton_launch import (
     DTYPES,
     Gradients,
@@ -41,25 +41,15 @@ class Agreed(NamedTuple):
     sums: Tensor
 
 
-def agreement(
-    call: Call,
-    bias: Tensor | None,
-    *,
-    steps: int,
-    constant: float,
-    accumulate: bool,
-    leaky: bool,
-) -> Agreed:
+def agreement(call: Call, bias: Tensor | None, settings: Agreement) -> Agreed:
     """All steps of routing by agreement; see :class:`torchcaps.routing.DynamicRouting`.
 
     Args:
         call: the call of the votes, without similarity, weights and normaliser.
         bias: (J, H) or None.
-        steps: how many.
-        constant: c of the squash n^2 / (c + n^2).
-        accumulate: whether alpha adds up the poses of all steps.
-        leaky: whether a logit 0 competes with the parents.
+        settings: the settings of the algorithm.
     """
+    steps, constant, accumulate, leaky = settings
     launch = Launch(call, None, "moments", leaky=leaky)
     B, J, H = launch.B, launch.J, launch.H
     sums = launch.empty(steps, B, H, J)
@@ -105,29 +95,25 @@ def _flat(call: Call) -> bool:
 def agreement_backward(
     call: Call,
     bias: Tensor | None,
+    settings: Agreement,
     agreed: Agreed,
     grad_pose: Tensor,
     grad_alpha: Tensor | None,
-    *,
-    constant: float,
-    accumulate: bool,
-    leaky: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """The gradients of children, transforms, coordinates and bias.
 
     Args:
         call: as in :func:`agreement`.
         bias: likewise.
+        settings: likewise.
         agreed: what that gave.
         grad_pose: (B, J, H).
         grad_alpha: the gradient of what the last step compared with, (B, H, J), or
             None.
-        constant: as there.
-        accumulate: as there.
-        leaky: as there.
     """
+    steps, constant, accumulate, leaky = settings
     launch = Launch(call, None, "flow", leaky=leaky)
-    steps, parents = len(agreed.sums), launch.parents(constant=constant)
+    parents = launch.parents(constant=constant)
     grad_sums = torch.empty_like(agreed.sums)
     parts, later = grad_pose[None], None
     for step in reversed(range(steps)):

@@ -212,24 +212,23 @@ def agreement_in_triton(
         return problem.routed(pose, alphas[-1].mT if agreement.steps > 1 else None)
 
 
-def _opened(arguments: Sequence[Any]) -> tuple[Call, Tensor | None, dict[str, Any]]:
+def _opened(arguments: Sequence[Any]) -> tuple[Call, Tensor | None, Agreement]:
     """Call, bias and numbers from the arguments as the schema lists them."""
     children, transforms, coordinates, sites, bias, *numbers = arguments
     call = Call(children, transforms, coordinates, sites=sites)
-    return call, bias, Agreement(*numbers)._asdict()
+    return call, bias, Agreement(*numbers)
 
 
 def _agree(*arguments: Any) -> tuple[Tensor, ...]:
-    call, bias, numbers = _opened(arguments)
+    call, bias, settings = _opened(arguments)
     bias = None if bias is None else bias.contiguous()
-    return tuple(layers().agreement(call.readable(), bias, **numbers))
+    return tuple(layers().agreement(call.readable(), bias, settings))
 
 
 def _agree_shapes(*arguments: Any) -> tuple[Tensor, ...]:
-    call, _, numbers = _opened(arguments)
+    call, _, (steps, *_) = _opened(arguments)
     B, _, J, M, _, D = sizes_of(call)
     field = (B, M * D, J)
-    steps = numbers["steps"]
     new = call.children.new_empty
     return new((B, J, M * D)), new((steps - 1, *field)), new((steps, *field))
 
@@ -242,18 +241,17 @@ def _agree_context(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, ...]) 
 
 def _agree_backward(*arguments: Any) -> list[Tensor]:
     *inputs, pose, alphas, sums, grad_pose, grad_alpha = arguments
-    call, bias, numbers = _opened(inputs)
-    del numbers["steps"]
+    call, bias, settings = _opened(inputs)
     if grad_pose is None:
         grad_pose = torch.zeros_like(pose)
     kernels = layers()
     grads = kernels.agreement_backward(
         call.readable(),
         bias,
+        settings,
         kernels.Agreed(pose, alphas, sums),
         grad_pose.contiguous(),
         None if grad_alpha is None else grad_alpha.mT.contiguous(),
-        **numbers,
     )
     return [tensor for tensor in grads if tensor is not None]
 
