@@ -200,9 +200,10 @@ class Recipe(Generic[Settings]):
         lines: the lines of the table, in order; in the file: rows with a published test
             error and its source.
         settings: the class of the settings of a preset.
-        presets: the settings for ``paper`` (the published ones, for a GPU; not where
-            none were published), ``quick`` (a core of a CPU, about an hour a row at
-            most) and ``smoke`` (seconds, on the digits that come with scikit-learn).
+        presets: the settings for ``paper`` (the published ones, for a GPU; where none
+            were published, those of a larger network or a longer training, or no such
+            preset), ``quick`` (a core of a CPU, about an hour a row at most) and
+            ``smoke`` (seconds, on the digits that come with scikit-learn).
         notes: for readers of the table, such as how the settings differ from the
             published ones: by default those in ``recipes/notes.md``.
         twins: for some rows, another row, measured before; training stops at its final

@@ -205,7 +205,8 @@ A figure with ± is the mean and the standard deviation over the seeds. The gap 
 (quick preset, unless the paper preset was run) minus the published one. It is called "better" or "worse" only
 if the 95 % interval of our mean (Student's t, several seeds) excludes the published figure. The papers trained for
 days, and the quick presets train for minutes on a CPU. Compare the rows with each other. Where no settings were
-published, there is no paper preset."""
+published, there is no paper preset, or it is a larger network or a longer training of this project, as in
+`digit-heads`."""
 
 
 def _overview(
