@@ -29,9 +29,15 @@ Clang refuses to know it.
 """
 
 FLAGS = (
-    *("-O3", "-fno-math-errno", "-std=c++20", "-Wno-psabi", "-fopenmp", "-fPIC"),
+    "-O3",
+    "-fno-math-errno",
+    "-std=c++20",
+    "-Wno-psabi",
+    "-fopenmp",
+    "-fPIC",
     # x + 0 is x; NaN stays NaN.
-    *("-fno-signed-zeros", "-fno-trapping-math"),
+    "-fno-signed-zeros",
+    "-fno-trapping-math",
     GCC_ONLY,
 )
 

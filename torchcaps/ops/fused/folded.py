@@ -25,21 +25,22 @@ _UPSTREAM = ("grad_pose", "grad_alpha", "grad_length")
 _GRADIENTS = tuple(f"grad_{name}" for name in _NAMES if name != "places")
 _ADDED_TO = ("weights", "gain", "shift")
 """The tensors whose gradients the kernels add to what is there."""
+_POOLED = (*_INPUTS, "queries", "place_queries")
 STEPS = Record(
-    *("B", "N", "T", "M", "P", "J", "D", "E", "steps", "leaky", "threads"),
-    *("rule", "accumulate", "constant", "scale", "epsilon"),
-    *(*_NAMES, "pose", "alpha", "length", "kept"),
-    *(*_UPSTREAM, *_GRADIENTS),
+    "B N T M P J D E steps leaky threads rule accumulate constant scale epsilon",
+    *_NAMES,
+    "pose alpha length kept",
+    *_UPSTREAM,
+    *_GRADIENTS,
     reals=("constant", "scale", "epsilon"),
 )
 PASS = Record(
-    *("B", "N", "T", "J", "Q", "E", "leaky", "threads", "adds", "epsilon"),
-    *(*_INPUTS, "queries", "place_queries", "sums", "place_sums", "partition"),
-    *("grad_sums", "grad_place_sums"),
-    *("grad_children", "grad_weights", "grad_queries", "grad_place_queries"),
+    "B N T J Q E leaky threads adds epsilon",
+    *_POOLED,
+    "sums place_sums partition grad_sums grad_place_sums",
+    "grad_children grad_weights grad_queries grad_place_queries",
     reals=("epsilon",),
 )
-_POOLED = (*_INPUTS, "queries", "place_queries")
 _RULES = ("agreement", "directions", "normalised")
 _WORTH_A_THREAD = 1 << 20
 """Multiply-adds that take longer, a tenth of a millisecond, than to wake a thread."""
@@ -76,11 +77,10 @@ def _sizes(tensors: Sequence[Any], settings: FoldedSteps) -> tuple[float, ...]:
     E = 0 if places is None else len(places)
     threads = _threads(2 * settings.steps * children.numel() * J)
     constant = -1.0 if settings.constant is None else settings.constant
-    return (
-        *(B, N, T, M, P, J, D, E, settings.steps, settings.leaky, threads),
-        *(_RULES.index(settings.rule), settings.accumulate),
-        *(constant, settings.scale, settings.epsilon),
-    )
+    sizes = (B, N, T, M, P, J, D, E)
+    steps = (settings.steps, settings.leaky, threads)
+    rule = (_RULES.index(settings.rule), settings.accumulate, constant)
+    return (*sizes, *steps, *rule, settings.scale, settings.epsilon)
 
 
 def _threads(products: int) -> int:
@@ -230,8 +230,11 @@ def moments(
     if place_query is None:
         place_query = query.new_zeros(*query.shape[:3], len(places))
     pose_sums, at_places = pooled(
-        *(poses.flatten(3), places, weights),
-        *(query, place_query.expand(poses.shape[0], -1, -1, -1)),
+        poses.flatten(3),
+        places,
+        weights,
+        query,
+        place_query.expand(poses.shape[0], -1, -1, -1),
         leaky=leaky,
         epsilon=epsilon,
     )
@@ -249,12 +252,13 @@ def _pass(
     adds: bool = False,
 ) -> None:
     poses, places, _, query, _ = tensors
-    sizes = (
-        *(*poses.shape[:3], query.shape[2], poses.shape[3]),
-        *(0 if places is None else len(places), leaky),
-        *(_threads(2 * poses.numel() * query.shape[2]), adds),
-        -1.0 if epsilon is None else epsilon,
-    )
+    B, N, T, Q = poses.shape
+    J = query.shape[2]
+    E = 0 if places is None else len(places)
+    threads = _threads(2 * poses.numel() * J)
+    # Below 0: the poses as they are.
+    epsilon = -1.0 if epsilon is None else epsilon
+    sizes = (B, N, T, J, Q, E, leaky, threads, adds, epsilon)
     record = PASS.pack(sizes, zip(_POOLED, tensors, strict=True), *named)
     wide = poses.dtype == torch.float64
     _checked(library().torchcaps_folded(record, back, wide))

@@ -42,11 +42,13 @@ class Record:
     It is packed as bytes: to fill a ``ctypes.Structure`` by names takes longer.
 
     Args:
-        names: the names of the fields.
+        rows: the names of the fields in their order, with blanks between those of one
+            row.
         reals: which of them are real numbers.
     """
 
-    def __init__(self, *names: str, reals: tuple[str, ...] = ()) -> None:
+    def __init__(self, *rows: str, reals: tuple[str, ...] = ()) -> None:
+        names = " ".join(rows).split()
         self._places = {name: place for place, name in enumerate(names)}
         self._struct = struct.Struct(
             "=" + "".join(["d" if name in reals else "q" for name in names])
@@ -71,20 +73,21 @@ class Record:
 
 _NUMBERS = (int, bool, float)
 
+_GRADIENTS = tuple(f"grad_{name}" for name in INPUTS)
+
 CALL = Record(
-    *("images", "grid", "windows", "I", "J", "M", "P", "D", "shared", "similarity"),
-    *("leaky", "hard", "parts", "threads", *INPUTS, "sites"),
-    *("mass", "sum", "scatter", "mean", "rest", "scores", "reduced"),
-    *(*(f"grad_{name}" for name in INPUTS), "grad_scores"),
-    *("logits", "shares", "flow", "adds", "votes", "formed", "terms", "count"),
+    "images grid windows I J M P D shared similarity leaky hard parts threads",
+    *INPUTS,
+    "sites mass sum scatter mean rest scores reduced",
+    *_GRADIENTS,
+    "grad_scores logits shares flow adds votes formed terms count",
 )
-TERM = Record("coefficient", "constant", "slope", "centre", "rest", "parents")
+TERM = Record("coefficient constant slope centre rest parents")
 AGREEMENT = Record(
-    *("steps", "accumulate", "constant", "bias", "sums", "alphas", "alpha", "pose"),
-    *("grad_alpha", "grad_pose", "grad_sums", "grad_bias", "coefficients", "room"),
+    "steps accumulate constant bias sums alphas alpha pose",
+    "grad_alpha grad_pose grad_sums grad_bias coefficients room",
     reals=("constant",),
 )
-_GRADIENTS = tuple(f"grad_{name}" for name in INPUTS)
 
 
 class Term(NamedTuple):

@@ -35,9 +35,18 @@ from torchcaps.routing.fast.triton_fit import all_at_once, layers, like
 @fast(
     EMRouting,
     "triton",
-    *("steps", "schedule", "inverse_temperature", "sharpness", "variance_floor"),
-    *("cost_scale", "activation_scale", "mass_scale", "standardise", "cost_floor"),
-    *("beta_u", "beta_a"),
+    "steps",
+    "schedule",
+    "inverse_temperature",
+    "sharpness",
+    "variance_floor",
+    "cost_scale",
+    "activation_scale",
+    "mass_scale",
+    "standardise",
+    "cost_floor",
+    "beta_u",
+    "beta_a",
 )
 def em_in_triton(
     routing: EMRouting, votes: Votes, activation: Tensor | None
@@ -66,13 +75,21 @@ def em_in_triton(
             scale = scale * routing.mass_scale * votes.parents / max(votes.shape[1], 1)
         results = EMSteps(
             *_run_em(
-                *(source.children, source.transforms, source.coordinates),
-                *(activation, source.sites, seen),
-                *(beta_u.to(votes.dtype), beta_a.to(votes.dtype)),
+                source.children,
+                source.transforms,
+                source.coordinates,
+                activation,
+                source.sites,
+                seen,
+                beta_u.to(votes.dtype),
+                beta_a.to(votes.dtype),
                 [float(number) for number in routing.inverse_temperatures()],
                 [float(number) for number in routing.sharpnesses()],
-                *(routing.variance_floor, scale, routing.activation_scale),
-                *(routing.standardise, routing.cost_floor),
+                routing.variance_floor,
+                scale,
+                routing.activation_scale,
+                routing.standardise,
+                routing.cost_floor,
             )
         )
         similarity = None

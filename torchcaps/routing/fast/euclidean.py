@@ -93,7 +93,9 @@ class _Distances:
         of_poses = torch.einsum("btjd,tjpd->btjp", difference, self.transforms)
         squared = difference.square().sum(-1, keepdim=True)
         sums, mass = folded.pooled(
-            *(self.poses, self.places, self.weights),
+            self.poses,
+            self.places,
+            self.weights,
             torch.cat([2 * self.sharpness * of_poses, self.of_products], -1),
             -self.sharpness * squared,
             leaky=self.leaky,
