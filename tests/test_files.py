@@ -36,7 +36,7 @@ from torchcaps_lab.kinds.series.sound import Sound
 from torchcaps_lab.kinds.texts.word_vectors import read_vectors
 from torchcaps_lab.kinds.texts.words import Words
 from torchcaps_lab.look import Place, lines_in
-from torchcaps_lab.options.guess import seen
+from torchcaps_lab.options.guess import recognised
 from torchcaps_lab.options.reading import read_options
 from torchcaps_lab.report import write_page
 from torchcaps_lab.training.checkpoints import checkpoint_to_resume, newest_checkpoint
@@ -164,7 +164,7 @@ def test_a_checkpoint_that_is_no_file_is_none(special: str, tmp_path: Path) -> N
 def test_data_that_are_no_file_are_called_so(special: str, tmp_path: Path) -> None:
     SPECIAL[special](tmp_path / "data")
     with pytest.raises(ValueError, match="data is not a regular file"):
-        seen(Place(tmp_path / "data"), {})
+        recognised(Place(tmp_path / "data"), {})
 
 
 def test_what_has_the_very_name_is_not_what_was_meant(tmp_path: Path) -> None:

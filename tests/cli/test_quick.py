@@ -115,8 +115,8 @@ def test_each_argument_is_described_and_its_hint_is_there_with_torch(
     owner: Callable[..., Any], home: str
 ):
     for sketch in sketches(owner):
-        assert sketch.told
-        assert sketch.default is MISSING or not sketch.by_name or sketch.told
+        assert sketch.description
+        assert sketch.default is MISSING or not sketch.by_name or sketch.description
         hint = resolved(owner, sketch.name, home)
         assert not sketch.exact or hint == sketch.hint
 

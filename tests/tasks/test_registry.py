@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from torchcaps.spec import fit, kept, make, plain
+from torchcaps.spec import argument_value, fit, make, plain
 from torchcaps.testing.options import Row, check_together, options_of
 from torchcaps_lab.tasks import Classification, create_task, list_tasks, register_task
 from torchcaps_lab.tasks.base import TASKS, Task
@@ -28,7 +28,7 @@ def test_options_of_a_task_with_each_other(name: str) -> None:
         written = plain(cls(**row), "task")
         again = make(fit(Task, written, "task"))
         assert plain(again, "task") == written
-        assert {option: kept(again, option) for option in row} == row
+        assert {option: argument_value(again, option) for option in row} == row
 
     options = options_of(cls)
     check_together(options, lambda row: cls(**row), check)

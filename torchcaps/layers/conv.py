@@ -27,7 +27,7 @@ from torchcaps.ops import PARENTS, GridWide, Votes, Windows
 from torchcaps.ops.plan import known_backend
 from torchcaps.routing import EMRouting, LayerShape, Routed, Routing, as_capsules
 from torchcaps.routing.base import routing_of
-from torchcaps.spec import check, shown
+from torchcaps.spec import check, repr_of
 
 Competition = Literal["image", "grid", "window"]
 
@@ -251,7 +251,7 @@ class CapsConvNd(CapsuleLayer):
     def extra_repr(self) -> str:
         """Return shapes, window and competition."""
         windows = "kernel_size", "stride", "padding"
-        settings = shown(self, "in_pose", "out_pose", *windows, "competition")
+        settings = repr_of(self, "in_pose", "out_pose", *windows, "competition")
         return f"{self.in_types}, {self.out_types}, {settings}"
 
 

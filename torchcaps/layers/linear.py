@@ -20,7 +20,7 @@ from torchcaps.ops import Votes
 from torchcaps.ops.plan import known_backend
 from torchcaps.routing import DynamicRouting, LayerShape, Routed, Routing, as_capsules
 from torchcaps.routing.base import routing_of
-from torchcaps.spec import check, shown
+from torchcaps.spec import check, repr_of
 from torchcaps.squashing import length
 
 Transforms = Literal["full", "shared", "orthogonal", "subspace"]
@@ -331,6 +331,6 @@ class CapsLinear(CapsuleLayer):
 
     def extra_repr(self) -> str:
         """Return shapes and the kind of transforms."""
-        return shown(
+        return repr_of(
             self, "in_capsules", "out_capsules", "in_pose", "out_pose", "transforms"
         )

@@ -24,7 +24,7 @@ from torchcaps.ops import Votes
 from torchcaps.ops.plan import known_backend
 from torchcaps.routing import DynamicRouting, LayerShape, Routing, as_capsules
 from torchcaps.routing.base import routing_of
-from torchcaps.spec import shown
+from torchcaps.spec import repr_of
 
 Resolution = Literal["same", "half", "double"]
 
@@ -189,5 +189,7 @@ class LocalCaps(CapsuleLayer):
 
     def extra_repr(self) -> str:
         """Return types, poses and window."""
-        settings = shown(self, "in_dim", "out_dim", "kernel_size", "resolution", "axes")
+        settings = repr_of(
+            self, "in_dim", "out_dim", "kernel_size", "resolution", "axes"
+        )
         return f"{self.in_types}, {self.out_types}, {settings}"

@@ -15,7 +15,7 @@ from torchcaps.numerics import Size, check_size, dtype_of
 from torchcaps.ops import Votes
 from torchcaps.routing import LayerShape, Routed, Routing, SlotAttentionRouting
 from torchcaps.routing.base import as_capsules, routing_of
-from torchcaps.spec import SuggestsNames, settings, shown
+from torchcaps.spec import SuggestsNames, repr_of, settings
 
 
 @settings
@@ -225,7 +225,7 @@ class Slots(CapsuleLayer):
 
     def extra_repr(self) -> str:
         """Return the number of slots and the size of their poses."""
-        return shown(self, "slots", "dim", "features")
+        return repr_of(self, "slots", "dim", "features")
 
 
 def _rows(

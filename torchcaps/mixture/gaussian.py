@@ -255,7 +255,7 @@ class GaussianMixture(Mixture):
 
     def _start(self, points: Tensor, weights: Tensor | None, chance: Any) -> Gaussians:
         start = {
-            "means": self._given(
+            "means": self._checked_initial(
                 "means_init", (self.n_components, points.shape[1]), points
             ),
             "covariances": self._initial_covariances(points),
@@ -266,7 +266,7 @@ class GaussianMixture(Mixture):
             return Gaussians(**chosen)
         return self._from_kmeans(points, weights, chance)._replace(**chosen)
 
-    def _given(
+    def _checked_initial(
         self, name: str, shape: tuple[int, ...], points: Tensor
     ) -> Tensor | None:
         value = getattr(self, name)
@@ -274,7 +274,7 @@ class GaussianMixture(Mixture):
 
     def _initial_covariances(self, points: Tensor) -> Tensor | None:
         shape = self._covariance.shape(self.n_components, points.shape[1])
-        precisions = self._given("precisions_init", shape, points)
+        precisions = self._checked_initial("precisions_init", shape, points)
         return None if precisions is None else self._covariance.inverse(precisions)
 
     def _from_kmeans(

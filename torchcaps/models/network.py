@@ -11,7 +11,15 @@ from typing import Any, ClassVar, TypeVar, get_args
 from torchcaps.capsules import KeepsProperties
 from torchcaps.models.saved import NETWORKS, load_pretrained, write_network
 from torchcaps.routing import Routing, create_routing
-from torchcaps.spec import SuggestsNames, declared, fit, kept, make, plain, same_class
+from torchcaps.spec import (
+    SuggestsNames,
+    argument_value,
+    declared,
+    fit,
+    make,
+    plain,
+    same_class,
+)
 
 NetworkType = TypeVar("NetworkType", bound="Network")
 
@@ -98,7 +106,9 @@ class Network(SuggestsNames, KeepsProperties, ABC):
                 f"{kind} took arguments without names, {self._unnamed}, which no "
                 "configuration can hold"
             )
-        arguments = {name: kept(self, name) for name in declared(type(self)).arguments}
+        arguments = {
+            name: argument_value(self, name) for name in declared(type(self)).arguments
+        }
         arguments |= {
             name: getattr(self, name, value) for name, value in self._passed_on.items()
         }
@@ -117,12 +127,12 @@ class Network(SuggestsNames, KeepsProperties, ABC):
         """
         network = cls(
             **{
-                name: _made(_hint(cls, name), value, name)
+                name: _as_argument(_hint(cls, name), value, name)
                 for name, value in config.items()
             }
         )
         for name in declared(cls).arguments:
-            kept(network, name)
+            argument_value(network, name)
         return network
 
     def save_pretrained(
@@ -185,7 +195,7 @@ def _hint(cls: type, name: str) -> Any:
 
 
 def _described(hint: Any, value: Any, argument: str) -> Any:
-    """An argument in a form that JSON can hold and :func:`_made` reads.
+    """An argument in a form that JSON can hold and :func:`_as_argument` reads.
 
     Raises:
         ValueError: if it has no such form; names the argument.
@@ -199,7 +209,7 @@ def _described(hint: Any, value: Any, argument: str) -> Any:
     return written
 
 
-def _made(hint: Any, value: Any, argument: str) -> Any:
+def _as_argument(hint: Any, value: Any, argument: str) -> Any:
     """An argument as the constructor takes it, with what the configuration describes
     made.
     """

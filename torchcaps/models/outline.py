@@ -131,7 +131,7 @@ class Outlining(TorchFunctionMode):
             kwargs.pop("generator", None)
         # Only what makes tensors takes a device.
         if "device" in kwargs:
-            result = self._made(func, args, kwargs)
+            result = self._make_tensor(func, args, kwargs)
         else:
             result = func(*args, **kwargs)
         if isinstance(result, Tensor) and result.numel() > self.most_numbers:
@@ -140,7 +140,7 @@ class Outlining(TorchFunctionMode):
             )
         return result
 
-    def _made(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _make_tensor(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """A tensor that is made, on ``meta`` if its numbers are not looked at."""
         # Here calls can end without harm.
         self.left -= 1

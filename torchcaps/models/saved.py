@@ -212,7 +212,7 @@ def load_pretrained(source: str | Path) -> Any:
                 "one"
             )
     shapes = read_shapes(folder / WEIGHTS_FILE)
-    saved, outline = _read(folder / CONFIG_FILE, shapes)
+    saved, outline = _read_config(folder / CONFIG_FILE, shapes)
     state = _read_weights(folder / WEIGHTS_FILE, outline, saved.stored)
     network = saved.make()
     network.load_state_dict(state)
@@ -331,7 +331,9 @@ class _Saved(NamedTuple):
         return network
 
 
-def _read(path: Path, shapes: Collection[torch.Size]) -> tuple[_Saved, "Network"]:
+def _read_config(
+    path: Path, shapes: Collection[torch.Size]
+) -> tuple[_Saved, "Network"]:
     """A configuration, and the outline of its network.
 
     Args:

@@ -350,16 +350,16 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
 
     def encode(self, images: Tensor) -> Capsules:
         """Return the class capsules, poses (B, E, pose_dim + 4) that end with the box."""
-        return self._seen(images)[0]
+        return self._classes_and_places(images)[0]
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
         """Class capsules, the box of each class, and what each place says."""
-        capsules, places = self._seen(images)
+        capsules, places = self._classes_and_places(images)
         return Prediction(
             capsules.activation, capsules, None, capsules.pose[..., -4:], places
         )
 
-    def _seen(self, images: Tensor) -> tuple[Capsules, Places]:
+    def _classes_and_places(self, images: Tensor) -> tuple[Capsules, Places]:
         features = self._features_of(images)
         children = self._children(features)
         places_found: list[Places] = []
@@ -409,7 +409,7 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
             least: classes with a larger activation are there; so are their things, or
                 else the most active one.
         """
-        capsules, places = self._seen(images)
+        capsules, places = self._classes_and_places(images)
         return self.things_in(
             Prediction(capsules.activation, capsules, None, places=places), least
         )

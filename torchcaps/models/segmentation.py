@@ -240,7 +240,7 @@ class SegCaps(Segmenter):
             fine.append(capsules)
             capsules = self._run(along, self._run(down, capsules))
         for step in reversed(range(len(fine))):
-            capsules = _beside(self._run(self.up[step], capsules), fine[step])
+            capsules = _joined_types(self._run(self.up[step], capsules), fine[step])
             if step:
                 capsules = self._run(self.joined[step - 1], capsules)
         return self._run(self.class_caps, capsules)
@@ -331,7 +331,7 @@ def _check_target(target: Any, shape: tuple[int, ...]) -> None:
         )
 
 
-def _beside(coarse: Capsules, fine: Capsules) -> Capsules:
+def _joined_types(coarse: Capsules, fine: Capsules) -> Capsules:
     """Deconvolved capsules and those of the finer grid, which may be one shorter, as
     types beside each other.
     """

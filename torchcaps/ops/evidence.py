@@ -243,10 +243,12 @@ class EvidentVotes(Votes):
                 similarity = InnerProduct(nothing)
         similarity = self.fitting(similarity)
         if isinstance(similarity, InnerProduct):
-            return self._votes(1), InnerProduct(self._beside(similarity.alpha, eye))
+            return self._votes(1), InnerProduct(
+                self._with_columns(similarity.alpha, eye)
+            )
         assert isinstance(similarity, Gaussian)
-        mean = self._beside(similarity.mean, -_APART * eye, _APART * eye)
-        precision = self._beside(
+        mean = self._with_columns(similarity.mean, -_APART * eye, _APART * eye)
+        precision = self._with_columns(
             similarity.precision, -eye / (2 * _APART), eye / (2 * _APART)
         )
         return self._votes(2), Gaussian(mean, precision, similarity.log_weight)
@@ -294,7 +296,7 @@ class EvidentVotes(Votes):
             self.mask,
         )
 
-    def _beside(self, field: Tensor, *blocks: Tensor) -> Tensor:
+    def _with_columns(self, field: Tensor, *blocks: Tensor) -> Tensor:
         """A field of the parents, (B, J, M * D), with these blocks, (M, M), beside the
         numbers of its rows.
         """

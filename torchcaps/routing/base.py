@@ -18,11 +18,11 @@ from torchcaps.spec import (
     Registry,
     SuggestsNames,
     Within,
+    argument_value,
     check_field,
     declared,
-    kept,
     refused,
-    shown,
+    repr_of,
 )
 
 Gradient = Literal["all", "last"]
@@ -370,12 +370,14 @@ class Routing(SuggestsNames, nn.Module, ABC):
         Raises:
             ValueError: if one is not kept as an attribute of the same name.
         """
-        return {name: kept(self, name) for name in declared(type(self)).arguments}
+        return {
+            name: argument_value(self, name) for name in declared(type(self)).arguments
+        }
 
     def extra_repr(self) -> str:
         """Return the constructor's arguments, as far as they are kept."""
         arguments = declared(type(self)).arguments
-        return shown(self, *(name for name in arguments if hasattr(self, name)))
+        return repr_of(self, *(name for name in arguments if hasattr(self, name)))
 
 
 class FastPath(NamedTuple):

@@ -40,11 +40,11 @@ from torchcaps.spec.wire import (
     Given,
     Spec,
     Typed,
+    argument_value,
     jsonable,
-    kept,
     make,
     plain,
-    shown,
+    repr_of,
 )
 
 __all__ = [

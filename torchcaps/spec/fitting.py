@@ -40,7 +40,7 @@ def check(hint: Any, value: Any, place: str) -> None:
             continue
         if _takes(part, value):
             if get_origin(part) in _SEQUENCES:
-                _several(part, value, place, check)
+                _elements(part, value, place, check)
             for bound in bounds:
                 bound.check(place, value)
             return
@@ -238,14 +238,14 @@ def _fitted(part: Any, value: Any, place: str) -> Any:
     inner = get_args(part)
     registry = registry_of(part)
     if registry is not None:
-        return _thing(registry, kind, value, place)
+        return _described(registry, kind, value, place)
     if is_dataclass(kind) and isinstance(kind, type):
         arguments = value if isinstance(value, Mapping) else plain(value, place)
         return Spec(kind, complete(kind, arguments, place), place)
     if kind is float:
         return float(value)
     if kind in _SEQUENCES:
-        items = _several(part, value, place, fit)
+        items = _elements(part, value, place, fit)
         return items if kind is list else tuple(items)
     if kind in _MAPPINGS:
         hint = inner[1] if inner else Any
@@ -256,10 +256,13 @@ def _fitted(part: Any, value: Any, place: str) -> Any:
     return _untyped(value, place) if kind in (Any, object) else value
 
 
-def _several(
-    part: Any, values: Sequence[Any], place: str, each: Callable[[Any, Any, str], Any]
+def _elements(
+    part: Any,
+    values: Sequence[Any],
+    place: str,
+    convert: Callable[[Any, Any, str], Any],
 ) -> list[Any]:
-    """What ``each``, :func:`fit` or :func:`check`, makes of the elements of a list or a
+    """What ``convert``, :func:`fit` or :func:`check`, makes of the elements of a list or a
     tuple.
     """
     inner: tuple[Any, ...] = get_args(part) or (Any,)
@@ -269,9 +272,10 @@ def _several(
                 f"{place} must be {len(inner)} values, got {list(values)!r}"
             )
         return [
-            each(hint, value, place) for hint, value in zip(inner, values, strict=True)
+            convert(hint, value, place)
+            for hint, value in zip(inner, values, strict=True)
         ]
-    return [each(inner[0], value, place) for value in values]
+    return [convert(inner[0], value, place) for value in values]
 
 
 def _untyped(value: Any, place: str) -> Any:
@@ -287,7 +291,7 @@ def _untyped(value: Any, place: str) -> Any:
     return value
 
 
-def _thing(registry: Registry, kind: Any, value: Any, place: str) -> Spec:
+def _described(registry: Registry, kind: Any, value: Any, place: str) -> Spec:
     """What a name, or a name with arguments, describes."""
     if not isinstance(value, str | Mapping):
         value = plain(value, place)

@@ -62,7 +62,7 @@ class Spec:
         arguments = {name: make(value) for name, value in self.arguments.items()}
         if self.registry is not None and self.registry.factory:
             return partial(self.cls, **arguments)
-        with _named(self.place):
+        with _place_in_errors(self.place):
             return self.cls(**arguments)
 
     def plain(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Spec:
 
 
 @contextmanager
-def _named(place: str) -> Iterator[None]:
+def _place_in_errors(place: str) -> Iterator[None]:
     """Errors that constructors raise for arguments that fit one by one, but not
     together, name the place.
     """
@@ -144,7 +144,7 @@ def plain(value: Any, place: str = "argument") -> Any:
         return {
             **name,
             **{
-                item: plain(kept(value, item), f"{place}.{item}")
+                item: plain(argument_value(value, item), f"{place}.{item}")
                 for item in declared(kind).arguments
             },
         }
@@ -155,7 +155,7 @@ def plain(value: Any, place: str = "argument") -> Any:
     )
 
 
-def kept(owner: Any, argument: str) -> Any:
+def argument_value(owner: Any, argument: str) -> Any:
     """Return the attribute that holds an argument of the constructor.
 
     Raises:
@@ -173,7 +173,7 @@ def kept(owner: Any, argument: str) -> Any:
         ) from error
 
 
-def shown(owner: Any, *arguments: str) -> str:
+def repr_of(owner: Any, *arguments: str) -> str:
     """Return the attributes of these names with their values, for a ``repr``."""
     return ", ".join(f"{name}={getattr(owner, name)!r}" for name in arguments)
 

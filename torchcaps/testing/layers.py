@@ -72,7 +72,7 @@ class Subject:
         """Return the same layer, in training if it can train."""
         return copy.deepcopy(self.layer).to(dtype).train(self.learns)
 
-    def apart(self) -> nn.Module:
+    def without_shared_statistics(self) -> nn.Module:
         """Return the same layer, in evaluation if the examples of a batch share
         statistics in training.
         """
@@ -161,7 +161,7 @@ def _follows(module: nn.Module) -> bool:
     return bool(list(module.buffers(recurse=False)))
 
 
-def _seen(parents: Capsules) -> dict[str, Tensor]:
+def _outputs(parents: Capsules) -> dict[str, Tensor]:
     return {
         "the parents' pose": parents.pose,
         "the parents' activation": parents.activation,
@@ -185,7 +185,7 @@ def _results(
         field.detach().clone().requires_grad_(gradients) for field in children
     )
     capsules = Capsules(pose, activation)
-    seen = _seen(_called(layer, capsules, mask))
+    seen = _outputs(_called(layer, capsules, mask))
     if not gradients:
         return seen
     inputs = {
@@ -197,21 +197,21 @@ def _results(
 
 
 def _copies(subject: Subject) -> None:
-    layer = subject.apart()
-    expected = _seen(layer(subject.children))
+    layer = subject.without_shared_statistics()
+    expected = _outputs(layer(subject.children))
     assert_same(
-        _seen(pickle.loads(pickle.dumps(layer))(subject.children)), expected, 0.0
+        _outputs(pickle.loads(pickle.dumps(layer))(subject.children)), expected, 0.0
     )
     copied = copy.deepcopy(layer)
     with torch.no_grad():
         for parameter in copied.parameters():
             parameter.zero_()
     copied.load_state_dict(layer.state_dict())
-    assert_same(_seen(copied(subject.children)), expected, 0.0)
+    assert_same(_outputs(copied(subject.children)), expected, 0.0)
 
 
 def _shapes(subject: Subject) -> None:
-    layer = subject.apart()
+    layer = subject.without_shared_statistics()
     sites = None
     for batch in (len(subject.children.pose), 1, 0):
         parents = layer(Capsules(*(field[:batch] for field in subject.children)))
@@ -234,10 +234,10 @@ def _shapes(subject: Subject) -> None:
 def _examples_of_a_batch(subject: Subject) -> None:
     if not subject.separates:
         return
-    layer = subject.apart()
-    together = _seen(layer(subject.children))
+    layer = subject.without_shared_statistics()
+    together = _outputs(layer(subject.children))
     for row in range(len(subject.children.pose)):
-        alone = _seen(
+        alone = _outputs(
             layer(Capsules(*(field[row : row + 1] for field in subject.children)))
         )
         expected = {name: tensor[row : row + 1] for name, tensor in together.items()}
@@ -247,7 +247,7 @@ def _examples_of_a_batch(subject: Subject) -> None:
 def _dtypes(subject: Subject) -> None:
     rounded = subject.as_dtype(torch.float32)
     # Statistics of a batch as small as this leave few digits.
-    layer = subject.apart().float()
+    layer = subject.without_shared_statistics().float()
     result = _results(layer, rounded, gradients=subject.learns)
     expected = _results(
         copy.deepcopy(layer).double(),
@@ -281,13 +281,13 @@ def _autocast(subject: Subject) -> None:
     for scale in SCALES:
         layer = subject.copy(torch.float32)
         children = subject.as_dtype(torch.float32, scale)
-        expected = _seen(copy.deepcopy(layer)(children))
+        expected = _outputs(copy.deepcopy(layer)(children))
         with torch.autocast("cpu", torch.bfloat16):
             parents = layer(children)
             low = layer(subject.as_dtype(torch.bfloat16, scale))
-        assert_same(_seen(parents), expected, 1e-6)
-        assert_finite(_seen(low))
-        for name, tensor in _seen(low).items():
+        assert_same(_outputs(parents), expected, 1e-6)
+        assert_finite(_outputs(low))
+        for name, tensor in _outputs(low).items():
             if tensor.dtype != torch.float32:
                 raise AssertionError(f"under autocast, {name} is {tensor.dtype}")
         if subject.learns:
@@ -314,7 +314,7 @@ def _children_that_are_not_there(subject: Subject) -> None:
     if not subject.masked:
         return
     children = subject.children
-    layer: Any = subject.apart()
+    layer: Any = subject.without_shared_statistics()
     mask = torch.ones_like(children.activation, dtype=torch.bool)
     everywhere = _results(layer, children, mask, subject.learns)
     assert_same(everywhere, _results(layer, children, None, subject.learns), 1e-11)
@@ -338,16 +338,16 @@ def _children_that_are_not_there(subject: Subject) -> None:
 
 
 def _not_a_number(subject: Subject) -> None:
-    layer = subject.apart()
-    expected = _seen(layer(subject.children))
+    layer = subject.without_shared_statistics()
+    expected = _outputs(layer(subject.children))
     first = (0,) * subject.children.activation.ndim
     pose = subject.children.pose.clone()
     pose[first] *= 2
-    moved = _seen(layer(subject.children._replace(pose=pose)))
+    moved = _outputs(layer(subject.children._replace(pose=pose)))
     pose[first] = torch.nan
     children = subject.children._replace(pose=pose)
     for module in (layer, subject.copy()):
-        result = _seen(module(children))
+        result = _outputs(module(children))
         for name, tensor in result.items():
             depends = moved[name][0] != expected[name][0]
             hidden = int((depends & ~tensor[0].isnan()).sum())
@@ -357,16 +357,16 @@ def _not_a_number(subject: Subject) -> None:
                     "that depend on it"
                 )
     assert_same(
-        {name: tensor[1:] for name, tensor in _seen(layer(children)).items()},
+        {name: tensor[1:] for name, tensor in _outputs(layer(children)).items()},
         {name: tensor[1:] for name, tensor in expected.items()},
         TOLERANCE[torch.float64],
     )
 
 
 def _meta(subject: Subject) -> None:
-    layer = subject.apart()
-    expected = _seen(layer(subject.children))
-    result = _seen(
+    layer = subject.without_shared_statistics()
+    expected = _outputs(layer(subject.children))
+    result = _outputs(
         layer.to("meta")(Capsules(*(field.to("meta") for field in subject.children)))
     )
     for name, tensor in expected.items():
@@ -467,17 +467,19 @@ def _examples_among_others(subject: Subject, mask: Tensor | None) -> None:
     """Assert that an example has the same parents among copies of itself."""
     if not subject.separates:
         return
-    layer = subject.apart()
+    layer = subject.without_shared_statistics()
 
-    def seen(children: Capsules) -> Tensors:
+    def outputs(children: Capsules) -> Tensors:
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(0)
-            return _seen(_called(layer, children, mask))
+            return _outputs(_called(layer, children, mask))
 
-    together = seen(subject.children)
+    together = outputs(subject.children)
     size = len(subject.children.pose)
     for place in range(size):
-        copies = seen(Capsules(*(field[[place] * size] for field in subject.children)))
+        copies = outputs(
+            Capsules(*(field[[place] * size] for field in subject.children))
+        )
         assert_same(
             {name: tensor[place] for name, tensor in copies.items()},
             {name: tensor[place] for name, tensor in together.items()},
@@ -488,7 +490,7 @@ def _examples_among_others(subject: Subject, mask: Tensor | None) -> None:
 def _gradients(subject: Subject) -> None:
     if not (subject.learns and subject.differentiates):
         return
-    layer: Any = subject.apart()
+    layer: Any = subject.without_shared_statistics()
     named = dict(layer.named_parameters())
 
     def parents(

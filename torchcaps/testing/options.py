@@ -144,7 +144,7 @@ def made_or_refused(
         words = re.findall(r"\w+", str(error))
         if not any(name.rpartition(".")[2] in words for name in options):
             raise AssertionError(
-                f"{_shown(row)} is refused without the name of an option: {error}"
+                f"{_in_words(row)} is refused without the name of an option: {error}"
             ) from error
         return False
     return True
@@ -166,22 +166,22 @@ def check_together(
         try:
             check(row)
         except Exception as error:
-            raise AssertionError(f"with {_shown(row)}: {error}") from error
+            raise AssertionError(f"with {_in_words(row)}: {error}") from error
 
 
-def _shown(row: Row) -> str:
+def _in_words(row: Row) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in row.items())
 
 
 def options_of(
-    make: Make, kept: Mapping[str, Any] | None = None, least: bool = False
+    make: Make, fixed: Mapping[str, Any] | None = None, least: bool = False
 ) -> dict[str, list[Any]]:
     """Return the values to try of each option of a class, or of a ``functools.partial``
     of one, that has several.
 
     Args:
         make: the class, or the partial; what it is given is not an option.
-        kept: the value of each option, to try beside others.
+        fixed: the value of each option, to try beside others.
         least: as in :func:`values_of`.
     """
     taken = 0
@@ -195,8 +195,8 @@ def options_of(
         if name in named:
             continue
         values = values_of(argument, least)
-        if kept is not None and not any(_same(kept[name], value) for value in values):
-            values.insert(0, kept[name])
+        if fixed is not None and not any(_same(fixed[name], value) for value in values):
+            values.insert(0, fixed[name])
         if len(values) > 1:
             options[name] = values
     return options
@@ -219,11 +219,11 @@ class Fresh:
             return value
 
         def call(*arguments: Any, **named: Any) -> Any:
-            def again() -> Any:
+            def call_anew() -> Any:
                 return getattr(self._make(), name)(*arguments, **named)
 
-            result = again()
-            return Fresh(again) if isinstance(result, Votes) else result
+            result = call_anew()
+            return Fresh(call_anew) if isinstance(result, Votes) else result
 
         return call
 

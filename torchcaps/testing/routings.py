@@ -171,7 +171,7 @@ def _bound(template: Routing, problem: Problem) -> Routing:
     return routing
 
 
-def _apart(routing: Routing) -> Routing:
+def _without_shared_statistics(routing: Routing) -> Routing:
     """The routing, set to evaluation mode if the examples of a batch share statistics
     in training.
     """
@@ -180,7 +180,7 @@ def _apart(routing: Routing) -> Routing:
     return routing
 
 
-def _seen(routed: Routed) -> dict[str, Tensor]:
+def _outputs(routed: Routed) -> dict[str, Tensor]:
     return {
         "the parents' pose": routed.pose,
         "the parents' activation": routed.activation,
@@ -199,7 +199,7 @@ def _results(
 
 def _of_parents(routing: Routing, leaves: Problem, routed: Routed) -> dict[str, Tensor]:
     """The parents, and the gradients of the leaves and of all parameters."""
-    seen = _seen(routed)
+    seen = _outputs(routed)
     if not routing.trainable:
         return seen
     inputs = {**vars(leaves), **dict(routing.named_parameters())}
@@ -239,13 +239,13 @@ def _copies(template: Routing) -> None:
             raise AssertionError(
                 "bind gave other parameters to a copy that another layer already had"
             )
-    expected = _seen(routing(problem.votes(), problem.activation))
+    expected = _outputs(routing(problem.votes(), problem.activation))
     twin = copy.deepcopy(routing)
-    assert_same(_seen(twin(problem.votes(), problem.activation)), expected, 0.0)
+    assert_same(_outputs(twin(problem.votes(), problem.activation)), expected, 0.0)
     copied.to(problem.transforms.dtype).train(template.trainable).load_state_dict(
         routing.state_dict()
     )
-    assert_same(_seen(copied(problem.votes(), problem.activation)), expected, 0.0)
+    assert_same(_outputs(copied(problem.votes(), problem.activation)), expected, 0.0)
 
 
 def _shapes(template: Routing) -> None:
@@ -295,15 +295,15 @@ def _examples_of_a_batch(template: Routing) -> None:
     if not template.separate_examples:
         return
     problem = Problem.make()
-    routing = _apart(_bound(template, problem))
-    together = _seen(routing(problem.votes(), problem.activation))
+    routing = _without_shared_statistics(_bound(template, problem))
+    together = _outputs(routing(problem.votes(), problem.activation))
     for place in range(B):
         alone = problem.of_examples(place)
         expected = {
             name: tensor[place : place + 1] for name, tensor in together.items()
         }
         assert_same(
-            _seen(routing(alone.votes(), alone.activation)),
+            _outputs(routing(alone.votes(), alone.activation)),
             expected,
             TOLERANCE[torch.float64],
         )
@@ -378,11 +378,11 @@ def _children_that_are_not_there(template: Routing) -> None:
 def _not_a_number(template: Routing) -> None:
     problem = Problem.make()
     routing = _bound(template, problem)
-    apart = _apart(copy.deepcopy(routing))
-    expected = _seen(apart(problem.votes(), problem.activation))
+    apart = _without_shared_statistics(copy.deepcopy(routing))
+    expected = _outputs(apart(problem.votes(), problem.activation))
     problem.children[0, 1] = torch.nan
     for module in (apart, routing):
-        result = _seen(module(problem.votes(), problem.activation))
+        result = _outputs(module(problem.votes(), problem.activation))
         for name in ("the parents' pose", "the parents' activation"):
             if not result[name][0].isnan().all():
                 first = result[name][0].flatten().tolist()[:4]
@@ -462,12 +462,12 @@ def _examples_among_others(template: Routing, problem: Problem, row: Row) -> Non
     """
     if not template.separate_examples:
         return
-    routing = _apart(_bound(template, problem))
-    together = _seen(_routed_with(row, problem, routing, "naive"))
+    routing = _without_shared_statistics(_bound(template, problem))
+    together = _outputs(_routed_with(row, problem, routing, "naive"))
     for place in range(B):
         copies = _routed_with(row, problem.of_examples(*[place] * B), routing, "naive")
         assert_same(
-            {name: tensor[place] for name, tensor in _seen(copies).items()},
+            {name: tensor[place] for name, tensor in _outputs(copies).items()},
             {name: tensor[place] for name, tensor in together.items()},
             TOLERANCE[torch.float64],
         )
@@ -565,15 +565,15 @@ def _earlier_parents(template: Routing) -> None:
         except ValueError:
             return
         raise AssertionError("it is not resumable, but accepts initial=")
-    assert_finite(_seen(routing(problem.votes(), problem.activation, initial=first)))
+    assert_finite(_outputs(routing(problem.votes(), problem.activation, initial=first)))
     if hasattr(routing, "steps"):
         short = _with_steps(routing, 2)
         long = _with_steps(routing, 4)
         half = short(problem.votes(), problem.activation)
         result = short(problem.votes(), problem.activation, initial=half)
         assert_same(
-            _seen(result),
-            _seen(long(problem.votes(), problem.activation)),
+            _outputs(result),
+            _outputs(long(problem.votes(), problem.activation)),
             TOLERANCE[torch.float64],
         )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchcaps_lab.cli.places import Existing
 from torchcaps_lab.look import Guess, Place
-from torchcaps_lab.options.guess import of_task, over, seen
+from torchcaps_lab.options.guess import of_task, over, recognised
 from torchcaps_lab.options.reading import merged
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _recognised(
         data = {**given["data"], "root": str(place.path)}
         return Reader, Guess({"data": data}, {})
     of_given = of_task(place.path, given)
-    return seen(place, given) if of_given is None else (Reader, of_given)
+    return recognised(place, given) if of_given is None else (Reader, of_given)
 
 
 def _advice(

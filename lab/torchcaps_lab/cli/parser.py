@@ -127,10 +127,10 @@ class OptionParser(ArgumentParser):
                 how = {
                     "type": sketch.hint,
                     "default": sketch.default,
-                    "help": sketch.told,
+                    "help": sketch.description,
                 }
             else:
-                how = _how(sketch)
+                how = _for_argparse(sketch)
             if isinstance(sketch.hint, str):
                 how["metavar"] = sketch.metavar
             names = [f"--{sketch.name}" if sketch.by_name else sketch.name]
@@ -324,7 +324,7 @@ class OptionParser(ArgumentParser):
                 f"--{option}.{sketch.name}",
                 metavar=_metavar(sketch.hint),
                 default=SUPPRESS,
-                help=sketch.told.replace("%", "%%"),
+                help=sketch.description.replace("%", "%%"),
             )
 
     def _describe(
@@ -394,7 +394,9 @@ def data_at(
     named = arguments.pop("name", None)
     text = getattr(named, "text", named)
     if text in {*DATASETS, *(cls.__name__ for cls in DATASETS.classes())}:
-        return merged({"name": named, **_taken(DATASETS.find(text), shared)}, arguments)
+        return merged(
+            {"name": named, **_arguments_of(DATASETS.find(text), shared)}, arguments
+        )
     if not isinstance(text, str | Path) or not Path(text).exists():
         return value
     # A trained network knows its classes, so an empty class folder is in nobody's way.
@@ -407,10 +409,10 @@ def data_at(
     free = [key for key in OF_TRAINING if key in parameters]
     free = [key for key in free if parameters[key].default is None]
     place = {key: argument for key, argument in seen.items() if key not in free}
-    return merged(merged(place, _taken(kind, shared)), arguments)
+    return merged(merged(place, _arguments_of(kind, shared)), arguments)
 
 
-def _taken(kind: type, shared: Mapping[str, Any]) -> dict[str, Any]:
+def _arguments_of(kind: type, shared: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that a data set takes."""
     parameters = inspect.signature(kind).parameters
     return {key: shared[key] for key in parameters.keys() & shared.keys()}
@@ -434,16 +436,16 @@ def parser_of(command: str) -> OptionParser:
     return parser
 
 
-def _how(sketch: Sketch) -> dict[str, Any]:
+def _for_argparse(sketch: Sketch) -> dict[str, Any]:
     """How argparse takes an argument of a command."""
     how: dict[str, Any] = {
         "type": sketch.hint,
         "default": sketch.default,
-        "help": sketch.told,
+        "help": sketch.description,
     }
     needed = sketch.default is MISSING
     if sketch.hint is bool and sketch.default is False:
-        return {"action": "store_true", "help": sketch.told}
+        return {"action": "store_true", "help": sketch.description}
     if sketch.by_name:
         return how | {"required": needed}
     if get_origin(sketch.hint) is list:

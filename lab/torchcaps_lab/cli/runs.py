@@ -79,27 +79,27 @@ def other_data(
         if data is None or lacks_name(data):
             # Other arguments of the data of a run: --data.root MOVED.
             return data, split or "test"
-        return _named(run, data), split or "test"
+        return _data_spec(run, data), split or "test"
     if data is not None and not lacks_name(data):
         raise WrongUsage(f"{folder} and --data both name the data: give one of them")
     place = Path(folder)
     value = {**(data or {}), "name": place if place.exists() else folder}
-    named = _named(run, value)
+    named = _data_spec(run, value)
     kind = cast(type[DataSet], named.cls)
     takes_all = kind.test_on_all is not DataSet.test_on_all
     return named, split or ("all" if takes_all else "test")
 
 
-def _named(run: str, value: Any) -> Spec:
+def _data_spec(run: str, value: Any) -> Spec:
     """The data set that was named, which is read as that of the run."""
     classifier = open_classifier(run)
     classes = classifier.classes if classifier.named else ()
-    known = _known(run, value, classifier)
+    known = _arguments_of_run(run, value, classifier)
     spec: Spec = fit(DataSet, data_at(value, known, classes), "--data")
     return spec
 
 
-def _known(run: str, value: Any, classifier: Classifier) -> dict[str, Any]:
+def _arguments_of_run(run: str, value: Any, classifier: Classifier) -> dict[str, Any]:
     """The arguments of other data that are those of a run: its columns, and how its
     examples were written.
     """

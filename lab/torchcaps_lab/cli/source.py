@@ -22,14 +22,14 @@ class Sketch(NamedTuple):
         hint: its type hint; text where it is in quotes.
         default: its default, or the name of the class that makes it; or
             :data:`~torchcaps.spec.MISSING`.
-        told: its description in the docstring.
+        description: its description in the docstring.
         by_name: whether it can only be given by its name.
     """
 
     name: str
     hint: Any
     default: Any
-    told: str
+    description: str
     by_name: bool
 
     @property
@@ -53,13 +53,13 @@ def sketches(owner: Callable[..., Any]) -> Iterator[Sketch]:
         yield Sketch(
             name,
             parameter.annotation,
-            _made(made[name]) if name in made else parameter.default,
+            _default_of(made[name]) if name in made else parameter.default,
             documentation.get(name, ""),
             parameter.kind is parameter.KEYWORD_ONLY,
         )
 
 
-def _made(item: "Field[Any]") -> Any:
+def _default_of(item: "Field[Any]") -> Any:
     """The default of a field, or the name of the class that makes it."""
     factory: Any = item.default_factory
     if factory is not NO_DEFAULT:

@@ -53,7 +53,7 @@ def fit_again(
             because = f"; {reason}" if reason else ""
             raise ValueError(f"--false_alarms: {_NOTHING}: {kind.needs}{because}")
         classifier.doubts[name] = doubt
-        lines.append(f"{doubt}; {_kept(name, doubt, run)}")
+        lines.append(f"{doubt}; {_save_doubt(name, doubt, run)}")
     return lines
 
 
@@ -62,7 +62,7 @@ def _no_doubt(classifier: Classifier) -> str:
     return f"{_NOTHING}: task {classifier.task.name!r} has no such threshold"
 
 
-def _kept(name: str, doubt: Doubt, run: str) -> str:
+def _save_doubt(name: str, doubt: Doubt, run: str) -> str:
     """Keeps a doubt with the network of a run, and says where."""
     folder = network_folder(Path(run))
     file = owned(Path(run), *folder.relative_to(run).parts, CONFIG_FILE)

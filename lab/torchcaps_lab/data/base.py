@@ -244,21 +244,23 @@ class DataSet(ABC):
 
     def copies(self) -> tuple[str, ...]:
         """Return which examples are there more than once, a sentence each."""
-        return self._told(several_lines)
+        return self._lines_of_record(several_lines)
 
     def repeated(self) -> tuple[str, ...]:
         """Return those of the notes that name a split without examples of its own, which
         measures nothing new.
         """
-        return self._told(repeated_lines)
+        return self._lines_of_record(repeated_lines)
 
     def contradictions(self) -> tuple[str, ...]:
         """Return those of the notes that should be repaired before a training: examples
         of the same content in several splits or classes.
         """
-        return self._told(copies_lines)
+        return self._lines_of_record(copies_lines)
 
-    def _told(self, lines: Callable[[Manifest, str], list[str]]) -> tuple[str, ...]:
+    def _lines_of_record(
+        self, lines: Callable[[Manifest, str], list[str]]
+    ) -> tuple[str, ...]:
         record = self.record()
         return () if record is None else tuple(lines(record, self.things))
 

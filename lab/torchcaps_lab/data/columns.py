@@ -207,7 +207,7 @@ class Columns:
         """
         names = dict.fromkeys(cells.columns)
         return cls(
-            tuple(_seen(name, cells.column(name), name in files) for name in names)
+            tuple(_column_of(name, cells.column(name), name in files) for name in names)
         )
 
     @cached_property
@@ -509,7 +509,7 @@ def parts_of(cell: str, sign: str) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
-def _seen(name: str, cells: Sequence[str], is_file: bool) -> Column:
+def _column_of(name: str, cells: Sequence[str], is_file: bool) -> Column:
     """A column with its role."""
     filled = [cell for cell in cells if cell]
     role, why = _role(name.strip().lower(), cells, filled, is_file)

@@ -341,7 +341,9 @@ class ListedData(DataSet):
         """Read what to train on, including what is for validation unless that has a
         place of its own.
         """
-        train, validation = (self._read.sets[part] for part in ("train", "validation"))
+        train, validation = (
+            self._splits.sets[part] for part in ("train", "validation")
+        )
         if "validation" in self.listed.parts or not len(validation):
             return train
         return train.joined(validation)
@@ -349,12 +351,12 @@ class ListedData(DataSet):
     def load_validation(self) -> Examples | None:
         """Read what is in `val`, if that folder is there."""
         if "validation" in self.listed.parts:
-            return self._read.sets["validation"]
+            return self._splits.sets["validation"]
         return None
 
     def load_test(self) -> Examples:
         """Read what to test on."""
-        return self._read.sets["test"]
+        return self._splits.sets["test"]
 
     def fingerprint(self) -> str:
         """A digest of the training and validation items, in their order, and of how
@@ -369,14 +371,14 @@ class ListedData(DataSet):
 
     def manifest(self) -> Manifest:
         """Which files the items come from, split by split."""
-        return self._read.manifest
+        return self._splits.manifest
 
     def follow(self, manifest: Manifest) -> Changes:
         """Takes over the splits of a manifest; files that are not in it are left
         out.
         """
         self._followed = manifest
-        for name in ("_read", "_train_and_validation", "test"):
+        for name in ("_splits", "_train_and_validation", "test"):
             vars(self).pop(name, None)
         present = [self._entry(item) for item in self.listed.items]
         _, changes = manifest.follow(present)
@@ -433,7 +435,7 @@ class ListedData(DataSet):
 
     def record(self) -> Manifest:
         """The manifest, with one digest for files of the same pixels."""
-        return self.manifest().merged(self._read.same)
+        return self.manifest().merged(self._splits.same)
 
     def omissions(self) -> tuple[str, ...]:
         """What was left out of the source, and why."""
@@ -444,10 +446,10 @@ class ListedData(DataSet):
 
     @cached_property
     def _train_and_validation(self) -> tuple[Examples, Examples]:
-        return self._read.sets["train"], self._read.sets["validation"]
+        return self._splits.sets["train"], self._splits.sets["validation"]
 
     @cached_property
-    def _read(self) -> _Splits:
+    def _splits(self) -> _Splits:
         """All items. Leaving out broken ones changes the splits, so everything is read
         again then.
 

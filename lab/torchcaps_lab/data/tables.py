@@ -260,7 +260,7 @@ class Table:
             return iter([*self._quoted()])
         except ValueError:
             # Many such tables do not use quoting: quotes are part of the texts.
-            return self._read(quoting=csv.QUOTE_NONE)
+            return self._csv_rows(quoting=csv.QUOTE_NONE)
 
     @cached_property
     def _objects(self) -> list[tuple[str, ...]]:
@@ -269,7 +269,7 @@ class Table:
     def _quoted(self) -> Iterator[_Row]:
         line = self._above
         try:
-            for row in self._read(strict=True):
+            for row in self._csv_rows(strict=True):
                 yield row
                 line = row.line
         except csv.Error as error:
@@ -278,7 +278,7 @@ class Table:
                 f"{self.delimiter!r} or a quote between quotes, and double its own quotes"
             ) from error
 
-    def _read(self, **options: Any) -> Iterator[_Row]:
+    def _csv_rows(self, **options: Any) -> Iterator[_Row]:
         content = StringIO(self._content, newline="")
         reader = csv.reader(
             content, delimiter=self.delimiter, skipinitialspace=True, **options

@@ -65,7 +65,7 @@ def classifier_hints(
         _few(findings, images),
         _small(findings, images),
     )
-    return tuple(hints) or tuple(_more(findings, images, summary, metrics))
+    return tuple(hints) or tuple(_no_single_cause(findings, images, summary, metrics))
 
 
 def _majority(findings: Findings, images: Examples) -> Iterator[Hint]:
@@ -89,7 +89,7 @@ def _remedies(images: Examples, summary: Mapping[str, Any]) -> Remedies:
     return Remedies(options, _larger(images, summary), extra)
 
 
-def _more(
+def _no_single_cause(
     findings: Findings,
     images: Examples,
     summary: Mapping[str, Any],

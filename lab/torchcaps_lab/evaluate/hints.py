@@ -182,7 +182,7 @@ class MeasureHistory(NamedTuple):
         return self.validation[-1] if self.validation else self.tested
 
     @property
-    def _used(self) -> tuple[float, float]:
+    def _figures_of_used_epoch(self) -> tuple[float, float]:
         """The figures of the epoch that is used on training examples and on others."""
         of_train = self.used_train or self.train
         others = self.used_validation or self.validation or [self.tested]
@@ -223,12 +223,12 @@ class MeasureHistory(NamedTuple):
         # It has not learned its training examples yet.
         if self.train[-1] < _WEAK:
             return False
-        train, other = self._used
+        train, other = self._figures_of_used_epoch
         gap = train - other
         return gap > 0.1 or (gap > 0.04 and 1 - other > 2 * (1 - train))
 
     def _overfitted(self, remedies: Remedies) -> Hint:
-        train, other = self._used
+        train, other = self._figures_of_used_epoch
         stronger = "use stronger augmentation, or " if remedies.overfitting else ""
         extra = f" ({remedies.extra} first)" if remedies.extra else ""
         return Hint(
@@ -259,7 +259,7 @@ class MeasureHistory(NamedTuple):
     def _turned_back(self) -> Iterator[Hint]:
         best = max(self.validation, default=0.0)
         epochs = len(self.validation)
-        if epochs <= 4 or best - self._used[1] <= 0.02:
+        if epochs <= 4 or best - self._figures_of_used_epoch[1] <= 0.02:
             return
         at = self.validation.index(best)
         if at < 0.8 * epochs:

@@ -400,7 +400,7 @@ class Explorer:
         with self._lock:
             opened = self._opened(network)
             pixels = opened.classifier.reader.uploaded(file, name)
-            return self._kept(opened.look(pixels))
+            return self._store(opened.look(pixels))
 
     def read(
         self,
@@ -427,7 +427,7 @@ class Explorer:
                     f"a text must have at most {MOST_LETTERS:,} letters, got "
                     f"{len(text):,}"
                 )
-            return self._kept(opened.read(text, label))
+            return self._store(opened.read(text, label))
 
     def sample(
         self,
@@ -460,7 +460,7 @@ class Explorer:
                     f"class must be one of {classes}, which have test images, got "
                     f"{label}"
                 )
-            return self._kept(opened.sample(places[number % len(places)]))
+            return self._store(opened.sample(places[number % len(places)]))
 
     def forget(self, look: str) -> None:
         """Drops a look that nobody asks about any more, so that those of others are
@@ -582,7 +582,7 @@ class Explorer:
 
         def made(taken: Look) -> dict[str, Any]:
             with other_routing(self._networks[taken.network].network, routing, steps):
-                seen = _again(taken.observation, target)
+                seen = _new_observation(taken.observation, target)
                 shown = {
                     "activations": ClassActivations.of(seen),
                     "assignments": Assignments.of(seen),
@@ -618,7 +618,9 @@ class Explorer:
                     f"poses are swapped within one network, got {first.network} and "
                     f"{second.network}"
                 )
-            exhibit = PoseSwap.of(_asked(first, target), _asked(second, other_target))
+            exhibit = PoseSwap.of(
+                _asked_about(first, target), _asked_about(second, other_target)
+            )
             return None if exhibit is None else exhibit.to_json()
 
     def _described(self, opened: _Opened) -> dict[str, Any]:
@@ -675,7 +677,7 @@ class Explorer:
             raise ValueError(f"look {look!r} {taken.why_no_pose}")
         return taken
 
-    def _kept(self, look: Look | _Shown) -> str:
+    def _store(self, look: Look | _Shown) -> str:
         """Stores a look and returns its number; of too many looks the oldest is
         dropped.
         """
@@ -697,7 +699,7 @@ class Explorer:
 
         def made(taken: Look) -> dict[str, Any] | None:
             exhibit = make(
-                taken.observation if target is None else _asked(taken, target)
+                taken.observation if target is None else _asked_about(taken, target)
             )
             return None if exhibit is None else exhibit.to_json()
 
@@ -714,7 +716,7 @@ class Explorer:
             return self._made[key]
 
 
-def _asked(look: Look, target: int) -> Observation:
+def _asked_about(look: Look, target: int) -> Observation:
     """The look, asked about a class; raises a `ValueError` if there is no such
     class.
     """
@@ -723,7 +725,7 @@ def _asked(look: Look, target: int) -> Observation:
     return asked
 
 
-def _again(observation: Observation, target: int) -> Observation:
+def _new_observation(observation: Observation, target: int) -> Observation:
     """A new look at the same image, asked about a class."""
     chosen = observation.asked(torch.tensor([target])).selection
     return Observation(observation.model, chosen, observation.extents)

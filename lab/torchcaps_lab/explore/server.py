@@ -106,14 +106,14 @@ def application(
     )
 
 
-def _named(query: dict[str, str], name: str) -> str:
+def _text_in(query: dict[str, str], name: str) -> str:
     if name not in query:
         raise ValueError(f"{name} is missing")
     return query[name]
 
 
-def _whole(query: dict[str, str], name: str) -> int:
-    text = _named(query, name)
+def _number_in(query: dict[str, str], name: str) -> int:
+    text = _text_in(query, name)
     if not text.isascii() or not text.isdecimal() or len(text) > 9:
         raise ValueError(f"{name} must be a whole number, got {text[:40]!r}")
     return int(text)
@@ -141,18 +141,22 @@ class _Calls:
         self.explorer = explorer
 
     networks = _asking("networks")
-    network = _asking("network", name=_named)
-    pose = _asking("pose", look=_named, target=_whole)
-    assignments = _asking("assignments", look=_named, target=_whole)
-    routing = _asking("routing", look=_named)
+    network = _asking("network", name=_text_in)
+    pose = _asking("pose", look=_text_in, target=_number_in)
+    assignments = _asking("assignments", look=_text_in, target=_number_in)
+    routing = _asking("routing", look=_text_in)
     swap = _asking(
-        "swap", look=_named, target=_whole, other=_named, other_target=_whole
+        "swap",
+        look=_text_in,
+        target=_number_in,
+        other=_text_in,
+        other_target=_number_in,
     )
 
     def look(self, body: bytes, query: dict[str, str]) -> Any:
-        return self._seen(
+        return self._answer_to(
             self.explorer.look(
-                _named(query, "network"), body, query.get("name", "the picture")
+                _text_in(query, "network"), body, query.get("name", "the picture")
             ),
             query,
         )
@@ -162,16 +166,18 @@ class _Calls:
             text = body.decode()
         except UnicodeDecodeError as error:
             raise ValueError(f"a text must be UTF-8: {error}") from error
-        return self._seen(self.explorer.read(_named(query, "network"), text), query)
-
-    def sample(self, body: bytes, query: dict[str, str]) -> Any:
-        label = _whole(query, "class") if "class" in query else None
-        number = _whole(query, "number")
-        return self._seen(
-            self.explorer.sample(_named(query, "network"), label, number), query
+        return self._answer_to(
+            self.explorer.read(_text_in(query, "network"), text), query
         )
 
-    def _seen(self, look: str, query: dict[str, str]) -> Any:
+    def sample(self, body: bytes, query: dict[str, str]) -> Any:
+        label = _number_in(query, "class") if "class" in query else None
+        number = _number_in(query, "number")
+        return self._answer_to(
+            self.explorer.sample(_text_in(query, "network"), label, number), query
+        )
+
+    def _answer_to(self, look: str, query: dict[str, str]) -> Any:
         if "instead" in query:
             self.explorer.forget(query["instead"])
         answer = self.explorer.answer(look)
@@ -180,7 +186,7 @@ class _Calls:
         if "target" not in query:
             target = answer["activations"]["predicted"]
         else:
-            target = _whole(query, "target")
+            target = _number_in(query, "target")
         return {**answer, "pose": self.explorer.pose(look, target)}
 
     def decode(self, body: bytes, query: dict[str, str]) -> Any:
@@ -188,14 +194,14 @@ class _Calls:
             pose = [float(number) for number in parsed_json(body, list)]
         except (ValueError, TypeError, OverflowError) as error:
             raise ValueError(f"pose must be a list of numbers: {error}") from error
-        target = _whole(query, "target") if "target" in query else None
-        return self.explorer.decode(_named(query, "look"), pose, target)
+        target = _number_in(query, "target") if "target" in query else None
+        return self.explorer.decode(_text_in(query, "look"), pose, target)
 
     def compare(self, body: bytes, query: dict[str, str]) -> Any:
-        steps = _whole(query, "steps") if query.get("steps") else None
+        steps = _number_in(query, "steps") if query.get("steps") else None
         routing = query.get("routing") or None
         return self.explorer.compare(
-            _named(query, "look"), _whole(query, "target"), routing, steps
+            _text_in(query, "look"), _number_in(query, "target"), routing, steps
         )
 
 

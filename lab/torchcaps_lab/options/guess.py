@@ -72,7 +72,7 @@ def values_of_data(given: Mapping[str, Any]) -> Mapping[str, Any]:
     return data if isinstance(data, Mapping) else {}
 
 
-def seen(
+def recognised(
     place: Place, given: Mapping[str, Any]
 ) -> "tuple[type[Reader], Guess | ValueError]":
     """Ask every reader what a path holds, and return the first that recognises it.
@@ -92,7 +92,7 @@ def seen(
     from torchcaps_lab.data import DataSet  # waits for torch
     from torchcaps_lab.data.reader import READERS
 
-    for name in _asked(READERS):
+    for name in _readers_in_order(READERS):
         reader: type[Reader] = READERS.find(name)
         try:
             guess = reader.sees(place, given)
@@ -104,7 +104,7 @@ def seen(
     raise ValueError(usual.missing(place))
 
 
-def _asked(readers: "SharedRegistry") -> list[str]:
+def _readers_in_order(readers: "SharedRegistry") -> list[str]:
     """The names of the readers in the order in which they are asked: those of plug-ins
     first.
     """
@@ -130,7 +130,7 @@ def guess(named: str | Path, given: Mapping[str, Any] | None = None) -> Guess:
     place = Place(named)
     path = place.path
     if path.exists():
-        guessed = of_task(path, given or {}) or seen(place, given or {})[1]
+        guessed = of_task(path, given or {}) or recognised(place, given or {})[1]
         if isinstance(guessed, ValueError):
             raise guessed
     else:

@@ -233,7 +233,7 @@ def one_line(name: str) -> str:
     return " ".join(name.split())
 
 
-class _Seen(NamedTuple):
+class _ObservedLayers(NamedTuple):
     """What is kept of a run, on the CPU.
 
     Args:
@@ -296,7 +296,9 @@ class Observation:
             self.extents,
             self.verdict,
         )
-        vars(again).update(_seen=self._seen, activation=self.activation)
+        vars(again).update(
+            _observed_layers=self._observed_layers, activation=self.activation
+        )
         return again
 
     @property
@@ -307,7 +309,7 @@ class Observation:
         Children that no layer made are in it as ``name.children``, of the layer that
         took them.
         """
-        return self._seen.capsules
+        return self._observed_layers.capsules
 
     @property
     def grids(self) -> dict[str, Capsules]:
@@ -359,14 +361,14 @@ class Observation:
         Of :func:`~torchcaps_lab.report.class_maps`, from the children of the classes
         down; for children on a grid.
         """
-        return self._seen.maps
+        return self._observed_layers.maps
 
     @property
     def leaky(self) -> bool:
         """Whether children may go to no class, of
         :class:`~torchcaps.ops.Competition`.
         """
-        return self._seen.leaky
+        return self._observed_layers.leaky
 
     @property
     def even(self) -> float:
@@ -407,7 +409,9 @@ class Observation:
         model, classes = self._decoder()
         with evaluating(model) as device:
             return kept(
-                model.decode(_given(model, classes, device), self.target.to(device))
+                model.decode(
+                    _for_decoder(model, classes, device), self.target.to(device)
+                )
             )
 
     def sweeps(self, values: Tensor) -> Iterator[Tensor]:
@@ -423,7 +427,7 @@ class Observation:
         for place in range(len(self.selection)):
             row = slice(place, place + 1)
             with evaluating(model) as device:
-                capsules = _given(
+                capsules = _for_decoder(
                     model, Capsules(classes.pose[row], classes.activation[row]), device
                 )
                 target = self.target[row].to(device)
@@ -450,8 +454,8 @@ class Observation:
         return self.model, self.classes
 
     @cached_property
-    def _seen(self) -> _Seen:
-        def look(images: Tensor) -> _Seen:
+    def _observed_layers(self) -> _ObservedLayers:
+        def look(images: Tensor) -> _ObservedLayers:
             return _keep(observe_layers(self.model, images))
 
         parts = []
@@ -465,10 +469,10 @@ class Observation:
         maps = {}
         for name in parts[0].maps:
             maps[name] = torch.cat([part.maps[name] for part in parts])
-        return _Seen(capsules, maps, parts[0].leaky)
+        return _ObservedLayers(capsules, maps, parts[0].leaky)
 
 
-def _keep(layers: dict[str, Layer]) -> _Seen:
+def _keep(layers: dict[str, Layer]) -> _ObservedLayers:
     """What is kept of one run over some images."""
     capsules = {
         name: Capsules(*map(kept, observed))
@@ -482,10 +486,10 @@ def _keep(layers: dict[str, Layer]) -> _Seen:
             children = layers[name].children
             if children is not None and on_a_grid(children.activation):
                 maps[label] = class_maps(shares, children.activation).cpu()
-    return _Seen(capsules, maps, leaky)
+    return _ObservedLayers(capsules, maps, leaky)
 
 
-def _given(
+def _for_decoder(
     model: CapsuleClassifier, capsules: Capsules, device: torch.device
 ) -> Capsules:
     """Capsules that were kept, as the decoder takes them."""

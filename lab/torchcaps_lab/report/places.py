@@ -123,21 +123,21 @@ def _sides(images: Tensor, pose: Tensor, axis: int) -> tuple[float, float]:
     count = pose.shape[axis]
     size = images.shape[axis + 1]
 
-    def seen(place: int) -> tuple[int, int] | None:
-        return _seen(images, pose.select(axis, place), axis)
+    def extent_of(place: int) -> tuple[int, int] | None:
+        return _extent_along(images, pose.select(axis, place), axis)
 
     centre, step = 0.0, 0.0  # of the first cell, and from each to the next
     if count > 1:
         middle = (count - 1) // 2
-        nearer = seen(middle)
-        farther = seen(middle + 1)
+        nearer = extent_of(middle)
+        farther = extent_of(middle + 1)
         if nearer and farther and (count == 2 or (nearer[0] > 0 and farther[1] < size)):
             step = (sum(farther) - sum(nearer)) / 2
             centre = sum(nearer) / 2 - middle * step
         elif nearer and farther:
-            first = seen(0)
-            second = seen(1)
-            last = seen(count - 1)
+            first = extent_of(0)
+            second = extent_of(1)
+            last = extent_of(count - 1)
             if first and second and last and second[1] < size and last[0] > 0:
                 step = second[1] - first[1]
                 centre = (first[1] + last[0] - (count - 1) * step) / 2
@@ -167,7 +167,7 @@ def _above(windows: Windows, children: Extent) -> Extent:
     return Extent(left, right, bottom, top)
 
 
-def _seen(images: Tensor, output: Tensor, axis: int) -> tuple[int, int] | None:
+def _extent_along(images: Tensor, output: Tensor, axis: int) -> tuple[int, int] | None:
     """From where to where the pixels lie, along an axis, that the output depends on;
     None if it depends on none.
     """

@@ -236,12 +236,12 @@ def _activations(network: ClassifierNetwork, batch_size: int) -> int:
     They are ``once + batch_size * each``: batch normalisation keeps its statistics once.
     """
     few, many = _SAMPLES
-    kept_of_few = _kept(network, few)
-    kept_of_others = _kept(network, many) - kept_of_few
+    kept_of_few = _bytes_kept(network, few)
+    kept_of_others = _bytes_kept(network, many) - kept_of_few
     return kept_of_few + kept_of_others * (batch_size - few) // (many - few)
 
 
-def _kept(network: ClassifierNetwork, samples: int) -> int:
+def _bytes_kept(network: ClassifierNetwork, samples: int) -> int:
     """Bytes that are kept for the backward pass of some examples, outside of capsule
     layers.
 

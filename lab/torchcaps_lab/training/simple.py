@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from torchcaps.numerics import check_choice
-from torchcaps.spec import Given, declared, kept, plain, refused
+from torchcaps.spec import Given, argument_value, declared, plain, refused
 from torchcaps.whole import expanded
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data.base import DATASETS, DataSet
@@ -129,7 +129,7 @@ def train(
         if name in option_names
     }
     data_options = {
-        name: _given(name, value)
+        name: _data_argument(name, value)
         for name, value in options.items()
         if name not in option_names
     }
@@ -262,7 +262,7 @@ def _arguments_of(data: DataSet) -> dict[str, Any]:
     kind: Any = type(data)
     arguments: dict[str, Any] = {}
     for name in declared(kind).arguments:
-        value = kept(data, name)
+        value = argument_value(data, name)
         try:
             arguments[name] = plain(value, name)
         except ValueError:
@@ -292,7 +292,7 @@ def _by_text(value: Any) -> Any:
     }
 
 
-def _given(name: str, value: Any) -> Any:
+def _data_argument(name: str, value: Any) -> Any:
     """An argument of the data set for the options."""
     if isinstance(value, Given):
         return value

@@ -68,7 +68,7 @@ def start_from(
             f"{type(network).__name__} to train"
         )
     network.load_state_dict(kept, strict=False)
-    return _told(source, new, kept, axes, news)
+    return _summary(source, new, kept, axes, news)
 
 
 def _model(source: str) -> str:
@@ -109,7 +109,7 @@ def _of_names(
     return new.index_copy(axis, to, old.index_select(axis, source).to(new))
 
 
-def _told(
+def _summary(
     source: str,
     new: Mapping[str, Tensor],
     kept: Mapping[str, Tensor],

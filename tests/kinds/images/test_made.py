@@ -347,7 +347,7 @@ class TestOverlay:
         overlay = Overlay(Examples(images, labels, ("a", "b", "c")), 1, 0)
         generator = torch.Generator().manual_seed(0)
         for label in range(3):
-            chosen = overlay._others(
+            chosen = overlay._digits_of_other_classes(
                 torch.full((6000,), label), torch.rand(6000, generator=generator)
             )
             counts = torch.bincount(chosen, minlength=6).double() / 6000

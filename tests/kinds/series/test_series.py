@@ -25,7 +25,7 @@ from torchcaps_lab.kinds.series.reader import SeriesReader
 from torchcaps_lab.kinds.series.sound import Sound
 from torchcaps_lab.kinds.series.table import SeriesForm
 from torchcaps_lab.look import Place
-from torchcaps_lab.options.guess import guess, seen
+from torchcaps_lab.options.guess import guess, recognised
 from torchcaps_lab.testing import check_dataset
 
 soundfile = pytest.importorskip("soundfile", reason="it is in the extra series")
@@ -571,7 +571,7 @@ def test_a_table_for_each_series_is_told_where_to_go(tmp_path: Path, row: str) -
         text = "\n".join([f"time{sign}x", *rows])
         (folder / f"{number}.csv").write_text(text)
     (tmp_path / "slow" / ".DS_Store").write_text("")
-    reader, error = seen(Place(tmp_path), {})
+    reader, error = recognised(Place(tmp_path), {})
     assert reader.name == "series"
     assert isinstance(error, ValueError)
     assert "one .csv file with a row for each moment" in str(error)

@@ -89,7 +89,7 @@ def _threads(products: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def _kept(sizes: tuple[float, ...], evident: bool, wide: bool) -> int:
+def _kept_numbers(sizes: tuple[float, ...], evident: bool, wide: bool) -> int:
     """How many numbers are kept for the pass back."""
     record = STEPS.pack(sizes, [("evidence", int(evident))])
     numbers: int = library().torchcaps_folded_kept(record, wide)
@@ -110,7 +110,7 @@ def _forward(
     kept = None
     if keeps:
         evident = evidence is not None or place_evidence is not None
-        kept = children.new_empty(_kept(sizes, evident, wide))
+        kept = children.new_empty(_kept_numbers(sizes, evident, wide))
     results = {"pose": pose, "alpha": alpha, "length": length, "kept": kept}
     record = STEPS.pack(sizes, zip(_NAMES, tensors, strict=True), results.items())
     _checked(library().torchcaps_folded_routing(record, False, wide))

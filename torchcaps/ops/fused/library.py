@@ -137,13 +137,15 @@ def build() -> Path:
     name = _name(compiler)
     with _named_errors(compiler):
         make_private(folder)
-        library = _whole(folder, name)
+        library = _cached_library(folder, name)
         if library is None:
             lock_handle = open_private(folder / "lock", os.O_RDWR | os.O_CREAT)
             with os.fdopen(lock_handle) as lock:
                 # A process that dies gives the lock back.
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                library = _whole(folder, name) or _made(compiler, folder, name)
+                library = _cached_library(folder, name) or _compiled_library(
+                    compiler, folder, name
+                )
     return library
 
 
@@ -192,7 +194,7 @@ def _name(compiler: list[str]) -> str:
     return hashlib.sha256(description.encode()).hexdigest()[:16]
 
 
-def _whole(folder: Path, name: str) -> Path | None:
+def _cached_library(folder: Path, name: str) -> Path | None:
     """The library of that name, if it is there, as it was written, and of this user."""
     for path in folder.glob(f"{name}-*.so"):
         with suppress(NotPrivate):
@@ -206,7 +208,7 @@ def _digest(path: Path) -> str:
         return hashlib.sha256(file.read()).hexdigest()[:16]
 
 
-def _made(compiler: list[str], folder: Path, name: str) -> Path:
+def _compiled_library(compiler: list[str], folder: Path, name: str) -> Path:
     """Compiles the library; what an earlier, interrupted process left is swept away."""
     for left in folder.glob("making-*"):
         shutil.rmtree(left, ignore_errors=True)

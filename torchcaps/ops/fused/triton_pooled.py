@@ -492,7 +492,7 @@ class Pooling:
         """Memory for a field as the queries lie, by part."""
         return self.query.new_empty(self.parts, self.query.numel())
 
-    def whole(self, parts: Tensor) -> Tensor:
+    def sum_of_parts(self, parts: Tensor) -> Tensor:
         """The field of all parts, (B, T, J, Q + E)."""
         whole = parts[0] if self.parts == 1 else parts.sum(0)
         return whole.as_strided(self.query.shape, self.query.stride())
@@ -530,7 +530,7 @@ def pooled(pooling: Pooling) -> tuple[Tensor, Tensor]:
     given = partition if pooling.blocks > 1 else None
     parts = pooling.empty_parts()
     pooling(sums_kernel, pooling.blocks, *pooling.inputs, given, parts)
-    return pooling.whole(parts), partition
+    return pooling.sum_of_parts(parts), partition
 
 
 def pooled_backward(
@@ -558,4 +558,4 @@ def pooled_backward(
         given = *inputs, None, grad
         pooling(backward_kernel, 1, *given, None, grad_poses, means, parts)
     grad_weights = None if pooling.weights is None else means
-    return grad_poses, grad_weights, pooling.whole(parts)
+    return grad_poses, grad_weights, pooling.sum_of_parts(parts)

@@ -188,7 +188,7 @@ def _scene(data: Scenes3D, generator: np.random.Generator) -> Tensor | None:
             _drop(world, data.meshes, number, generator)
         for _ in range(_FALL):
             world.stepSimulation()
-        pixels, bodies = _seen(world, data.size, data.camera, generator)
+        pixels, bodies = _rendered(world, data.size, data.camera, generator)
     # The floor is body 0, the sky -1.
     labels = bodies.clip(0).astype(np.uint8)
     shares = np.bincount(labels.ravel(), minlength=count + 1)[1:] / labels.size
@@ -237,7 +237,7 @@ def _drop(
     world.changeVisualShape(body, -1, rgbaColor=[*colour, 1.0])
 
 
-def _seen(
+def _rendered(
     world: Any, size: int, camera: Camera, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """What a camera sees, uint8 (3, H, W), and the body of each pixel, (H, W)."""

@@ -275,13 +275,13 @@ class _OwnPictures(DataSet):
 
     def load_train(self) -> Examples:
         """The pictures to train on."""
-        return self._read(self._parts[0])
+        return self._examples_at(self._parts[0])
 
     def load_test(self) -> Examples:
         """The pictures to test on."""
-        return self._read(self._parts[1])
+        return self._examples_at(self._parts[1])
 
-    def _read(self, places: Tensor) -> ObjectSet:
+    def _examples_at(self, places: Tensor) -> ObjectSet:
         shape = (self.channels, self.size, self.size)
         names = tuple(self._source(place)[1] for place in places.tolist())
         images = torch.empty((len(places), *shape), dtype=torch.uint8)

@@ -74,7 +74,7 @@ class SlotSteps(Exhibit):
             network = network.with_start_of(taken)
             for count in range(1, last + 1):
                 with nullcontext() if steps is None else routing_steps(network, count):
-                    predictions.append(_seen(network, taken, picture))
+                    predictions.append(_slot_pictures(network, taken, picture))
         columns = zip(*predictions, strict=True)
         slot, drawn, parts = (torch.cat(column) for column in columns)
         colours = slot_colours(network.classes)
@@ -100,7 +100,7 @@ def _steps_of(network: SlotNetwork) -> int | None:
     return steps
 
 
-def _seen(
+def _slot_pictures(
     network: SlotNetwork, image: Tensor, picture: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The slot of each pixel (1, H, W), what all slots draw (1, C, H, W) and what each

@@ -301,7 +301,7 @@ class Objects(Task):
         error = _errors(prediction, batch).detach()
         drawn = _drawn_shares(error, *_variances(prediction, batch))
         figures = {"drawn": drawn, "error": error}
-        if _known(batch.labels):
+        if _has_true_masks(batch.labels):
             figures |= _indices(batch.labels, prediction, ["fg_ari"])
         return figures
 
@@ -357,7 +357,7 @@ class Objects(Task):
         if len(slot) > 1:
             # Each picture of the batch beside the one before.
             figures["same_places"] = adjusted_rand_index(slot[1:], slot[:-1])
-        if _known(batch.labels):
+        if _has_true_masks(batch.labels):
             figures["shared_objects"] = _shared_objects(batch.labels, slot)
             figures |= _indices(batch.labels, prediction, ["ari", "mbo"])
         return figures
@@ -559,7 +559,7 @@ def _indices(
     }
 
 
-def _known(labels: Tensor) -> bool:
+def _has_true_masks(labels: Tensor) -> bool:
     return bool((labels != UNKNOWN).any())
 
 

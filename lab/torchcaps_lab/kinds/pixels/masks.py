@@ -231,12 +231,12 @@ class Masks(DataSet):
 
     def _part(self, part: str) -> Examples:
         rows = torch.tensor(self._parts[part], dtype=torch.int64)
-        return self._whole.subset(rows)
+        return self._mask_set.subset(rows)
 
     @property
     def read_shape(self) -> tuple[int, int, int]:
         """The shape of whole pictures."""
-        return self._whole.image_shape
+        return self._mask_set.image_shape
 
     @cached_property
     def _parts(self) -> dict[str, list[int]]:
@@ -325,7 +325,7 @@ class Masks(DataSet):
         """Which values were taken for classes, and what speaks against it; how many
         pixels got another value.
         """
-        _ = self._whole
+        _ = self._mask_set
         parts = {part: getattr(self, part).shown() for part in PARTS}
         broken = {str(file): why for file, why in self._broken.items()}
         return (
@@ -353,14 +353,16 @@ class Masks(DataSet):
 
     @cached_property
     def _entries(self) -> list[Entry]:
-        masks = (hashlib.sha256(mask.numpy().tobytes()) for mask in self._whole.labels)
+        masks = (
+            hashlib.sha256(mask.numpy().tobytes()) for mask in self._mask_set.labels
+        )
         return [
             Entry(str(pair.picture), mask.hexdigest(), digest_of(pair.picture))
             for pair, mask in zip(self._pairs, masks, strict=True)
         ]
 
     @cached_property
-    def _whole(self) -> MaskSet:
+    def _mask_set(self) -> MaskSet:
         """All pictures and masks, smaller ones with margins below and on the right that
         have no class.
         """

@@ -94,7 +94,7 @@ def _confusion(best_classes: Tensor, labels: Tensor, classes: int) -> Tensor:
     ).view(classes, classes)
 
 
-class _Looked(NamedTuple):
+class _PixelAnswers(NamedTuple):
     """What is known of an image: the confusion matrix (E, E), the answer of each pixel,
     and the highest activation of each class (E,).
     """
@@ -202,7 +202,7 @@ class Segmentation(Task):
         512.
         """
         self.check(images)
-        looked = [*self._looked(network, images)]
+        looked = [*self._answers_by_batch(network, images)]
         confusion = torch.stack([image.confusion for image in looked])
         iou, dice = overlaps(confusion.sum(0))
         accuracy = confusion.sum(0).trace() / confusion.sum().clamp_min(1)
@@ -239,9 +239,9 @@ class Segmentation(Task):
             finite_warning(torch.stack([image.highest for image in looked])),
         )
 
-    def _looked(
+    def _answers_by_batch(
         self, network: ClassifierNetwork, images: Examples
-    ) -> Iterator[_Looked]:
+    ) -> Iterator[_PixelAnswers]:
         check_asked(network, images, 1)
         at_once = max(1, _PIXELS // math.prod(images.image_shape))
         for batch, prediction in predicted(network, images, at_once):
@@ -253,7 +253,7 @@ class Segmentation(Task):
             )
             for mask, labels, highest in zip(*rows, strict=True):
                 confusion = _confusion(mask, labels, len(images.classes))
-                yield _Looked(confusion, mask, highest)
+                yield _PixelAnswers(confusion, mask, highest)
 
     def drawings(
         self,
@@ -305,7 +305,7 @@ class Segmentation(Task):
         worst = images.subset(each.argsort()[:_WORST])
         names = [Path(file).name for file in worst.files or map(str, range(len(worst)))]
         values = each.sort().values.tolist()
-        masks = [image.mask for image in self._looked(network, worst)]
+        masks = [image.mask for image in self._answers_by_batch(network, worst)]
         yield Segments(
             title=page_title(network, summary),
             text=f"{sentence(examination.lines[0])} Below are the worst images.",

@@ -242,7 +242,7 @@ class AnnotatedImages(DataSet):
 
     def load_train(self) -> Examples:
         """Read the training images, those for validation included."""
-        return self._read([*self._parts["train"], *self._parts["validation"]])
+        return self._load_noted([*self._parts["train"], *self._parts["validation"]])
 
     def load_validation(self) -> Examples | None:
         """Read the validation images of annotations of their own."""
@@ -252,7 +252,7 @@ class AnnotatedImages(DataSet):
 
     def load_test(self) -> Examples:
         """Read the test images."""
-        return self._read(self._parts["test"])
+        return self._load_noted(self._parts["test"])
 
     def notes(self) -> tuple[str, ...]:
         """Which images to test on are also trained on, and what is left out."""
@@ -344,7 +344,7 @@ class AnnotatedImages(DataSet):
         listed.find_test("images")
         return listed
 
-    def _read(self, noted: Sequence[Noted]) -> AnnotatedSet:
+    def _load_noted(self, noted: Sequence[Noted]) -> AnnotatedSet:
         sides = (self.size, self.size) if isinstance(self.size, int) else self.size
         images = list[Tensor]()
         boxes = list[Tensor]()

@@ -72,7 +72,7 @@ def owners(true: Tensor, centres: Tensor) -> Tensor:
     return torch.where(inside.any(1), area.argmin(1), -1)
 
 
-def _told(places: Places, labels: Tensor, true: Tensor) -> Tensor:
+def _boxes_voted_for(places: Places, labels: Tensor, true: Tensor) -> Tensor:
     """The boxes that the places of things vote for, (B, K, 4): means, by how much of
     each belongs to its class.
     """
@@ -250,7 +250,7 @@ class Detection(SeveralLabels):
         else:
             assert prediction.places is not None
             labels, true = true_things(batch)
-            boxes = _told(prediction.places, labels, true)
+            boxes = _boxes_voted_for(prediction.places, labels, true)
         present = box_area(true) > 0
         overlap = (box_iou(boxes, true) * present).sum(1) / present.sum(1).clamp_min(1)
         overlap = torch.where(

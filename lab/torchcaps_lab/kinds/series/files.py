@@ -103,7 +103,7 @@ def list_series(
     """
     if root.is_file():
         listed = Listed()
-        listed.parts |= _read(root, form, listed)
+        listed.parts |= _series_in(root, form, listed)
         return listed
     if not root.is_dir():
         raise FileNotFoundError(f"root {root} does not exist{seen_from(root)}")
@@ -131,7 +131,9 @@ def _of_tables(root: Path, tables: Mapping[str, Path], form: SeriesForm) -> List
     listed = Listed()
     for part, path in tables.items():
         read_as = form if part == "train" else named
-        (listed.parts[part],) = _read(path, read_as.whole(), listed).values()
+        (listed.parts[part],) = _series_in(
+            path, read_as.without_split(), listed
+        ).values()
     return listed
 
 
@@ -145,7 +147,7 @@ def _of_sounds(
     with a folder of each speaker in them, say.
     """
     files = [path for path in sorted(root.iterdir()) if not is_junk(path)]
-    flat = [_named(path) for path in files if path.suffix.lower() in SOUNDS]
+    flat = [_sound_by_name(path) for path in files if path.suffix.lower() in SOUNDS]
     if flat:
         listed = Listed(parts={"all": flat})
     else:
@@ -217,7 +219,7 @@ def series_in(path: Path, form: SeriesForm) -> list[SeriesItem | Unread]:
         ValueError: it holds none; names the file.
     """
     listed = Listed()
-    (items,) = _read(path, form.unlabelled(), listed, labelled=False).values()
+    (items,) = _series_in(path, form.unlabelled(), listed, labelled=False).values()
     titles = {name: f"{path}{name.removeprefix(path.name)}" for name in listed.broken}
     unread = [
         Unread(title, ValueError(f"{title}: {listed.broken[name].why}"))
@@ -226,7 +228,7 @@ def series_in(path: Path, form: SeriesForm) -> list[SeriesItem | Unread]:
     return [*unread, *items]
 
 
-def _read(
+def _series_in(
     path: Path, form: SeriesForm, listed: Listed, labelled: bool = True
 ) -> dict[str, list[SeriesItem]]:
     """The series of a file by split, ``all`` where no column says it; tells ``listed``
@@ -428,7 +430,7 @@ def _place(path: Path) -> int:
     return len(FILES)
 
 
-def _named(path: Path) -> ListedFile:
+def _sound_by_name(path: Path) -> ListedFile:
     """A sound whose name says what it is: LABEL_GROUP_NUMBER.wav."""
     parts = path.stem.split("_")
     if len(parts) != 3:

@@ -134,7 +134,7 @@ class SeriesOverTime(Exhibit):
             title="What each moment spoke for",
             text=MEANING if isinstance(model, SeriesCapsNet) else NO_CAPSULES,
             series=tuple(
-                _shown(model, series, place, title)
+                _shown_series(model, series, place, title)
                 for place, title in zip(places, titles, strict=True)
             ),
             classes=tuple(series.classes),
@@ -212,7 +212,7 @@ def moment_shares(model: nn.Module, series: Tensor) -> Tensor | None:
     )
 
 
-def _shown(
+def _shown_series(
     model: nn.Module,
     series: SeriesSet,
     place: int,

@@ -140,7 +140,7 @@ class SeriesForm(NamedTuple):
         """This form without what is known of series that are trained on alone."""
         return self._replace(form=TableForm(None, ()))
 
-    def whole(self) -> "SeriesForm":
+    def without_split(self) -> "SeriesForm":
         """This form for a table of one split."""
         return self._replace(form=self.form._replace(split=None))
 

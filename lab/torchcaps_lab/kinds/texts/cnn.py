@@ -9,7 +9,7 @@ from torchcaps.capsules import Prediction
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import ProperShare, Size, Sizes
 from torchcaps.spec import settings
-from torchcaps_lab.kinds.texts.network import TextClassifier, seen
+from torchcaps_lab.kinds.texts.network import TextClassifier, features_at_places
 
 Output = Literal["softmax", "sigmoid"]
 
@@ -65,7 +65,9 @@ class TextCNN(TextClassifier):
 
     def forward(self, words: Tensor, target: Tensor | None = None) -> Prediction:
         """The activations of the classes."""
-        responses = seen(*self.vectors(words), self.convolutions, self.widths)
+        responses = features_at_places(
+            *self.vectors(words), self.convolutions, self.widths
+        )
         features = torch.cat([response.amax(2) for response in responses], 1)
         scores = self.head(self.drop(features))
         return Prediction(

@@ -66,7 +66,7 @@ def shares_and_activation(
         total = torch.stack(
             [
                 _of_words(mass, words != 0, *reach)
-                for mass, reach in _given(model, words)
+                for mass, reach in _contributions(model, words)
             ]
         ).sum(0)
         activation = model(words).activation
@@ -75,7 +75,7 @@ def shares_and_activation(
     return kept(shares), kept(activation)
 
 
-def _given(
+def _contributions(
     model: TextCapsNet | TextEncoder | TextPooled, words: Tensor
 ) -> Iterator[tuple[Tensor, tuple[int, int]]]:
     """What the lowest capsules of each place gave to each class, (B, places, E), and

@@ -261,7 +261,7 @@ def named_texts(named: Sequence[str]) -> Iterator[NamedText | Unread]:
             if not files:
                 raise ValueError(f"there are no .txt files in {name}")
             for file in files:
-                yield from inputs_in(file, _whole)
+                yield from inputs_in(file, _text_of_file)
         elif name and (
             is_there(path.exists) or (may_be_file and len(name.split()) == 1)
         ):
@@ -270,7 +270,7 @@ def named_texts(named: Sequence[str]) -> Iterator[NamedText | Unread]:
             yield NamedText(name)
 
 
-def _whole(path: Path) -> Iterator[NamedText]:
+def _text_of_file(path: Path) -> Iterator[NamedText]:
     """The text that a file is."""
     yield _placed(str(path), decoded(path))
 

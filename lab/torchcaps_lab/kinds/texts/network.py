@@ -131,7 +131,7 @@ def ahead(features: Tensor, width: int) -> Tensor:
     return F.pad(features, (0, width - 1))
 
 
-def seen(
+def features_at_places(
     vectors: Tensor,
     present: Tensor,
     convolutions: Iterable[nn.Module],

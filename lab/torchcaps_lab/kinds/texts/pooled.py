@@ -13,7 +13,7 @@ from torchcaps.numerics import ProperShare, Size, Sizes
 from torchcaps.routing import DynamicRouting, Routing
 from torchcaps.spec import settings
 from torchcaps.squashing import length
-from torchcaps_lab.kinds.texts.network import TextClassifier, seen
+from torchcaps_lab.kinds.texts.network import TextClassifier, features_at_places
 
 
 @register_model(
@@ -88,7 +88,9 @@ class TextPooled(TextClassifier, CapsuleNetwork):
         """A capsule of each kind of n-gram, those of the first width first, poses (B,
         widths x types, dim).
         """
-        features = torch.cat([response.amax(2) for response in self._seen(words)], 1)
+        features = torch.cat(
+            [response.amax(2) for response in self._features_at_places(words)], 1
+        )
         pose = self.drop(features).unflatten(1, (-1, self.dim))
         return Capsules(pose, length(pose))
 
@@ -99,7 +101,7 @@ class TextPooled(TextClassifier, CapsuleNetwork):
         A capsule whose features are nowhere in the text has zeros.
         """
         places_of_types = []
-        for response in self._seen(words):
+        for response in self._features_at_places(words):
             most, place = response.max(2, keepdim=True)
             squared = (
                 torch.zeros_like(response)
@@ -115,8 +117,8 @@ class TextPooled(TextClassifier, CapsuleNetwork):
             )
         return places_of_types
 
-    def _seen(self, words: Tensor) -> list[Tensor]:
+    def _features_at_places(self, words: Tensor) -> list[Tensor]:
         """The features at each place of a text, of each width, (B, types x dim, L); 0
         behind its end.
         """
-        return seen(*self.vectors(words), self.convolutions, self.widths)
+        return features_at_places(*self.vectors(words), self.convolutions, self.widths)

@@ -184,7 +184,7 @@ class Text(ListedData):
         """Notes for readers of results: what was left out and why, which texts are cut,
         which are copies.
         """
-        sets = list(map(TextSet.require, self._read.sets.values()))
+        sets = list(map(TextSet.require, self._splits.sets.values()))
         # A full row may also be a text of exactly that length.
         rows = chain.from_iterable(texts.texts for texts in sets)
         full = [text for text in rows if len(text) > self.longest]

@@ -138,7 +138,7 @@ class Overlay(Composition):
         """Overlays digits; ``share`` in [0, 1), (B,), chooses the others, ``draws``,
         int64 (2, 2 B), the shifts.
         """
-        chosen = self._others(labels.cpu(), share)
+        chosen = self._digits_of_other_classes(labels.cpu(), share)
         second_images = (
             self.digits.inputs[chosen.to(self.digits.inputs.device)].to(images) / 255
         )
@@ -155,7 +155,7 @@ class Overlay(Composition):
         )
         return Overlaid(parts.sum(1).clamp(max=1), parts, pairs)
 
-    def _others(self, labels: Tensor, share: Tensor) -> Tensor:
+    def _digits_of_other_classes(self, labels: Tensor, share: Tensor) -> Tensor:
         """A digit of another class for each label, all equally likely: int64 (B,)."""
         order, counts = self._by_class
         first = counts.cumsum(0) - counts

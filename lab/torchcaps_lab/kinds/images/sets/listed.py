@@ -119,10 +119,10 @@ class ListedImages(ListedData):
         """Note what all data note, and how many test images look like training images,
         without those of the same pixels.
         """
-        train, test = (self._read.sets[part] for part in ("train", "test"))
+        train, test = (self._splits.sets[part] for part in ("train", "test"))
         if len(train) + len(test) > _COMPARED:
             return self._plain_notes(train)
-        parts = self.manifest().merged(self._read.same).parts
+        parts = self.manifest().merged(self._splits.same).parts
         train_digests = {entry.digest for entry in parts["train"]}
         rows = [
             row
@@ -140,8 +140,8 @@ class ListedImages(ListedData):
         return (*self._plain_notes(train), *([note] if alike else []))
 
     def _plain_notes(self, train: Examples) -> tuple[str, ...]:
-        names = [entry.name for entry in self._read.manifest.parts["train"]]
-        moving = [name for name, seen in self._seen.items() if seen.frames > 1]
+        names = [entry.name for entry in self._splits.manifest.parts["train"]]
+        moving = [name for name, seen in self._facts.items() if seen.frames > 1]
         return (
             *super().notes(),
             *frames_lines(moving),
@@ -232,13 +232,13 @@ class ListedImages(ListedData):
         """The channels of images: 1 if all are grey, 3 if some are in colour, or those
         that most have.
         """
-        counts = Counter(self._seen[name].channels for name in names)
+        counts = Counter(self._facts[name].channels for name in names)
         del counts[0]  # those that cannot be read
         most = max(counts, key=counts.__getitem__, default=1)
         return 3 if most == 1 and 3 in counts else most
 
     def _digest(self, item: Item) -> str:
-        return self._seen[item.name].digest
+        return self._facts[item.name].digest
 
     def _same_content(
         self, manifest: Manifest, sets: Mapping[str, Examples]
@@ -250,7 +250,7 @@ class ListedImages(ListedData):
         return same_content(manifest, pixels)
 
     @cached_property
-    def _seen(self) -> dict[str, "Seen"]:
+    def _facts(self) -> dict[str, "ImageFacts"]:
         """Facts about each image from its file, without decoding it."""
         items = self.listed.items
         files_seen = threaded(
@@ -260,7 +260,7 @@ class ListedImages(ListedData):
         return {item.name: seen for item, seen in zip(items, files_seen, strict=True)}
 
 
-class Seen(NamedTuple):
+class ImageFacts(NamedTuple):
     """Facts about a file, without decoding it.
 
     Args:
@@ -274,7 +274,7 @@ class Seen(NamedTuple):
     frames: int = 1
 
 
-def look(source_of: Callable[[], "Source"], title: str) -> Seen:
+def look(source_of: Callable[[], "Source"], title: str) -> ImageFacts:
     """Facts about an image; one that cannot be read is known once it is decoded."""
     from PIL import Image
 
@@ -286,11 +286,11 @@ def look(source_of: Callable[[], "Source"], title: str) -> Seen:
         else:
             digest = digest_of(source)
         with opened(source, title) as image:
-            return Seen(digest, channels_of(image), getattr(image, "n_frames", 1))
+            return ImageFacts(digest, channels_of(image), getattr(image, "n_frames", 1))
     except BrokenImage:
-        return Seen(digest, 0)
+        return ImageFacts(digest, 0)
     except OSError as error:
-        return Seen(f"unreadable: {error.strerror}", 0)
+        return ImageFacts(f"unreadable: {error.strerror}", 0)
 
 
 @contextmanager

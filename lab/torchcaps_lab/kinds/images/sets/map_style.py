@@ -27,7 +27,7 @@ from torchcaps_lab.kinds.images.decoding.picture import (
     check_pixels,
 )
 from torchcaps_lab.kinds.images.sets.arrays import Arrays, Axes, paired
-from torchcaps_lab.kinds.images.sets.listed import ListedImages, Seen, look
+from torchcaps_lab.kinds.images.sets.listed import ImageFacts, ListedImages, look
 from torchcaps_lab.look import counted
 
 if TYPE_CHECKING:
@@ -45,11 +45,11 @@ class _Pair(Item):
         name: the split and the number of the pair.
         category: the name of its class, or of its classes.
         image: gives the image, or the path of its file.
-        seen: facts about it.
+        facts: facts about its file.
     """
 
     image: "Callable[[], Source]"
-    seen: Seen
+    facts: ImageFacts
 
     def source(self) -> "Source":
         """The image, or its file."""
@@ -212,9 +212,9 @@ class MapStyle(ListedImages):
                         raise
                     listed.left_out[name] = problem.why
                     continue
-                seen = look(partial(_source, image, name, self.levels), name)
+                facts = look(partial(_source, image, name, self.levels), name)
                 opened = partial(self._image, pairs, index, name)
-                yield part, labels, _Pair(name, "", opened, seen)
+                yield part, labels, _Pair(name, "", opened, facts)
 
     def _names_in(self, part: str) -> tuple[str, ...]:
         """The names of the numbers in a split, as the training pairs call them."""
@@ -225,9 +225,9 @@ class MapStyle(ListedImages):
         return tuple(self.named[place] for place in places)
 
     @cached_property
-    def _seen(self) -> dict[str, Seen]:
+    def _facts(self) -> dict[str, ImageFacts]:
         items = chain.from_iterable(self.listed.parts.values())
-        return {item.name: item.seen for item in items}
+        return {item.name: item.facts for item in items}
 
     def samples(self, most: int) -> "list[Any]":
         """Return some of the training images that can be read, evenly over all.

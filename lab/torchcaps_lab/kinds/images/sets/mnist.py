@@ -123,8 +123,8 @@ class MNIST(PublishedData):
         images_path, labels_path = (
             path or self._download(name, missing) for name, path in paths.items()
         )
-        images = self._read(images_path, ndim=3)
-        labels = self._read(labels_path, ndim=1)
+        images = self._read_idx_file(images_path, ndim=3)
+        labels = self._read_idx_file(labels_path, ndim=1)
         if len(images) != len(labels):
             raise ValueError(
                 f"{images_path} holds {len(images)} images but {labels_path} holds "
@@ -132,7 +132,7 @@ class MNIST(PublishedData):
             )
         return Examples(images.unsqueeze(1), labels.to(torch.int64), self.class_names)
 
-    def _read(self, path: Path, ndim: int) -> Tensor:
+    def _read_idx_file(self, path: Path, ndim: int) -> Tensor:
         data = read_idx(self._check(path))
         if data.ndim != ndim:
             raise ValueError(
