@@ -11,12 +11,6 @@ from torchcaps.layers import CapsConvNd
 from torchcaps.ops import Votes, Windows
 
 
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(
-        shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    )
-
-
 def looped_sites(windows: Windows) -> list[list[int]]:
     """The places of each window, by a loop over all axes."""
     rows = []

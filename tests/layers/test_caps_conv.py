@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from over_windows import by_windows, gathered, looped_assignment, looped_totals, random
+from over_windows import by_windows, gathered, looped_assignment, looped_totals
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from tests.random_numbers import normal
 from torchcaps import CapsConv2d, Capsules, create_routing, list_routings, squash
 from torchcaps.ops import Gaussian, InnerProduct, Votes
 from torchcaps.ops.competition import GridWide
@@ -62,7 +63,7 @@ def make_layer(
         in_types, out_types, in_pose, out_pose, kernel, **options
     ).double()
     for seed, parameter in enumerate(layer.routing.parameters()):  # betas that differ
-        parameter.data = random(*parameter.shape, seed=seed)
+        parameter.data = normal(*parameter.shape, seed=seed)
     return layer
 
 
@@ -70,15 +71,15 @@ def make_children(
     batch: int, height: int, width: int, types: int, pose: Any, grad: bool = True
 ) -> Capsules:
     shape = (pose,) if isinstance(pose, int) else pose
-    activation = random(batch, height, width, types, seed=1).sigmoid()
+    activation = normal(batch, height, width, types, seed=1).sigmoid()
     return Capsules(
-        random(batch, height, width, types, *shape).requires_grad_(grad),
+        normal(batch, height, width, types, *shape).requires_grad_(grad),
         activation.detach().requires_grad_(grad),
     )
 
 
 def gradients(parents: Capsules, children: Capsules, layer: CapsConv2d) -> list[Tensor]:
-    mark = random(*parents.pose.shape, seed=5)
+    mark = normal(*parents.pose.shape, seed=5)
     total = (parents.pose * mark).sum() + (
         parents.activation * mark.flatten(4).sum(-1)
     ).sum()
@@ -203,12 +204,12 @@ TYPES, PARENTS = 2, 3
 def similarity_of(kind: str, windows: int, size: int, scale: float = 1.0) -> Any:
     shape = (2 * windows, PARENTS, size)
     if kind == "inner":
-        return InnerProduct(scale * random(*shape, seed=2))
+        return InnerProduct(scale * normal(*shape, seed=2))
     if kind == "gaussian":
         return Gaussian(
-            random(*shape, seed=2),
-            random(*shape, seed=3).exp(),
-            scale * random(2 * windows, PARENTS, seed=4),
+            normal(*shape, seed=2),
+            normal(*shape, seed=3).exp(),
+            scale * normal(2 * windows, PARENTS, seed=4),
         )
     return None
 
@@ -228,8 +229,8 @@ class TestWholeImage:
             (stride,) * 2,
             (padding,) * 2,
         )
-        children = random(2, 6, 5, TYPES, 2, 3)
-        transforms = random(kernel**2 * TYPES, PARENTS, 3, 2, seed=1)
+        children = normal(2, 6, 5, TYPES, 2, 3)
+        transforms = normal(kernel**2 * TYPES, PARENTS, 3, 2, seed=1)
         competition = GridWide(leaky=leaky, windows=windows, types=TYPES)
         sites = windows.children(TYPES, children.device)
         return windows, Votes(
@@ -431,8 +432,8 @@ class TestShift:
         for top, left in ((3, 3), (3 + stride, 3 + 2 * stride)):
             pose = torch.zeros(1, 12, 13, 2, 2, 2, dtype=torch.float64)
             activation = torch.zeros(1, 12, 13, 2, dtype=torch.float64)
-            pose[:, top : top + 3, left : left + 2] = random(1, 3, 2, 2, 2, 2)
-            activation[:, top : top + 3, left : left + 2] = random(
+            pose[:, top : top + 3, left : left + 2] = normal(1, 3, 2, 2, 2, 2)
+            activation[:, top : top + 3, left : left + 2] = normal(
                 1, 3, 2, 2, seed=1
             ).sigmoid()
             results.append(layer(Capsules(pose, activation)))

@@ -14,10 +14,10 @@ from over_windows import (
     looped_children,
     looped_sites,
     looped_totals,
-    random,
 )
 from torch import Tensor
 
+from tests.random_numbers import normal
 from torchcaps import (
     CapsConv1d,
     CapsConv2d,
@@ -46,14 +46,14 @@ BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 
 
 def make_children(*sites: int, pose: tuple[int, ...] = (2, 3)) -> Capsules:
-    activation = random(*sites, seed=1).sigmoid()
-    return Capsules(random(*sites, *pose).requires_grad_(), activation.requires_grad_())
+    activation = normal(*sites, seed=1).sigmoid()
+    return Capsules(normal(*sites, *pose).requires_grad_(), activation.requires_grad_())
 
 
 def gradients(
     parents: Capsules, inputs: list[Tensor], layer: torch.nn.Module
 ) -> list[Tensor]:
-    mark = random(parents.pose.numel(), seed=5)
+    mark = normal(parents.pose.numel(), seed=5)
     total = (
         parents.pose.flatten() @ mark
         + parents.activation.flatten() @ mark[: parents.activation.numel()]
@@ -106,7 +106,7 @@ class TestWindows:
             (1,) * 3,
             (1, 0, 2),
         )
-        field = random(2, 2, 3, 2, 4, 5)
+        field = normal(2, 2, 3, 2, 4, 5)
         padded = windows.pad(field).unflatten(1, (*windows.extent, 4))
         assert torch.equal(padded[:, 1:-1, :, 2:-2], field)
         assert (padded != 0).sum() == field.numel()
@@ -171,7 +171,7 @@ def make_convolution(axes: int, *arguments: Any, **options: Any) -> CapsConvNd:
         *arguments, routing=EMRouting(3, "linear", 0.1), **options
     ).double()
     for seed, parameter in enumerate(layer.routing.parameters()):
-        parameter.data = random(*parameter.shape, seed=seed)
+        parameter.data = normal(*parameter.shape, seed=seed)
     return layer
 
 
@@ -274,7 +274,7 @@ class TestConvolution:
             routing=routing,
             backend=backend,
         )
-        children = Capsules(1e4 * random(4, 9, 2, 2, 2).float(), torch.ones(4, 9, 2))
+        children = Capsules(1e4 * normal(4, 9, 2, 2, 2).float(), torch.ones(4, 9, 2))
         routed = layer.route(children)
         mass = routed.votes.moments(routed.similarity).mass.sum().item()
         assert mass == pytest.approx(4 * 9 * 2)
@@ -322,10 +322,10 @@ class TestOverAllPositions:
         self, windows: Windows, backend: str, leaky: bool
     ) -> tuple[Votes, list[Tensor]]:
         children = windows.pad(
-            random(2, *windows.size, self.TYPES, 2, 3)
+            normal(2, *windows.size, self.TYPES, 2, 3)
         ).requires_grad_()
         places = math.prod(windows.kernel) * self.TYPES
-        transforms = random(places, self.PARENTS, 3, 2, seed=1).requires_grad_()
+        transforms = normal(places, self.PARENTS, 3, 2, seed=1).requires_grad_()
         competition = GridWide(leaky=leaky, windows=windows, types=self.TYPES)
         sites = windows.children(self.TYPES, CPU)
         with use_backend(backend):
@@ -334,8 +334,8 @@ class TestOverAllPositions:
         return votes, [children, transforms]
 
     def similarity(self, kind: str, rows: int) -> tuple[Any, list[Tensor]]:
-        tensors = [random(rows, self.PARENTS, 4, seed=seed) for seed in (2, 3)] + [
-            random(rows, self.PARENTS, seed=4)
+        tensors = [normal(rows, self.PARENTS, 4, seed=seed) for seed in (2, 3)] + [
+            normal(rows, self.PARENTS, seed=4)
         ]
         tensors[1] = tensors[1].exp()
         tensors = [tensor.requires_grad_() for tensor in tensors]
@@ -412,7 +412,7 @@ class TestOverAllPositions:
         monkeypatch.setitem(FEW, "cpu", 0)
         votes, inputs = self.setting(windows, backend, leaky)
         similarity, parents = self.similarity(kind, votes.shape[0])
-        weights = random(*votes.children.shape[:2], seed=8).sigmoid().requires_grad_()
+        weights = normal(*votes.children.shape[:2], seed=8).sigmoid().requires_grad_()
         dense = votes.dense()
         logits = (
             torch.zeros_like(dense[..., 0])
@@ -437,7 +437,7 @@ class TestOverAllPositions:
         )
 
         marks = [
-            random(*tensor.shape, seed=9) for tensor in (expected, mass, total, second)
+            normal(*tensor.shape, seed=9) for tensor in (expected, mass, total, second)
         ]
         leaves = [*inputs, *parents, weights]
         results = []
@@ -468,7 +468,7 @@ class TestPrimary:
     def test_one_position_along_further_axes_changes_nothing(
         self, axes: int, options: dict[str, Any]
     ) -> None:
-        maps = random(2, 3, *(9, 8)[:axes]).requires_grad_()
+        maps = normal(2, 3, *(9, 8)[:axes]).requires_grad_()
         kernel = (3, 2)[:axes]
         stride = (2, 1)[:axes]
         padding = (1, 0)[:axes]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.random_numbers import normal
 from torchcaps import (
     CapsConv1d,
     CapsConv2d,
@@ -19,14 +20,8 @@ BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 ROUTINGS = pytest.mark.parametrize("routing", ["dynamic", "kmeans", "euclidean", "em"])
 
 
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(
-        shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    )
-
-
 def make_children(*sites: int) -> Capsules:
-    return Capsules(random(*sites, 2, 3), random(*sites, seed=1).sigmoid())
+    return Capsules(normal(*sites, 2, 3), normal(*sites, seed=1).sigmoid())
 
 
 def spoiled(children: Capsules, mask: Tensor) -> Capsules:
@@ -45,7 +40,7 @@ def results(
     children = Capsules(*(field.detach().requires_grad_() for field in children))
     parents = layer(children, *mask)
     total = (
-        parents.pose * random(*parents.pose.shape, seed=5)
+        parents.pose * normal(*parents.pose.shape, seed=5)
     ).sum() + parents.activation.square().sum()
     inputs = [*children, *layer.parameters()]
     return parents, list(
@@ -248,7 +243,7 @@ def test_texts_of_different_lengths(routing: str) -> None:
         2, 3, 4, 4, routing=create_routing(routing), coordinates=False, axes=1
     ).double()
     lengths = (12, 8)
-    children = Capsules(random(2, 12, 2, 4), random(2, 12, 2, seed=1).sigmoid())
+    children = Capsules(normal(2, 12, 2, 4), normal(2, 12, 2, seed=1).sigmoid())
     present = torch.arange(12) < torch.tensor(lengths)[:, None]
     mask = present[..., None].expand(2, 12, 2)
     middle = first_layer(children, mask)

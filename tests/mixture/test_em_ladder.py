@@ -12,6 +12,7 @@ import torch
 from mixture_data import data
 from torch import Tensor
 
+from tests.random_numbers import normal
 from torchcaps.mixture import GaussianMixture, point_votes
 from torchcaps.mixture.steps import (
     Costs,
@@ -28,12 +29,6 @@ from torchcaps.routing import EMRouting
 FLOOR = 5e-4
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
 BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(
-        shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    )
 
 
 def votes(backend: str | None = None) -> Votes:

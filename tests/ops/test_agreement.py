@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import torchcaps as tc
+from tests.random_numbers import normal
 from torchcaps.ops import Moments, Votes
 from torchcaps.routing import DynamicRouting, Routed
 from torchcaps.routing.base import FAST
@@ -31,18 +32,12 @@ kernel is made for.
 """
 
 
-def numbers(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(
-        shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    )
-
-
 def tensors(
     size: tuple[int, ...], dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Children, transforms and a bias."""
     B, I, J, P, D = size
-    drawn = numbers(B, I, P), numbers(I, J, P, D, seed=1), numbers(J, D, seed=2) / 10
+    drawn = normal(B, I, P), normal(I, J, P, D, seed=1), normal(J, D, seed=2) / 10
     return tuple(tensor.to(dtype).requires_grad_() for tensor in drawn)
 
 
@@ -85,9 +80,7 @@ def in_one(parents: Routed) -> bool:
 def loss_of(parents: Routed) -> Tensor:
     """Of the poses, their lengths, and the last assignment."""
     fields = (parents.pose, parents.activation, parents.assignment)
-    return sum(
-        (field * numbers(*field.shape).to(field.dtype)).sum() for field in fields
-    )
+    return sum((field * normal(*field.shape).to(field.dtype)).sum() for field in fields)
 
 
 def outcome(work: Callable[[], Routed], leaves: tuple[Tensor, ...]) -> list[Tensor]:
@@ -167,10 +160,10 @@ def test_in_float32(size: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("coordinates", [False, True])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_windows_share_children(threads: int, coordinates: bool) -> None:
-    children = numbers(5, 12, 4).requires_grad_()
-    transforms = numbers(4, 3, 4, 8, seed=1).requires_grad_()
+    children = normal(5, 12, 4).requires_grad_()
+    transforms = normal(4, 3, 4, 8, seed=1).requires_grad_()
     sites = torch.tensor([[0, 1, 2, 3], [2, 3, 4, 5], [11, 7, 7, 0]], dtype=torch.int32)
-    more = (numbers(4, 8, seed=3).requires_grad_(),) if coordinates else ()
+    more = (normal(4, 8, seed=3).requires_grad_(),) if coordinates else ()
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

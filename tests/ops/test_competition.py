@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.random_numbers import normal
 from torchcaps.ops import (
     PARENTS,
     Competition,
@@ -32,12 +33,6 @@ OPEN = pytest.mark.parametrize("backend", ["naive", "chunked"])
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 5 * J * D)
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(
-        shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    )
 
 
 def votes(backend: str | None = None, competition: Competition = PARENTS) -> Votes:

@@ -5,6 +5,7 @@ import torch
 from ops_cases import close
 from torch import Tensor
 
+from tests.random_numbers import normal
 from torchcaps.ops import Competition, Gaussian, InnerProduct, Similarity, Votes
 
 B = 2
@@ -21,12 +22,6 @@ SIMILARITIES = pytest.mark.parametrize("name", ["uniform", "inner", "gaussian"])
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 5 * J * M * D)
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(
-        shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    )
 
 
 def mask() -> Tensor:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.random_numbers import normal
 from torchcaps.ops import Votes
 from torchcaps.routing import (
     DynamicRouting,
@@ -33,13 +34,6 @@ Book = Callable[..., tuple[Tensor, Tensor, Tensor]]
 """From votes (B, I, J, H), child activations (B, I) and parameters to poses (B, J, H),
 activations (B, J) and R.
 """
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    """Random numbers, always the same for one shape and seed."""
-    return torch.randn(
-        shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    )
 
 
 def problem(shared: bool = False) -> tuple[Tensor, Tensor, Tensor]:

@@ -92,11 +92,6 @@ every_soft = pytest.mark.parametrize("routing", SOFT.values(), ids=SOFT)
 backends = pytest.mark.parametrize("backend", ["naive", "chunked"])
 
 
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 100)
-
-
 def random(*shapes: tuple[int, ...]) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     return [

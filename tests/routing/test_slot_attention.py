@@ -10,6 +10,7 @@ from by_the_book import inner_product_kmeans_routing
 from slot_attention import SlotAttention
 from torch import Tensor
 
+from tests.random_numbers import normal
 from torchcaps.ops import Votes
 from torchcaps.routing import (
     LayerShape,
@@ -22,11 +23,6 @@ B = 2
 I = 40
 J = 5
 H = 8
-
-
-def numbers(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def votes_of(children: Tensor, slots: int = J, **options: Any) -> Votes:
@@ -76,8 +72,8 @@ def test_values_and_gradients_are_those_of_the_package(
     torch.manual_seed(2)
     theirs = SlotAttention(J, H, iters=3, hidden_dim=16).double()
     ours = of_the_package(theirs)
-    children = numbers(B, I, H).requires_grad_()
-    upstream = numbers(B, slots, H, seed=3)
+    children = normal(B, I, H).requires_grad_()
+    upstream = normal(B, slots, H, seed=3)
 
     torch.manual_seed(4)
     expected = theirs(children, num_slots=slots)
@@ -109,10 +105,10 @@ def test_the_gradient_of_the_start_is_that_of_the_package(
     torch.manual_seed(2)
     theirs = SlotAttention(J, H, iters=3, hidden_dim=16).double()
     ours = of_the_package(theirs)
-    noise = numbers(B, J, H, seed=5)
+    noise = normal(B, J, H, seed=5)
     monkeypatch.setattr(torch, "randn", lambda *shape, **kwargs: noise)
-    children = numbers(B, I, H)
-    upstream = numbers(B, J, H, seed=3)
+    children = normal(B, I, H)
+    upstream = normal(B, J, H, seed=3)
     expected = torch.autograd.grad(
         (theirs(children) * upstream).sum(), [theirs.slots_mu, theirs.slots_logsigma]
     )
@@ -138,8 +134,8 @@ def test_without_networks_it_is_kmeans(steps: int) -> None:
     """The centre of normalised children has mean 0, so its normalisation is its
     direction times the root of H, which is what K-Means compares with.
     """
-    children = numbers(B, I, H)
-    start = numbers(B, J, H, seed=1)
+    children = normal(B, I, H)
+    start = normal(B, J, H, seed=1)
     start = start - start.mean(-1, keepdim=True)
     votes = votes_of(children)
     initial = Routed(start, length(start), votes, None)
@@ -167,7 +163,7 @@ def test_any_number_of_slots_from_one_gaussian_and_the_first_ones_start_alike() 
 
 
 def test_training_draws_a_start_for_each_example_and_evaluation_none() -> None:
-    children = numbers(1, I, H).expand(2, -1, -1)
+    children = normal(1, I, H).expand(2, -1, -1)
     routing = bound()
     first, second = routing(votes_of(children)).pose
     assert not torch.allclose(first, second)
@@ -178,11 +174,11 @@ def test_training_draws_a_start_for_each_example_and_evaluation_none() -> None:
 def test_queries_are_for_as_many_slots_as_there_are() -> None:
     routing = bound("queries")
     with pytest.raises(ValueError, match=r"slots must be 5.*got 7.*start='normal'"):
-        routing(votes_of(numbers(B, I, H), 7))
+        routing(votes_of(normal(B, I, H), 7))
 
 
 def test_the_gradient_of_the_last_step_is_that_of_one_step_from_its_start() -> None:
-    children = numbers(B, I, H).requires_grad_()
+    children = normal(B, I, H).requires_grad_()
     routing = bound("queries", steps=4, gradient="last")
     single = bound("queries", steps=1)
     before = bound("queries", steps=3)(votes_of(children))
@@ -201,7 +197,7 @@ def test_the_gradient_of_the_last_step_is_that_of_one_step_from_its_start() -> N
 
 def test_the_last_step_passes_its_gradient_on_to_the_queries() -> None:
     routing = bound("queries", steps=4, gradient="last")
-    routing(votes_of(numbers(B, I, H))).pose.sum().backward()
+    routing(votes_of(normal(B, I, H))).pose.sum().backward()
     assert routing.first.queries.grad.abs().sum() > 0
 
 
@@ -214,11 +210,11 @@ def test_a_fused_backend_is_taken() -> None:
 
 
 def test_a_sum_is_the_mean_times_the_share_of_the_children() -> None:
-    children, activation = numbers(B, I, 1, H), numbers(B, I).sigmoid()
+    children, activation = normal(B, I, 1, H), normal(B, I).sigmoid()
     routing = bound(steps=1, aggregate="sum", gru=False, hidden=0).eval()
     routed = routing(votes_of(children), activation)
-    normal = routing.norm_child(children[:, :, 0])
-    value = routing.to_key_value(normal)[..., H:]
+    normalised = routing.norm_child(children[:, :, 0])
+    value = routing.to_key_value(normalised)[..., H:]
     taken = activation[..., None] * routed.assignment  # [B, I, J]
     whole = activation.sum(1)[:, None, None]
     torch.testing.assert_close(routed.pose, taken.mT @ value / whole)
@@ -229,7 +225,7 @@ def test_a_projection_that_was_put_in_has_its_own_bias(backend: str) -> None:
     biased, plain = bound(bias=True), bound()
     plain.load_state_dict(biased.state_dict(), strict=False)
     plain.to_key_value, plain.to_query = biased.to_key_value, biased.to_query
-    children = numbers(B, I, H)
+    children = normal(B, I, H)
     results = (
         routing.eval()(votes_of(children, backend=backend)).pose
         for routing in (plain, biased)
@@ -247,7 +243,7 @@ class Doubled(torch.nn.LayerNorm):
 def test_a_normalisation_that_was_put_in_is_called(
     norm: torch.nn.Module, backend: str
 ) -> None:
-    children = numbers(B, I, H)
+    children = normal(B, I, H)
     other, without = bound().eval(), bound().eval()
     other.norm_child, without.norm_child = norm.double(), torch.nn.Identity()
     torch.testing.assert_close(

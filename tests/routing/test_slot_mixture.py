@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
+from tests.random_numbers import normal
 from torchcaps.ops import Votes
 from torchcaps.routing import LayerShape, SlotMixtureRouting
 
@@ -15,11 +16,6 @@ B = 2
 I = 40
 J = 3
 H = 6
-
-
-def numbers(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def votes_of(children: Tensor) -> Votes:
@@ -52,8 +48,8 @@ def em_step(
 @pytest.mark.parametrize("steps", [1, 2, 4])
 def test_without_networks_it_is_em(steps: int) -> None:
     routing = bound(gru=False, hidden=0, readout=False, steps=steps)
-    children = numbers(B, I, H)
-    weights = numbers(B, I, seed=1).sigmoid()
+    children = normal(B, I, H)
+    weights = normal(B, I, seed=1).sigmoid()
     x = torch.nn.functional.layer_norm(children, (H,)) @ routing.to_value.weight.T
     mean = routing.first(B, J, torch.float64)
     variance = torch.ones_like(mean)
@@ -69,7 +65,7 @@ def test_without_networks_it_is_em(steps: int) -> None:
 def test_the_variance_is_about_the_updated_mean() -> None:
     """So a readout sees how far the update moved a slot from what it collected."""
     routing = bound(steps=1, hidden=0)
-    children = numbers(B, I, H)
+    children = normal(B, I, H)
     routed = routing(votes_of(children))
     x = torch.nn.functional.layer_norm(children, (H,)) @ routing.to_value.weight.T
     assigned = routed.assignment
@@ -94,9 +90,9 @@ def test_a_fused_backend_is_taken() -> None:
 def test_a_small_floor_has_the_gradient_of_small_steps(options: dict[str, Any]) -> None:
     """Central differences reach it as h² does; a step of 0.1 is far too long."""
     routing = bound(variance_floor=1e-4, **options)
-    children = numbers(B, I, H, seed=4).requires_grad_()
-    along = numbers(B, I, H, seed=5)
-    upstream = numbers(B, J, H, seed=6)
+    children = normal(B, I, H, seed=4).requires_grad_()
+    along = normal(B, I, H, seed=5)
+    upstream = normal(B, J, H, seed=6)
 
     def weighted(children: Tensor) -> Tensor:
         return (routing(votes_of(children[:, :, None])).pose * upstream).sum()

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.hostile import harmless, texts, watched
-from torchcaps_lab.cli import main
+from tests.runs import status
 from torchcaps_lab.cli.plugins import import_named
 from torchcaps_lab.options.reading import as_yaml, parsed, read_options
 from torchcaps_lab.training.command_line import training_options
@@ -114,13 +114,6 @@ def write(path: Path, options: dict) -> Path:
     return path
 
 
-def status(arguments: list[str]) -> int:
-    try:
-        return main(arguments)
-    except SystemExit as stop:
-        return int(stop.code or 0)
-
-
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_hostile_options_are_refused(kind: str, tmp_path: Path) -> None:
     config = write(
@@ -150,20 +143,10 @@ def test_no_command_starts_or_imports_what_a_file_names(
         "--config": ["train", "--config", str(config)],
     }
     words = arguments.get(command, [command, str(run)])
+    if command == "--config":
+        words += ["--run", str(tmp_path / "new")]
     with watched(imports=False) as seen:
-        assert (
-            status(
-                [
-                    *words,
-                    *(
-                        ["--run", str(tmp_path / "new")]
-                        if command == "--config"
-                        else []
-                    ),
-                ]
-            )
-            != 0
-        )
+        assert status(*words) != 0
     assert not seen
     assert not mark.exists()
     assert not (tmp_path / "new").exists()
@@ -217,7 +200,7 @@ def test_a_file_imports_nothing_by_itself(
     module.write_text(f"open({str(tmp_path / 'mark')!r}, 'w')")
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "run" / "config.yaml", {**SMALL, "import": [str(module)]})
-    assert status([part.format(tmp_path / "run") for part in command]) != 0
+    assert status(*[part.format(tmp_path / "run") for part in command]) != 0
     assert f"if you trust them, add --import {module}" in capsys.readouterr().err
     assert not (tmp_path / "mark").exists()
     assert "hostile_caps_a" not in sys.modules
