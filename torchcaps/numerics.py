@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from torchcaps.spec import Size as Size
 from torchcaps.spec import Within
@@ -209,6 +210,17 @@ def transformed() -> bool:
     return (
         forward_ad._current_level >= 0
         or torch._C._functorch.maybe_current_level() is not None
+    )
+
+
+def counted() -> bool:
+    """Whether a ``FlopCounterMode`` of torch counts operations here."""
+    if not torch._C._len_torch_dispatch_stack():
+        return False
+    # By name: to import its module would import Triton (seconds).
+    return any(
+        type(mode).__module__ == "torch.utils.flop_counter"
+        for mode in _get_current_dispatch_mode_stack()
     )
 
 

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from torchcaps import CapsLinear
+from torchcaps import CapsConv2d, CapsLinear, Capsules, create_routing, list_routings
 from torchcaps.ops import (
     BACKENDS,
     Gaussian,
@@ -329,3 +330,55 @@ def test_all_steps_of_an_empty_batch_pass_nothing_on(backend: str) -> None:
     for parameter in layer.parameters():
         assert parameter.grad is not None
         assert not parameter.grad.any()
+
+
+def counted(layer: torch.nn.Module, children: Capsules) -> tuple[int, int]:
+    """The operations of a forward pass, and of a backward pass."""
+    with FlopCounterMode(display=False) as counter:
+        parents = layer(children)
+        forward = counter.get_total_flops()
+        if layer.routing.trainable:
+            (parents.pose.sum() + parents.activation.sum()).backward()
+    return forward, counter.get_total_flops() - forward
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("transforms", ["full", "shared"])
+@pytest.mark.parametrize("name", list_routings())
+def test_operations_are_counted_as_of_stored_votes(name: str, transforms: str) -> None:
+    """Kernels counted as 0."""
+    routing = create_routing(name)
+    layer, stored = (
+        CapsLinear(
+            7, 5, 3, 3, transforms=transforms, routing=routing, backend=backend
+        ).train(routing.trainable)
+        for backend in (None, "naive")
+    )
+    children = Capsules(torch.randn(5, 7, 3, requires_grad=True), torch.rand(5, 7))
+    assert counted(layer, children) == counted(stored, children)
+    with FlopCounterMode(display=False):
+        assert layer.votes(children).choose_backend().backend == "naive"
+    assert layer.votes(children).choose_backend().backend != "naive"
+
+
+@pytest.mark.usefixtures("kernels")
+def test_operations_of_a_convolution_are_counted() -> None:
+    layer, stored = (
+        CapsConv2d(3, 5, (2, 3), (2, 3), 2, routing="em", backend=backend)
+        for backend in (None, "naive")
+    )
+    children = Capsules(torch.randn(2, 4, 3, 3, 2, 3), torch.rand(2, 4, 3, 3))
+    forward, backward = counted(layer, children)
+    assert (forward, backward) == counted(stored, children)
+    rows, windowed, parents = 2 * 3 * 2, 2 * 2 * 3, 5
+    assert forward > 2 * rows * windowed * parents * 2 * 3 * 3  # the votes alone
+    assert backward > forward
+
+
+@pytest.mark.usefixtures("kernels")
+def test_operations_of_kernels_that_were_asked_for_are_not_counted_as_0() -> None:
+    with (
+        FlopCounterMode(display=False),
+        pytest.raises(ValueError, match="'native' cannot do this: FlopCounterMode"),
+    ):
+        CapsLinear(7, 5, 3, 3, backend="native")(torch.randn(5, 7, 3))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch.compiler import is_compiling
 
-from torchcaps.numerics import transformed
+from torchcaps.numerics import counted, transformed
 from torchcaps.ops.backend import VoteSource
 from torchcaps.ops.chunked import ChunkedVotes
 from torchcaps.ops.competition import Competition
@@ -127,6 +127,11 @@ def only_stored() -> str:
     if transformed():
         return f"forward-mode derivatives and torch.func need stored votes: {STORED}"
     compiling = is_compiling()
+    if not compiling and counted():
+        return (
+            "FlopCounterMode counts the products of stored votes, and none inside "
+            f"kernels: {STORED}"
+        )
     if not compiling and _tracing_state() is None:
         return ""
     # Asked last, because it takes longer.

@@ -204,8 +204,8 @@ class Votes:
     def plan(self) -> Plan:
         """Which backend makes the calls on these votes: planned with the first one.
 
-        Only forward-mode derivatives, ``torch.func`` or an export that begin or end
-        since then change it.
+        Only forward-mode derivatives, ``torch.func``, an export or a ``FlopCounterMode``
+        that begin or end since then change it.
         """
         stored = only_stored()
         if self._plan is None or self._plan.stored != stored:
@@ -382,8 +382,8 @@ class Votes:
         1. the backend that was asked for by name: the argument ``backend`` of the votes
            or the layer, else :func:`use_backend`, else the environment variable
            ``TORCHCAPS_BACKEND``;
-        2. ``naive``, stored votes, for forward-mode derivatives, ``torch.func`` and
-           export to ONNX;
+        2. ``naive``, stored votes, for forward-mode derivatives, ``torch.func``, export
+           to ONNX and ``FlopCounterMode``, which counts no operation of a kernel;
         3. ``naive`` for small votes: at most 256 numbers on a CPU, 2^20 on a GPU; on a
            CPU also those of vector capsules for Gaussians in at most 3 rows, if they
            are 2^15 to 2^20 numbers;
