@@ -4,6 +4,7 @@ bad input.
 
 import pytest
 import torch
+from torch.utils import _pytree
 
 from torchcaps.layers import SlotCaps
 from torchcaps.ops import Votes
@@ -176,3 +177,8 @@ def test_bad_input() -> None:
     votes = Votes(sentences(), layer().slot_caps.weight)
     with pytest.raises(ValueError, match=r"toward must be \(3, 3\), got \(3, 4\)"):
         layer().route(votes, toward=torch.zeros(B, K))
+
+
+def test_everything_is_in_the_precision_of_the_words() -> None:
+    answer = layer().bfloat16()(sentences().bfloat16(), THERE)
+    assert {tensor.dtype for tensor in _pytree.tree_leaves(answer)} == {torch.bfloat16}

@@ -145,9 +145,10 @@ class SlotCaps(SuggestsNames, nn.Module):
             )
             routed = self.route(votes, toward)
         slots = self.slot_caps(words, there, routed=routed)
+        dtype = slots.pose.dtype
         return SlotAnswer(
-            votes.logits(routed.similarity),
-            votes.assignment(routed.similarity),
+            votes.logits(routed.similarity).to(dtype),
+            votes.assignment(routed.similarity).to(dtype),
             slots,
             intents,
         )
