@@ -189,6 +189,16 @@ class CapsuleLayer(SuggestsNames, KeepsProperties):
         """Register a hook; a pair of tensors that it returns becomes capsules."""
         return super().register_forward_hook(partial(_as_capsules, hook), **options)
 
+    def set_hooked_weights(self) -> None:
+        """Set the weights that hooks of ``torch.nn.utils`` compute from others whenever
+        the layer is called, as those of pruning: for who reads its votes before a call.
+        """
+        for hook in self._forward_pre_hooks.values():
+            # By the name of the module, because torch does not import that of pruning.
+            modules = [base.__module__ for base in type(hook).__mro__]
+            if any(module.startswith("torch.nn.utils.") for module in modules):
+                hook(self, ())
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Apply what ``to`` and ``half`` do to all parameters and buffers.
 

@@ -1,8 +1,12 @@
 """Concurrent routing against the loop that Tsai et al. 2020 write down."""
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from torchcaps import CapsConv2d, CapsLinear, Capsules, create_routing
 from torchcaps.layers import concurrent_routing
@@ -87,3 +91,28 @@ def test_what_cannot_be() -> None:
         ValueError, match="MeanRouting cannot go on from earlier parents"
     ):
         concurrent_routing([layer], children, 2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [partial(prune.l1_unstructured, name="weight", amount=0.3), nn.utils.spectral_norm],
+    ids=["pruned", "spectral norm"],
+)
+def test_all_rounds_have_the_weights_of_hooks(
+    change: Callable[[nn.Module], object],
+) -> None:
+    """Those before the last had the weights of the call before."""
+    layers, children = network()
+    for layer in layers:
+        change(layer)
+    layers.eval()
+    concurrent_routing(list(layers), children, 3)
+    with torch.no_grad():
+        for parameter in layers.parameters():
+            parameter.mul_(0.5)
+    changed, again = (
+        concurrent_routing(list(layers), children, 3)[-1].pose for _ in range(2)
+    )
+    assert torch.equal(changed, again)
+    for _ in range(2):  # a graph for each
+        concurrent_routing(list(layers), children, 3)[-1].pose.sum().backward()

@@ -4,6 +4,7 @@ bad input.
 
 import pytest
 import torch
+from torch.nn.utils import prune
 from torch.utils import _pytree
 
 from torchcaps.layers import SlotCaps
@@ -182,3 +183,15 @@ def test_bad_input() -> None:
 def test_everything_is_in_the_precision_of_the_words() -> None:
     answer = layer().bfloat16()(sentences().bfloat16(), THERE)
     assert {tensor.dtype for tensor in _pytree.tree_leaves(answer)} == {torch.bfloat16}
+
+
+def test_words_vote_with_the_pruned_weights_of_this_call() -> None:
+    """Not with those of the call before, whose graph is gone."""
+    slots = layer()
+    prune.l1_unstructured(slots.slot_caps, "weight", amount=0.3)
+    for _ in range(2):
+        slots(sentences(), THERE).logits.sum().backward()
+    with torch.no_grad():
+        slots.slot_caps.weight_orig.mul_(0.5)
+        changed, again = (slots(sentences(), THERE).logits for _ in range(2))
+    assert torch.equal(changed, again)

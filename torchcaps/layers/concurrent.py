@@ -48,6 +48,7 @@ def concurrent_routing(
             capsules.append(layer(capsules[-1]))
         return capsules[1:]
     for layer in layers:
+        layer.set_hooked_weights()
         routed.append(layer.route(capsules[-1]))
         capsules.append(layer.parents(routed[-1], capsules[-1]))
     for _ in range(rounds - 2):

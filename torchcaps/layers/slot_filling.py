@@ -135,6 +135,7 @@ class SlotCaps(SuggestsNames, nn.Module):
         """Return the slots of words and the intents of sentences; masked words may hold
         any numbers.
         """
+        self.slot_caps.set_hooked_weights()
         votes = self.slot_caps.votes(words, there)
         routed = self.route(votes)
         intents = self.intent_caps(self.slot_caps(words, there, routed=routed))
