@@ -2,11 +2,13 @@
 training mode.
 """
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -154,3 +156,29 @@ class TestEarlyBatchNorm2d:
         for step in range(200):
             norm(torch.randn(16, 1, 4, 4) + (10.0 if step < 100 else 0.0))
         assert norm.running_mean.abs() < 0.1
+
+    def test_other_buffers_have_their_own_count(self) -> None:
+        """The count was the module's, whatever buffers were in its place."""
+        norm, fresh = EarlyBatchNorm2d(1, momentum=0.1), EarlyBatchNorm2d(1)
+        weights = dict(norm.named_parameters())
+        maps = 5 + torch.randn(8, 1, 6, 6)
+        buffers = dict(fresh.named_buffers())
+        for _ in range(120):
+            functional_call(norm, weights | buffers, (torch.randn(8, 1, 6, 6),))
+        norm(maps)
+        torch.testing.assert_close(norm.running_mean, maps.mean((0, 2, 3)))
+        fresh.reset_running_stats()
+        functional_call(norm, weights | buffers, (maps,))
+        torch.testing.assert_close(fresh.running_mean, maps.mean((0, 2, 3)))
+        assert norm.num_batches_tracked == fresh.num_batches_tracked == 1
+
+    def test_the_count_goes_where_the_buffers_go(self) -> None:
+        norm = EarlyBatchNorm2d(1)
+        for _ in range(3):
+            norm(torch.randn(8, 1, 6, 6))
+        assert copy.deepcopy(norm).to("meta").batches_followed == 3
+        loaded = EarlyBatchNorm2d(1)
+        loaded.load_state_dict(norm.state_dict())
+        assert loaded.batches_followed == 3
+        norm.reset_running_stats()
+        assert norm.batches_followed == 0

@@ -9,7 +9,6 @@ import torch
 
 from torchcaps import create_model, create_routing, list_models
 from torchcaps.models import SegCaps, Segmenter
-from torchcaps.routing.batch_norm import EarlyBatchNorm
 from torchcaps.testing import check_model
 
 SMALL = {
@@ -101,16 +100,6 @@ def test_recomputing_gives_the_same_gradients() -> None:
     states = [network.state_dict() for network in networks]
     for name, value in states[0].items():
         torch.testing.assert_close(states[1][name], value)
-    counts = [
-        [module.batches_followed for module in network.modules() if is_norm(module)]
-        for network in networks
-    ]
-    assert counts[0] == counts[1]
-    assert set(counts[0]) == {1}
-
-
-def is_norm(module: torch.nn.Module) -> bool:
-    return isinstance(module, EarlyBatchNorm)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 from by_the_book import (
     B,
@@ -19,7 +20,7 @@ from by_the_book import (
 from torch import Tensor
 from torch.optim.swa_utils import update_bn
 
-from torchcaps import CapsConv2d, Capsules
+from torchcaps import CapsConv2d, CapsLinear, Capsules
 from torchcaps.ops import Votes
 from torchcaps.routing import (
     LayerShape,
@@ -167,3 +168,12 @@ class TestNormalisation:
             plain.activation.logit()
         )
         torch.testing.assert_close(routed.activation, standard.sigmoid())
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_an_example_alone_without_running_values_is_refused(training: bool) -> None:
+    layer = CapsLinear(6, 3, 4, 4, routing="variational_bayes").train(training)
+    torch.func.replace_all_batch_norm_modules_(layer)
+    with pytest.raises(ValueError, match=r"at least two, got one, in \(1, 3\)\. Give"):
+        layer(torch.randn(1, 6, 4))
+    assert layer(torch.randn(0, 6, 4)).pose.shape == (0, 3, 4)

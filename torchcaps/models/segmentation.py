@@ -21,7 +21,6 @@ from torchcaps.models.registry import register_model
 from torchcaps.numerics import AnySizes, Size, Sizes, check_series
 from torchcaps.routing import DynamicRouting, Routing
 from torchcaps.routing.batch_norm import (
-    EarlyBatchNorm,
     EarlyBatchNorm2d,
     EarlyBatchNorm3d,
 )
@@ -308,15 +307,8 @@ def _repeated(layer: nn.Module, children: Capsules) -> Capsules:
     """The capsules of a layer whose running values have followed these children
     before, and stay.
     """
-    norms = [module for module in layer.modules() if isinstance(module, EarlyBatchNorm)]
-    counts = [norm.batches_followed for norm in norms]
     buffers = {name: buffer.clone() for name, buffer in layer.named_buffers()}
-    try:
-        capsules: Capsules = functional_call(layer, buffers, (children,))
-    finally:
-        # It may end early, when all that was not kept is there again.
-        for norm, count in zip(norms, counts, strict=True):
-            norm.batches_followed = count
+    capsules: Capsules = functional_call(layer, buffers, (children,))
     return capsules
 
 

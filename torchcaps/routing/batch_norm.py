@@ -1,6 +1,6 @@
 """Batch normalisation whose running values are right from the first steps on."""
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,10 @@ def early_share(batches: Tensor, momentum: float = 0.1) -> Tensor:
     return (10 / (9 + batches)).clamp(min=momentum)
 
 
+_FOLLOWED = "batches_followed"
+"""An attribute of the tensor that counts batches."""
+
+
 class EarlyBatchNorm(nn.modules.batchnorm._BatchNorm):
     """Running values that follow early, of any number of axes."""
 
@@ -37,15 +41,36 @@ class EarlyBatchNorm(nn.modules.batchnorm._BatchNorm):
     running_mean: Tensor
     running_var: Tensor
     num_batches_tracked: Tensor
-    batches_followed: int
-    """How many batches ``num_batches_tracked`` counts, or fewer. To read that one would
-    wait for a GPU.
-    """
+
+    @property
+    def batches_followed(self) -> int:
+        """How many batches ``num_batches_tracked`` counts, or fewer. To read that one
+        would wait for a GPU.
+
+        The number is kept with that tensor: another one in its place, as
+        ``torch.func.functional_call`` puts there, has its own.
+        """
+        if self.num_batches_tracked is None:
+            return 0
+        followed: int = vars(self.num_batches_tracked).get(_FOLLOWED, 0)
+        return followed
+
+    @batches_followed.setter
+    def batches_followed(self, count: int) -> None:
+        if self.num_batches_tracked is not None:
+            vars(self.num_batches_tracked)[_FOLLOWED] = count
 
     def reset_running_stats(self) -> None:
         """Start anew, with no batch."""
         super().reset_running_stats()
         self.batches_followed = 0
+
+    def _apply(self, *arguments: Any, **options: Any) -> Self:
+        # On another device, the buffers are other tensors.
+        count = self.batches_followed
+        super()._apply(*arguments, **options)
+        self.batches_followed = count
+        return self
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *arguments: Any
@@ -167,7 +192,8 @@ class BatchStandard(EarlyBatchNorm1d):
 
     Raises:
         ValueError: if the momentum is not a share, or epsilon not a floor that float32
-            holds.
+            holds; or for one number a feature without running values, which
+            ``torch.func.replace_all_batch_norm_modules_`` takes away.
     """
 
     def __init__(
@@ -180,6 +206,12 @@ class BatchStandard(EarlyBatchNorm1d):
     def forward(self, input: Tensor) -> Tensor:
         """Return the same shape, standardised."""
         if self.running_mean is None:
+            if 0 < input.numel() <= self.num_features:
+                raise ValueError(
+                    "without running values, each feature is normalised by its numbers "
+                    "in the batch: these must be at least two, got one, in "
+                    f"{tuple(input.shape)}. Give more examples"
+                )
             return functional.batch_norm(input, None, None, training=True, eps=self.eps)
         many = self.training
         # In a statement: where a compiler leaves sizes open it decides here.
