@@ -5,7 +5,8 @@ is.
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,46 @@ def test_a_network_in_half_precision_is_stored_as_it_is(
     loaded = load_pretrained(tmp_path).state_dict()
     for name, tensor in network.state_dict().items():
         assert loaded[name].dtype == torch.float32
+        assert torch.equal(loaded[name], tensor.float())
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("loading", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("saving", [torch.float32, torch.float64])
+def test_a_network_has_the_type_of_its_file_whatever_the_default_one(
+    saving: torch.dtype, loading: torch.dtype, tmp_path: Path
+) -> None:
+    with default_dtype(saving):
+        network = create_model("capsnet_digits", channels=4, types=2)
+        network.save_pretrained(tmp_path)
+    with default_dtype(loading):
+        loaded = load_pretrained(tmp_path)
+        assert torch.get_default_dtype() == loading
+        loaded.reset_classifier(3)
+        images = torch.rand(2, 1, 8, 8, dtype=saving)
+        assert loaded(images).capsules.pose.dtype == saving
+    for name, tensor in load_pretrained(tmp_path).state_dict().items():
+        assert tensor.dtype == saving
+        assert torch.equal(tensor, network.state_dict()[name])
+
+
+def test_a_network_of_a_default_type_of_16_bits_is_stored_in_it(
+    tmp_path: Path,
+) -> None:
+    with default_dtype(torch.bfloat16):
+        network = create_model("capsnet_digits", channels=4, types=2)
+        network.save_pretrained(tmp_path)
+    loaded = load_pretrained(tmp_path).state_dict()
+    for name, tensor in network.state_dict().items():
         assert torch.equal(loaded[name], tensor.float())
 
 

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,9 +43,21 @@ class TooLarge(ValueError):
     """A configuration asks for more than the weights beside it give reason for."""
 
 
-def read_shapes(path: Path) -> list[torch.Size]:
-    """Return the shapes of the tensors in a file of safetensors, which must hold their
-    bytes; none of these is read.
+class Header(NamedTuple):
+    """What a file of safetensors holds.
+
+    Args:
+        shapes: the shapes of its tensors.
+        dtype: float64 if all its numbers are, else float32.
+    """
+
+    shapes: list[torch.Size]
+    dtype: torch.dtype
+
+
+def read_header(path: Path) -> Header:
+    """Return what a file of safetensors holds, which must have the bytes of its tensors;
+    none of these is read.
 
     Raises:
         ValueError: if the file is damaged: names it.
@@ -55,9 +67,13 @@ def read_shapes(path: Path) -> list[torch.Size]:
     try:
         with safe_open(check_file(path), framework="pt") as file:
             names = file.keys()
-            return [torch.Size(file.get_slice(name).get_shape()) for name in names]
+            slices = [file.get_slice(name) for name in names]
+            shapes = [torch.Size(tensor.get_shape()) for tensor in slices]
+            kinds = {tensor.get_dtype() for tensor in slices}
     except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
+    double = "F64" in kinds and kinds.isdisjoint({"F32", "F16", "BF16"})
+    return Header(shapes, torch.float64 if double else torch.float32)
 
 
 def outlined(

@@ -6,7 +6,7 @@ import ctypes
 import inspect
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +15,14 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from torchcaps.models.lab_networks import CLASSES_OF_THE_LAB, load_lab
-from torchcaps.models.outline import EACH, SPARE, TooLarge, outlined, read_shapes
+from torchcaps.models.outline import (
+    EACH,
+    SPARE,
+    Header,
+    TooLarge,
+    outlined,
+    read_header,
+)
 from torchcaps.models.pretrained import list_pretrained, pretrained_folder
 from torchcaps.optional_imports import needing
 from torchcaps.routing import Routing
@@ -113,11 +120,11 @@ def _half(network: nn.Module) -> str | None:
     kinds = {
         weight.dtype for weight in network.parameters() if weight.is_floating_point()
     }
-    if kinds <= {default} or kinds == {torch.float32}:
-        return None
     for name, kind in STORED.items():
         if kinds == {kind}:
             return name
+    if kinds <= {default} or kinds == {torch.float32}:
+        return None
     dtypes = ", ".join(sorted(map(str, kinds)))
     raise ValueError(
         f"the weights must be {default} to be saved, got {dtypes}: call .to({default}) "
@@ -184,8 +191,9 @@ def _write_weights(state: Mapping[str, torch.Tensor], part: Path) -> None:
 
 
 def load_pretrained(source: str | Path) -> Any:
-    """Load a network that :meth:`Network.save_pretrained` wrote, in evaluation mode; no
-    code is executed.
+    """Load a network that :meth:`Network.save_pretrained` wrote, in evaluation mode and
+    in the type of its weights, whatever torch's default type; no code is executed.
+    Weights that were ``stored`` in 16 bits get torch's default type.
 
     ``CapsNet.from_pretrained(source)`` also checks the class.
 
@@ -211,8 +219,8 @@ def load_pretrained(source: str | Path) -> Any:
                 f"{folder} holds no {name}: it is not a saved network, or not a whole "
                 "one"
             )
-    shapes = read_shapes(folder / WEIGHTS_FILE)
-    saved, outline = _read_config(folder / CONFIG_FILE, shapes)
+    header = read_header(folder / WEIGHTS_FILE)
+    saved, outline = _read_config(folder / CONFIG_FILE, header)
     state = _read_weights(folder / WEIGHTS_FILE, outline, saved.stored)
     network = saved.make()
     network.load_state_dict(state)
@@ -287,16 +295,25 @@ def _from_hub(repository: str, pretrained: str) -> Path:
 
 
 class _Saved(NamedTuple):
-    """What a configuration holds."""
+    """What a configuration holds.
+
+    Args:
+        network: the class of the network.
+        arguments: of its constructor.
+        extra: what was saved beside it.
+        stored: the type of 16 bits of its weights in the file; None for another one.
+        dtype: the default type that it is made with.
+    """
 
     network: type["Network"]
     arguments: dict[str, Any]
     extra: dict[str, Any]
     stored: torch.dtype | None
+    dtype: torch.dtype
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> "_Saved":
-        """Find the network of a configuration.
+    def of(cls, config: Mapping[str, Any], dtype: torch.dtype) -> "_Saved":
+        """Find the network of a configuration, beside weights of this type.
 
         Raises:
             NotKnown: if there is no network of that name.
@@ -322,23 +339,28 @@ class _Saved(NamedTuple):
                     "its own"
                 )
         stored = STORED[config["stored"]] if "stored" in config else None
-        return cls(network, arguments, extra, stored)
+        if stored is not None:
+            dtype = torch.get_default_dtype()
+        return cls(network, arguments, extra, stored, dtype)
 
     def make(self) -> "Network":
         """The network, freshly initialised."""
-        network = self.network.from_config(self.arguments)
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(self.dtype)
+        try:
+            network = self.network.from_config(self.arguments)
+        finally:
+            torch.set_default_dtype(default)
         network.extra = self.extra
         return network
 
 
-def _read_config(
-    path: Path, shapes: Collection[torch.Size]
-) -> tuple[_Saved, "Network"]:
+def _read_config(path: Path, header: Header) -> tuple[_Saved, "Network"]:
     """A configuration, and the outline of its network.
 
     Args:
         path: the path of the configuration.
-        shapes: those in the file of weights, which bound what it may ask for.
+        header: of the file of weights, whose shapes bound what it may ask for.
 
     Raises:
         ValueError: if no network can be made from it; names the path.
@@ -347,9 +369,9 @@ def _read_config(
     try:
         config = read_json(path, LARGEST_NOTE)
         imports = tuple(map(str, config.get("imports", ())))
-        _check_numbers(dict(config["arguments"]), SPARE + EACH * len(shapes))
-        saved = _Saved.of(config)
-        outline = outlined(saved.make, shapes)
+        _check_numbers(dict(config["arguments"]), SPARE + EACH * len(header.shapes))
+        saved = _Saved.of(config, header.dtype)
+        outline = outlined(saved.make, header.shapes)
         for name, tensor in outline.state_dict().items():
             if not is_lazy(tensor) and not tensor.numel():
                 raise ValueError(f"{name} has no elements: a size is 0")
