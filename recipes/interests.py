@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from recipes.kit.base import Picture, Recipe, Study, facts_of, lines_of, register_recipe
 from recipes.kit.charts import Dots, dot_panels
 from recipes.kit.lab import in_package
-from recipes.kit.measures import by_groups, half_interval, percent
+from recipes.kit.measures import by_groups, half_interval, percent, rank_of
 from recipes.kit.options import TrainingOptions
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear
@@ -353,10 +353,8 @@ class FilmInterests(Recipe[TrainingOptions]):
         assert isinstance(data, FilmHistories)
         test = data.test
         activation = ask(trained.network, test).activation
-        of_next = activation.gather(1, test.labels[:, None])
         # The network leaves out what it reads, the last films of a longer history.
-        others = ~data.rated_before_test()
-        rank = ((activation > of_next) & others).sum(1)  # 0 is the first
+        rank = rank_of(activation, test.labels, ~data.rated_before_test())
         hit = rank < MOST
         study.curves[row] = by_groups({HIT: ~hit})
         gain = hit / (rank + 2).double().log2()

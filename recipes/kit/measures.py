@@ -41,6 +41,23 @@ def all_found(activation: Tensor, present: Tensor) -> Tensor:
     return ((ranks < present.sum(1, keepdim=True)) == present).all(1)
 
 
+def rank_of(activation: Tensor, labels: Tensor, rivals: Tensor) -> Tensor:
+    """How many rivals come before the true class, int64 (N,): 0 if it is the first.
+
+    A rival that is as active comes before it, and so do all of them if a number is NaN:
+    a network that tells no class from another must not seem to be right.
+
+    Args:
+        activation: (N, E).
+        labels: the true classes, (N,).
+        rivals: the classes that compete, bool (N, E). The true class is no rival,
+            whatever stands there.
+    """
+    of_true = activation.gather(1, labels[:, None])
+    before = ~(activation < of_true) & rivals
+    return before.scatter(1, labels[:, None], False).sum(1)
+
+
 def deviation(values: Sequence[float]) -> float:
     """The standard deviation; 0 for one value."""
     return stdev(values) if len(values) > 1 else 0.0

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from recipes.compute import Law
-from recipes.kit.measures import by_groups, half_interval
+from recipes.kit.measures import by_groups, half_interval, rank_of
 from recipes.two_digits import set_accuracy
 
 
@@ -27,6 +27,16 @@ def test_wrong_answers_are_counted_group_by_group() -> None:
         "wrong": {"a": [10, 5, *[0] * 48]},
         "images": {"a": [10] * 50},
     }
+
+
+def test_the_rank_of_a_class_counts_the_rivals_that_are_as_active() -> None:
+    alike, nothing = [0.25] * 4, [math.nan] * 4
+    activation = torch.tensor([[0.4, 0.3, 0.2, 0.1], alike, nothing])
+    labels = torch.tensor([2, 2, 2])
+    rivals = torch.ones(3, 4, dtype=torch.bool)
+    assert rank_of(activation, labels, rivals).tolist() == [2, 3, 3]
+    rivals[:, 0] = False
+    assert rank_of(activation, labels, rivals).tolist() == [1, 2, 2]
 
 
 def test_a_power_law_says_when_an_error_is_reached() -> None:
