@@ -43,6 +43,20 @@ def test_a_mask_leaves_features_out() -> None:
     assert not slots.route(features, mask).assignment[:, 5:].any()
 
 
+def test_a_mask_of_a_map_has_its_places() -> None:
+    slots = tc.Slots(3, features=6, dim=8).eval()
+    maps = torch.randn(2, 6, 4, 5)
+    mask = torch.rand(2, 4, 5) < 0.6
+    expected = slots(maps.flatten(2).mT, mask.flatten(1))
+    torch.testing.assert_close(slots(maps, mask), expected)
+    torch.testing.assert_close(slots(maps, mask.flatten(1)), expected)
+    for wrong in (mask.mT, mask[:, None], mask.flatten(), mask[..., :4]):
+        with pytest.raises(ValueError, match=r"mask must be bool \(2, (20|4, 5)\)"):
+            slots(maps, wrong)
+    with pytest.raises(ValueError, match=r"mask must be bool \(2, 20\)"):
+        slots(maps.flatten(2).mT, mask.mT)
+
+
 def test_features_that_are_not_there_reach_no_gradient() -> None:
     slots = tc.Slots(3, dim=8)
     features = torch.randn(2, 9, 6)

@@ -158,7 +158,7 @@ class Slots(CapsuleLayer):
         """Return the features as children of this many slots; the routing forms the
         votes.
         """
-        rows, _ = _rows(features, mask)
+        rows, _, mask = _rows(features, mask)
         return self._votes(rows, mask, slots)
 
     def _votes(self, rows: Tensor, mask: Tensor | None, slots: int | None) -> Votes:
@@ -176,9 +176,7 @@ class Slots(CapsuleLayer):
         transforms = children.new_zeros(()).expand(
             1, slots or self.slots, children.shape[-1], self.dim
         )
-        return Votes(
-            children, transforms, mask=None if mask is None else mask.flatten(1)
-        )
+        return Votes(children, transforms, mask=mask)
 
     def route(
         self,
@@ -191,7 +189,7 @@ class Slots(CapsuleLayer):
         """Route as :meth:`forward` does, but also return the votes and the last
         assignment.
         """
-        rows, activation = _rows(features, mask)
+        rows, activation, mask = _rows(features, mask)
         votes = self._votes(rows, mask, slots)
         routed: Routed = self.routing(votes, activation, initial=initial)
         return routed
@@ -208,7 +206,8 @@ class Slots(CapsuleLayer):
 
         Args:
             features: the features of each image; capsules count by their activations.
-            mask: bool (B, I), or (B, *sites), False for features that are not there;
+            mask: bool (B, I) for features (B, I, D), (B, H, W) or (B, H * W) for maps,
+                and (B, *sites) for capsules: False for features that are not there.
                 None if all are.
             slots: how many; None for as many as the layer was made for. A routing with
                 weights of each slot, such as learned queries, takes no other number.
@@ -230,12 +229,15 @@ class Slots(CapsuleLayer):
 
 def _rows(
     features: Capsules | Tensor, mask: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """The numbers of each feature (B, I, D), and the activations (B, I) of capsules."""
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The numbers of each feature (B, I, D), the activations (B, I) of capsules, and the
+    mask (B, I).
+    """
     features = from_pair(features)
     if isinstance(features, Capsules):
-        capsules = (features if mask is None else present(features, mask)).flatten()
-        return capsules.pose.flatten(2), capsules.activation
+        capsules = present(features, mask).flatten()
+        mask = None if mask is None else mask.flatten(1)
+        return capsules.pose.flatten(2), capsules.activation, mask
     if not isinstance(features, Tensor):
         raise TypeError(
             f"features must be a tensor or Capsules, got {type(features).__name__}"
@@ -245,12 +247,15 @@ def _rows(
             "features must be (B, I, D) or maps (B, D, H, W), in floating point, got "
             f"{features.dtype} {tuple(features.shape)}"
         )
-    rows = features if features.ndim == 3 else features.flatten(2).mT
-    if mask is not None:
-        # Else NaN in features that are not there would reach gradients.
-        rows = present(Capsules(rows, rows[..., 0]), mask.flatten(1)).pose
+    flat = isinstance(mask, Tensor) and mask.ndim == 2
+    rows = features if features.ndim == 3 else features.movedim(1, -1)
+    rows = rows.flatten(1, -2) if flat else rows
     if not math.prod(rows.shape[1:]):
         raise ValueError(
             f"features must be at least one, got none: {tuple(features.shape)}"
         )
-    return rows, None
+    if mask is not None:
+        # Else NaN in features that are not there would reach gradients.
+        rows = present(Capsules(rows, rows[..., 0]), mask).pose
+        mask = mask.flatten(1)
+    return rows.flatten(1, -2), None, mask
