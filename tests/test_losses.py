@@ -347,6 +347,14 @@ class TestReconstruction:
         ):
             reconstruction_loss(torch.zeros(2, 1, 3, 3), torch.zeros(2, 1, 3, 4))
 
+    @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
+    def test_images_that_nobody_scaled(self, dtype: torch.dtype) -> None:
+        images = torch.full((2, 1, 3, 3), 200).to(dtype)
+        with pytest.raises(
+            ValueError, match=f"images must be floating point .* got {dtype}"
+        ):
+            reconstruction_loss(torch.zeros(2, 1, 3, 3), images)
+
 
 @pytest.mark.parametrize("loss", [margin_loss, length_cross_entropy, spread_loss])
 class TestTargets:
@@ -383,6 +391,15 @@ class TestTargets:
             ValueError, match=r"target must be a mask of numbers in \[0, 1\], got"
         ):
             loss(ACTIVATION, mask)
+
+    def test_a_target_before_the_activation(self, loss: object) -> None:
+        mask = F.one_hot(LABELS, 3).to(ACTIVATION)
+        scores = ACTIVATION.clone().requires_grad_()
+        with pytest.raises(ValueError, match="activation comes before target"):
+            loss(mask, scores)
+        if loss is not spread_loss:
+            learned = mask.clone().requires_grad_()
+            assert loss(scores, learned).requires_grad  # labels that learn, too
 
     def test_what_is_no_real_tensor(self, loss: object) -> None:
         for target in (

@@ -35,7 +35,13 @@ def _checked(activation: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(
             f"activation must be (B, E), got shape {tuple(activation.shape)}"
         )
-    return activation, class_mask(activation, target)
+    mask = class_mask(activation, target)
+    # A mask looks like activations, and Keras takes it first.
+    if mask.requires_grad and not activation.requires_grad:
+        raise ValueError(
+            "activation comes before target: the second has a gradient, the first none"
+        )
+    return activation, mask
 
 
 def _weighted(losses: Tensor, mask: Tensor, weight: Tensor | None) -> Tensor:
@@ -308,11 +314,13 @@ def reconstruction_loss(reconstruction: Tensor, images: Tensor) -> Tensor:
 
     Args:
         reconstruction: (B, C, H, W).
-        images: (B, C, H, W).
+        images: (B, C, H, W), in the range of the reconstruction, which is [0, 1] for
+            the decoders of this package.
 
     Raises:
         TypeError: if one is not a tensor.
-        ValueError: if the shapes differ, or one is complex.
+        ValueError: if the shapes differ, one is complex, or the images are integers, such
+            as bytes.
 
     Source: Sabour, Frosst & Hinton 2017, section 4.1.
     """
@@ -323,6 +331,11 @@ def reconstruction_loss(reconstruction: Tensor, images: Tensor) -> Tensor:
             "reconstruction and images must have one shape, got "
             f"{tuple(reconstruction.shape)} and "
             f"{tuple(images.shape)}"
+        )
+    if not images.is_floating_point():
+        raise ValueError(
+            "images must be floating point in the range of the reconstruction, such as "
+            f"bytes / 255, got {images.dtype}"
         )
     dtype = compute_dtype(reconstruction)
     return F.mse_loss(
