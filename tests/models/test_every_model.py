@@ -172,8 +172,8 @@ def test_number_of_parameters(name: str) -> None:
         ("byerly", {"momentum": -1.0}, r"momentum must be a share in \[0, 1\], got -1"),
         (
             "capsnet",
-            {"image_shape": (1, 8, 8)},
-            r"image_shape \(1, 8, 8\) is smaller than kernel_size 9",
+            {"image_shape": (32, 32, 3)},
+            r"image_shape \(32, 32, 3\) .* kernel_size 9: it has 32 x 3 pixels",
         ),
         (
             "capsnet",
@@ -222,8 +222,8 @@ def test_number_of_parameters(name: str) -> None:
         ),
         (
             "matrixcapsnet_small",
-            {"image_shape": (1, 16, 17)},
-            "image_shape must be at least 17 x 17, got shape",
+            {"image_shape": (17, 17, 3)},
+            r"at least 17 x 17, got shape \(17, 17, 3\), of 17 x 3 pixels",
         ),
         (
             "matrixcapsnet_small",

@@ -312,7 +312,7 @@ def check_extent(
     if min(shape[-2:]) < least:
         raise ValueError(
             f"{argument} must be at least {least} x {least}{reason}, got shape "
-            f"{tuple(shape)}"
+            f"{tuple(shape)}, of {shape[-2]} x {shape[-1]} pixels"
         )
 
 

@@ -180,9 +180,10 @@ class CapsNet(CapsuleClassifier):
         ]
         if min(extents) < self.kernel_size:
             behind = f" behind a stem of {len(self.stem)}" if self.stem else ""
+            height, width = self.image_shape[1:]
             raise ValueError(
                 f"image_shape {self.image_shape} is smaller than kernel_size "
-                f"{self.kernel_size}{behind}"
+                f"{self.kernel_size}{behind}: it has {height} x {width} pixels"
             )
         return tuple(
             (extent - self.kernel_size) // self.stride + 1 for extent in extents
