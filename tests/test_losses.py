@@ -24,6 +24,7 @@ from torchcaps import (
     reconstruction_loss,
     spread_loss,
 )
+from torchcaps.layers import balanced_length
 from torchcaps.losses import LOSSES
 from torchcaps.testing.options import Row, check_together, options_of
 
@@ -319,6 +320,23 @@ class TestSpread:
             values.append(loss(ACTIVATION, LABELS).item())
         assert values == sorted(values)
         assert (values[0] < values[-1]) == (schedule != "constant")
+
+
+@pytest.mark.parametrize(
+    ("loss", "activation", "value"),
+    [
+        (margin_loss, 0.0, 0.81),
+        (margin_loss, 1.0, 3.645),
+        (margin_loss, balanced_length(10), 0.64 * 9 / 11),
+        (spread_loss, 0.5, 7.29),
+    ],
+)
+def test_where_a_loss_of_equal_activations_stays(
+    loss: Callable[..., Tensor], activation: float, value: float
+) -> None:
+    """The values of ``docs/layers.md``."""
+    equal = torch.full((2, 10), activation, dtype=torch.float64)
+    assert loss(equal, torch.tensor([3, 7])).item() == pytest.approx(value)
 
 
 class TestReconstruction:
