@@ -110,7 +110,8 @@ def labels_of(given: Any, name: str) -> tuple[Label, ...]:
 
 def _label(part: Any, given: Any, name: str) -> Label:
     """One label as a number or a string of Python."""
-    if isinstance(part, str):
+    # A blank one is a label that is missing, as None and NaN are.
+    if isinstance(part, str) and part.strip():
         return str(part)
     whole = isinstance(part, float) and part.is_integer()
     try:

@@ -266,6 +266,11 @@ def test_what_is_wrong_with_a_pair_is_said_or_it_is_left_out(item, why):
             "label of train/0 must be a whole number or the name .* got 0.5",
         ),
         (
+            {"data": (torch.zeros(3, 8, 8), ["cat", "", "dog"])},
+            ValueError,
+            "label of train 1 must be a whole number or the name .* got ''",
+        ),
+        (
             {"data": PAIRS, "classes": ["a", "b"]},
             ValueError,
             "a class or its number, one of 2, a, b; got 2",
