@@ -1,5 +1,6 @@
 """No row of a table is lost without a word, whatever the table is of."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -139,6 +140,23 @@ def test_a_comma_and_a_point_are_not_both_decimal(tmp_path: Path) -> None:
     rows[6] = rows[6].replace("5.5", "1,234")
     with pytest.raises(ValueError, match=r"0\.5 at .*csv:2 and 1,234 at .*csv:7"):
         Series(written(tmp_path, "\n".join(rows)))
+
+
+def test_a_decimal_comma_between_quotes(tmp_path: Path) -> None:
+    """Between semicolons it was read, and between commas it was no number."""
+    rows = lines(KINDS["series"])
+    text = "\n".join(rows)
+    points = Series(written(tmp_path, text)).train
+    text = re.sub(r"(\d+)\.5", r'"\1,5"', text.replace(",1.5", ',"1,500"'))
+    commas = Series(written(tmp_path, text)).train
+    for with_point, with_comma in zip(points.inputs, commas.inputs, strict=True):
+        assert with_point.equal(with_comma)
+
+
+def test_a_comma_may_mark_thousands_between_commas(tmp_path: Path) -> None:
+    text = re.sub(r"(\d+)\.5", r'"\g<1>,500"', "\n".join(lines(KINDS["series"])[4:]))
+    with pytest.raises(ValueError, match=r"comma of 3,500 at .* mark thousands"):
+        Series(written(tmp_path, f"{KINDS['series'].header}\n{text}"))
 
 
 def test_a_row_without_its_series_is_an_error(tmp_path: Path) -> None:

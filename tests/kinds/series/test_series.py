@@ -587,3 +587,52 @@ def test_the_highest_frequency_follows_the_sampling_rate(tmp_path: Path) -> None
     assert guessed.options["data"]["highest"] == 2000
     assert "4,000 samples" in guessed.why["data.highest"]
     assert len(fit(DataSet, guessed.options["data"], "data").make().test)
+
+
+def test_times_are_sorted_however_they_are_written(tmp_path: Path) -> None:
+    """They were guessed as times, and then refused."""
+    written = {
+        "day first": ("31/12/2023 23:00", "01/01/2024 08:00", "13/01/2024 08:00"),
+        "month first": (
+            "12/31/23, 8:00:00 PM",
+            "1/1/24, 12:30:00 AM",
+            "1/1/24, 1:00 PM",
+        ),
+        "dashes": ("09-01-2024", "10-01-2024", "13-01-2024"),
+        "points": ("30.01.24 8:00", "01.02.24 8:00", "02.02.24 7:00"),
+        "slashes": ("2024/1/9", "2024/1/10", "2024/1/10 0:01"),
+        "names": ("Tue, 30 Jan 2024 08:00:00 GMT", "1 Feb 2024", "March 1, 2024"),
+        "zones": ("2024-01-01 08:00:00 +0200", "2024-01-01 07:00 UTC", "2024-01-02"),
+        "clock": ("9:00 AM", "12:00 PM", "1:00 PM"),
+    }
+    for name, times in written.items():
+        rows = [
+            f's{number},{"ab"[number % 2]},x,"{times[moment]}",{moment}'
+            for number in range(8)
+            for moment in (2, 0, 1)
+        ]
+        path = table(tmp_path / f"{name}.csv", rows, "series,label,who,when,height")
+        options = guess(path, {}).options["data"]
+        assert options["time"] == "when", name
+        series = fit(DataSet, options, "data").make()
+        assert series.train.inputs[0][0].tolist() == [0, 1, 2], name
+
+
+def test_times_that_may_begin_with_the_day_or_the_month_are_not_guessed(
+    tmp_path: Path,
+) -> None:
+    def of(*times: str) -> Path:
+        rows = [
+            f"s{number},{'ab'[number % 2]},x,{time},{moment}"
+            for number in range(8)
+            for moment, time in enumerate(times)
+        ]
+        return table(tmp_path / "days.csv", rows, "series,label,who,when,height")
+
+    with pytest.raises(ValueError, match=r"'when' of .* the day or with the month"):
+        Series(of("01/02/2024", "02/01/2024"), time="when", values=("height",))
+    with pytest.raises(ValueError, match="must all begin with the day"):
+        Series(of("01/13/2024", "13/01/2024"), time="when", values=("height",))
+    # Both readings order the rows alike.
+    one_day = of("01/02/2024 08:00", "01/02/2024 09:00")
+    assert len(Series(one_day, time="when", values=("height",)).train) > 1

@@ -5,7 +5,6 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time
 from io import BytesIO
 from itertools import chain, combinations, pairwise, product
 from pathlib import Path
@@ -20,12 +19,14 @@ from torchcaps_lab.data.columns import (
     Columns,
     UnclearColumns,
     are_numbers,
+    is_quantity,
     quoted,
 )
 from torchcaps_lab.data.listed import BrokenItem, Item, Listed
 from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.table_form import LabelledRow, TableForm, names_in
 from torchcaps_lab.data.tables import Cells, Table
+from torchcaps_lab.kinds.series.moments import Moment, dates_begin_with, moment_of
 from torchcaps_lab.look import is_number, number_in
 
 _NAMES = (
@@ -45,17 +46,14 @@ _TIMES = tuple(_MOMENTS.split())
 row, the likeliest first.
 """
 
+_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+", re.ASCII)
+"""A number whose commas may mark thousands."""
+
 _LEAST_WIDE = 8
 """Numbered columns that may be the moments of a series."""
 
 _NUMBERED = re.compile(r"(.*?)[ _.\-]?(\d+)(?: *[(\[][^()\[\]]*[)\]])?", re.ASCII)
 """The name of a moment: of its channel, its number and maybe a unit in brackets."""
-
-_DAY_FIRST = re.compile(r"^(\d{1,2})\.(\d{1,2})\.(\d{4})", re.ASCII)
-"""A date with points, which begins with the day wherever such dates are written."""
-
-_SHORT_HOUR = re.compile(r"(?<= )(?=\d:)")
-"""The place before an hour of one digit."""
 
 
 @dataclass(frozen=True)
@@ -273,7 +271,7 @@ def _wide(
     """Each row as a series, of the moments until its last one; or why it is none."""
     moments = form.values_in(table)
     channels = [*_channels_of(moments).values()]
-    numbers = _Numbers(decimal_comma=table.delimiter != ",")
+    numbers = _Numbers(thousands=table.delimiter == ",")
     for row in form.form.rows(table, listed, table.path.name, moments):
         length = len(channels[0])
         while length and not any(
@@ -289,6 +287,7 @@ def _wide(
             yield row, str(error)
         else:
             yield row, values.view(len(channels), length)
+    numbers.check()
 
 
 def _channels_of(names: Sequence[str]) -> dict[str, list[str]]:
@@ -316,11 +315,11 @@ def _long(
 ) -> Iterator[tuple[LabelledRow, Tensor | str]]:
     """The series of a table with a row for each moment, or why they are none."""
     channels = form.values_in(table)
-    decimal_comma = table.delimiter != ","
-    numbers = _Numbers(decimal_comma)
+    thousands = table.delimiter == ","
+    numbers = _Numbers(thousands)
     steady = (*form.series, *form.form.needed)
     needed = (*steady, *names_in(form.time))
-    moments: dict[str, list[tuple[float, list[float]]]] = {}
+    moments: dict[str, list[tuple[Moment, list[float]]]] = {}
     facts: dict[str, tuple[str, ...]] = {}
     wrong: dict[str, str] = {}
     for row in table.rows(needed, channels):
@@ -334,11 +333,12 @@ def _long(
             )
         name = series_name(values[column] for column in form.series)
         before = moments.setdefault(name, [])
-        when = float(len(before))
+        when: Moment = (len(before), len(before))
         try:
             if form.time is not None:
                 cell = values[form.time]
-                cell = cell.replace(",", ".") if decimal_comma else cell
+                if is_quantity(cell) and not (thousands and _THOUSANDS.fullmatch(cell)):
+                    cell = cell.replace(",", ".")
                 when = _moment(cell, form.time)
             cells = {channel: values[channel] for channel in channels}
             before.append((when, numbers.of(cells, place)))
@@ -350,10 +350,13 @@ def _long(
                 f"{place}: series {name} is {facts[name]} before and {fact} here, by "
                 f"the columns {steady}"
             )
+    numbers.check()
+    times_of = [[when for when, _ in rows] for rows in moments.values()]
+    first = dates_begin_with(times_of, f"column {form.time!r} of {table.path}")
     for name, fact in facts.items():
         rows = moments[name]
-        rows.sort(key=lambda row: row[0])
-        times = [when for when, _ in rows]
+        rows.sort(key=lambda row: row[0][first] or 0.0)
+        times = [when[first] for when, _ in rows]
         if len({*times}) < len(times):
             raise ValueError(
                 f"{table.path}: series {name} has several rows of one {form.time}: "
@@ -377,41 +380,30 @@ class _NoNumber(ValueError):
     """The error for a cell of a series that holds no number."""
 
 
-def _moment(cell: str, column: str) -> float:
-    """When a row was measured, as a number by which rows can be sorted."""
+def _moment(cell: str, column: str) -> Moment:
+    """When a row was measured."""
     try:
-        if is_number(cell):
-            return number_in(cell)
-        if ":" in cell[:3]:
-            of_day = time.fromisoformat(cell.zfill(len(cell) + (cell[1] == ":")))
-            moment = datetime.combine(date(1970, 1, 1), of_day)
-        else:
-            cell = _SHORT_HOUR.sub("0", _DAY_FIRST.sub(_year_first, cell))
-            moment = datetime.fromisoformat(cell)
+        return moment_of(cell)
     except ValueError:
         raise _NoNumber(
             f"{column} must be a number, or a time such as 2024-01-31 12:00, got "
             f"{cell[:40]!r}: with --data.time null, the rows are in their order"
         ) from None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-
-
-def _year_first(day_first: re.Match[str]) -> str:
-    day, month, year = day_first.groups()
-    return f"{year}-{month:0>2}-{day:0>2}"
 
 
 class _Numbers:
-    """Reads the numbers of a table.
+    """Reads the numbers of a table, which may have a decimal comma in place of the
+    point, as programs write them in many countries.
 
     Args:
-        decimal_comma: whether numbers may have a comma in place of the point, as in the
-            tables with semicolons that programs write in many countries.
+        thousands: whether a comma before three digits may also mark thousands, as in
+            tables with commas between cells.
     """
 
-    def __init__(self, decimal_comma: bool) -> None:
-        self._signs = ".," if decimal_comma else "."
+    def __init__(self, thousands: bool) -> None:
+        self._thousands = thousands
         self._first: dict[str, str] = {}
+        self._unclear = ""
 
     def of(self, row: Mapping[str, str], place: str) -> list[float]:
         """The numbers of a row by column; a `ValueError` if one is none, or if some
@@ -419,15 +411,14 @@ class _Numbers:
         """
         cells = [*row.values()]
         for cell in cells:
-            for sign in self._signs:
-                if sign in cell:
-                    self._first.setdefault(sign, f"{cell} at {place}")
+            if "." in cell or "," in cell:
+                self._note(cell, place)
         if len(self._first) > 1:
             raise ValueError(
                 "numbers must have either a point or a comma, got "
                 + " and ".join(self._first.values())
             )
-        point = "," if "," in self._first else "."
+        point = "." if "." in self._first else ","
         written = [cell.replace(point, ".").strip() for cell in cells]
         try:
             return [number_in(cell) for cell in written]
@@ -440,6 +431,25 @@ class _Numbers:
             raise _NoNumber(
                 f"every channel must be a number, got {some(wrong)}"
             ) from None
+
+    def _note(self, cell: str, place: str) -> None:
+        """Keep the first number with each sign."""
+        if self._thousands and _THOUSANDS.fullmatch(cell):
+            self._unclear = self._unclear or f"{cell} at {place}"
+            return
+        for sign in ".,":
+            if sign in cell and sign not in self._first and is_quantity(cell):
+                self._first[sign] = f"{cell} at {place}"
+
+    def check(self) -> None:
+        """Raise a `ValueError` if numbers of the table have commas that may all mark
+        thousands.
+        """
+        if self._unclear and "," not in self._first:
+            raise ValueError(
+                f"the comma of {self._unclear} may be a decimal one or mark thousands: "
+                "write a point, or nothing"
+            )
 
 
 def floats_of(values: Any) -> Tensor:
