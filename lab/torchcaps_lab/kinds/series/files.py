@@ -32,6 +32,7 @@ from torchcaps_lab.data.plain_text import decoded, lines_of
 from torchcaps_lab.data.reader import Unread
 from torchcaps_lab.data.table_form import part_of_table
 from torchcaps_lab.data.tables import Table, may_name
+from torchcaps_lab.kinds.series.mp3 import error_of_length
 from torchcaps_lab.kinds.series.sound import Sound
 from torchcaps_lab.kinds.series.table import (
     BrokenSeries,
@@ -72,12 +73,6 @@ _AT_ONCE = 2**20
 
 _OPEN = 2**62
 """From here on libsndfile means that a file states no number of samples."""
-
-
-_FIRST_FRAME = 192
-"""Bytes of an MP3 within which the mark of a stated length begins, at most 36 bytes
-after the header of a frame.
-"""
 
 
 _LEAST_UCR = 8
@@ -286,15 +281,9 @@ def read_sound(path: Path, sound: Sound) -> Tensor:
     check_file(path, LARGEST_TABLE)
     try:
         with soundfile.SoundFile(path) as file:
-            if file.format == "MP3" and not _states_length(path):
-                raise ValueError(
-                    "it is an MP3 that does not state its length, which can only be "
-                    "estimated: convert it to .wav or .flac"
-                )
-            return checked(
-                sound.frames_of(_pieces(file, path.stat().st_size), file.samplerate),
-                "it",
-            )
+            fewer = error_of_length(path) if file.format == "MP3" else 0
+            pieces = _pieces(file, path.stat().st_size, fewer)
+            return checked(sound.frames_of(pieces, file.samplerate), "it")
     except soundfile.LibsndfileError as error:
         why = error.error_string.rstrip(".") if path.stat().st_size else "it is empty"
         raise ValueError(f"{path} is no sound that can be read: {why}") from error
@@ -314,29 +303,11 @@ def rate_of(path: Path) -> int | None:
         return None
 
 
-def _states_length(path: Path) -> bool:
-    """Whether the first frame of an MP3, after its tag, states how many follow, as
-    encoders write it.
-
-    Source: id3.org, "ID3v2.4.0, main structure", 3.1, for the length of the tag.
-    """
-    with opened(path) as file:
-        start = file.read(10)
-        tag = 0
-        if start.startswith(b"ID3") and len(start) == 10:
-            for byte in start[6:]:
-                tag = tag << 7 | byte & 127
-            tag += 10
-        file.seek(tag)
-        frame = file.read(_FIRST_FRAME)
-    return any(mark in frame for mark in (b"Xing", b"Info", b"VBRI"))
-
-
-def _pieces(file: Any, size: int) -> Iterator[Tensor]:
+def _pieces(file: Any, size: int, fewer: int) -> Iterator[Tensor]:
     """The samples of a sound, the mean of its channels, a few seconds at once.
 
-    A file states how many it holds: that many must be there, and not more than its
-    bytes can hold.
+    A file states how many it holds: that many must be there, or so many ``fewer`` at
+    most, and not more than its bytes can hold.
 
     Raises:
         ValueError: if that is not so, or a sample is no finite number.
@@ -362,7 +333,7 @@ def _pieces(file: Any, size: int) -> Iterator[Tensor]:
         power = power.plus(samples, piece)
         yield piece
     power.check()
-    if heard < stated:
+    if heard < stated - fewer:
         raise ValueError(
             f"it states {stated:,} samples and holds {heard:,}: it is cut off, or "
             "damaged"
