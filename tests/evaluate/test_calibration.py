@@ -152,11 +152,15 @@ class TestCalibration:
             ),
             (
                 torch.zeros(29).long(),
-                r"labels must be integers \(30,\), got torch.int64 \(29,\)",
+                r"labels must be integer labels \(30,\), got torch.int64 of shape \(29,\)",
             ),
             (
                 torch.zeros(30),
-                r"labels must be integers \(30,\), got torch.float32 \(30,\)",
+                r"labels must be integer labels \(30,\), got torch.float32 of shape",
+            ),
+            (
+                torch.zeros(30, dtype=torch.complex64),
+                r"labels must be integer labels \(30,\), got torch.complex64 of shape",
             ),
         ],
     )

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from torchcaps_lab.evaluate.targets import check_target
+
 LEAST_IMAGES = 20
 """With fewer images nothing is fitted."""
 
@@ -196,7 +198,8 @@ def fit_temperature(activation: Tensor, labels: Tensor) -> Calibration | None:
     """
     from scipy.optimize import minimize_scalar
 
-    _check_labels(activation, labels)
+    _check_activation(activation)
+    check_target(labels, activation, "labels")
     N, E = activation.shape
     if not _enough(activation) or E < 2:
         return None
@@ -283,23 +286,6 @@ def _check_activation(activation: Tensor) -> None:
         raise ValueError(
             f"activation must be floating-point (N, E), got {activation.dtype} "
             f"{tuple(activation.shape)}"
-        )
-
-
-def _check_labels(activation: Tensor, labels: Tensor) -> None:
-    _check_activation(activation)
-    N, E = activation.shape
-    integers = not (
-        labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool
-    )
-    if not integers or labels.shape != (N,):
-        raise ValueError(
-            f"labels must be integers ({N},), got {labels.dtype} {tuple(labels.shape)}"
-        )
-    if N and not 0 <= int(labels.min()) <= int(labels.max()) < E:
-        raise ValueError(
-            f"labels must lie in 0..{E - 1}, got labels from {int(labels.min())} to "
-            f"{int(labels.max())}"
         )
 
 

@@ -9,6 +9,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.models.base import CapsuleClassifier, CapsuleNetwork, in_precision_of
 from torchcaps.numerics import check_size
 from torchcaps_lab.evaluate.findings import evaluating, in_parts, kept
+from torchcaps_lab.evaluate.targets import check_target
 
 
 def default_sweep() -> Tensor:
@@ -65,32 +66,6 @@ def perturb(
     return model.decode(repeated, target.repeat_interleave(D * V)).unflatten(
         0, (B, D, V)
     )
-
-
-def check_target(target: Tensor, activation: Tensor) -> None:
-    """Raises a `ValueError` unless ``target`` is a label of each row of ``activation``
-    (B, J).
-    """
-    B, J = activation.shape
-    check_labels(target, B)
-    if B and not 0 <= int(target.min()) <= int(target.max()) < J:
-        raise ValueError(
-            f"target must lie in 0..{J - 1}, got labels from {int(target.min())} to "
-            f"{int(target.max())}"
-        )
-
-
-def check_labels(target: Tensor, count: int) -> None:
-    """Raises a `ValueError` unless ``target`` is ``count`` integers."""
-    if (
-        target.shape != (count,)
-        or target.is_floating_point()
-        or target.dtype == torch.bool
-    ):
-        raise ValueError(
-            f"target must be integer labels ({count},), got {target.dtype} of shape "
-            f"{tuple(target.shape)}"
-        )
 
 
 def pose_changes(grids: Tensor) -> Tensor:

@@ -21,7 +21,8 @@ from torchcaps_lab.evaluate.findings import (
     kept,
 )
 from torchcaps_lab.evaluate.layers import Layer, observe_layers
-from torchcaps_lab.evaluate.poses import check_labels, check_target, draw_poses, perturb
+from torchcaps_lab.evaluate.poses import draw_poses, perturb
+from torchcaps_lab.evaluate.targets import check_labels, check_target
 from torchcaps_lab.evaluate.verdict import Verdict, judge
 from torchcaps_lab.report.flow import class_maps, class_shares
 from torchcaps_lab.report.places import (
