@@ -110,6 +110,22 @@ def test_any_number_of_things_of_a_class(tmp_path: Path, kind: str) -> None:
     assert boxes_of(images.train.subset(torch.tensor([1]))) == {"b": BOXES["b"]}
 
 
+@pytest.mark.parametrize("kind", ["coco", "voc"])
+def test_names_without_a_suffix_are_those_of_the_only_images(
+    tmp_path: Path, kind: str
+) -> None:
+    if kind == "coco":
+        pytest.importorskip("pycocotools")
+    notes = write(tmp_path, kind)
+    (tmp_path / "b.png").rename(tmp_path / "b.PNG")
+    for file in [notes] if kind == "coco" else notes.iterdir():
+        file.write_text(file.read_text().replace(".png", ""))
+    assert boxes_of(data(tmp_path, notes).train) == BOXES
+    (tmp_path / "a.jpg").touch()
+    with pytest.raises(FileNotFoundError, match="a does not exist"):
+        data(tmp_path, notes)
+
+
 def test_boxes_lie_where_white_is_however_images_are_resized(tmp_path: Path) -> None:
     notes = write(
         tmp_path,
@@ -448,7 +464,7 @@ def test_labels_of_yolo_beside_images_and_in_folders(
 
 @pytest.mark.parametrize(
     ("kind", "old", "new"),
-    [("voc", "a.png", "a"), ("coco", "a.png", "/elsewhere/a.png")],
+    [("voc", "a.png", "d"), ("coco", "a.png", "/elsewhere/a.png")],
 )
 def test_annotations_of_images_that_are_not_there(
     kind: str, old: str, new: str, tmp_path: Path

@@ -4,12 +4,13 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from unicodedata import normalize
 
 from torchcaps_lab.data.classes import composed
 from torchcaps_lab.data.plain_text import check_class_names, check_text
+from torchcaps_lab.kinds.images.decoding.picture import image_suffixes
 from torchcaps_lab.look import in_order
 
 
@@ -42,7 +43,8 @@ def named_below(root: Path, name: Any, source: object) -> Path:
     The name must stay below the folder as it is written. Links that lie in the folder
     are followed: who keeps the folder made them, which need not hold for the file with
     the name. Another system may have written the name: with backslashes, or with
-    letters like ``ä`` composed of one character where the disk has two.
+    letters like ``ä`` composed of one character where the disk has two. A name without
+    a suffix is that of the only image with this name.
 
     Args:
         root: the folder.
@@ -72,6 +74,13 @@ def named_below(root: Path, name: Any, source: object) -> Path:
             return path
         if path.exists():
             raise ValueError(f"{source} names {name!r}: {path} is not a regular file")
+    if not PurePosixPath(slashed).suffix:
+        endings = [*image_suffixes(), *map(str.upper, image_suffixes())]
+        files = (root / f"{slashed}{ending}" for ending in endings)
+        # On some disks, both cases are of one file.
+        images = {path.stat().st_ino: path for path in files if path.is_file()}
+        if len(images) == 1:
+            return images.popitem()[1]
     raise FileNotFoundError(
         f"the image {root / name} does not exist, which {source} names"
     )
