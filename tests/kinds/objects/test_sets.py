@@ -145,3 +145,19 @@ def test_all_broken_pictures_are_named_at_once_or_left_out(tmp_path: Path) -> No
     data = PictureFolder(tmp_path, size=16, skip_broken=True)
     assert len(data.train) + len(data.validation) + len(data.test) == 8
     assert any("left out" in note for note in data.notes())
+
+
+@pytest.mark.parametrize("mask", ["masks/{number}.png", "images/{number}_mask.png"])
+def test_masks_beside_pictures_are_no_pictures(tmp_path: Path, mask: str) -> None:
+    """They were trained on as further pictures."""
+    numbers = np.random.default_rng(0)
+    for number in range(8):
+        pixels = numbers.integers(0, 256, (20, 20, 3), dtype=np.uint8)
+        for name, of in ("images/{number}.png", pixels), (mask, pixels[..., 0] > 99):
+            file = tmp_path / name.format(number=number)
+            file.parent.mkdir(exist_ok=True)
+            Image.fromarray(of).save(file)
+    assert "8 pictures" in guess_pictures(tmp_path, {}).why["data"]
+    data = PictureFolder(tmp_path, size=16)
+    assert len(data.train) + len(data.validation) + len(data.test) == 8
+    assert any("it is a mask" in note for note in data.notes())

@@ -6,7 +6,7 @@ from typing import Any
 
 from torchcaps.spec import Given
 from torchcaps_lab.kinds.images.guess import looked_at
-from torchcaps_lab.kinds.images.sets.files import image_files
+from torchcaps_lab.kinds.objects.sets import pictures_and_masks
 from torchcaps_lab.look import Guess, epochs_for, value_of
 
 OBJECTS: dict[str, Any] = {
@@ -60,7 +60,7 @@ def guess_pictures(pictures: Any, given: Mapping[str, Any]) -> Any:
             raise ValueError(
                 f"task 'objects' takes a folder of pictures, {pictures} is a file"
             )
-        files = image_files(pictures)
+        files, _ = pictures_and_masks(pictures)
         count = len(files)
         data = {"name": "PictureFolder", "root": str(pictures)}
         looked_at(files).add_range(data, of_data)

@@ -33,6 +33,7 @@ from torchcaps_lab.kinds.images.decoding.picture import (
 from torchcaps_lab.kinds.images.sets.arrays import Arrays
 from torchcaps_lab.kinds.images.sets.files import image_files
 from torchcaps_lab.kinds.objects.measures import UNKNOWN
+from torchcaps_lab.kinds.pixels.beside import masks_in
 from torchcaps_lab.kinds.pixels.mask_set import MaskSet
 from torchcaps_lab.look import Fit, Resize
 
@@ -318,10 +319,21 @@ class _OwnPictures(DataSet):
             raise ValueError(f"{name} cannot be read: {error}") from error
 
 
+def pictures_and_masks(root: Path) -> tuple[list[Path], list[Path]]:
+    """Return the pictures in a folder and its sub-folders, and what looks like their
+    masks.
+    """
+    files = image_files(root)
+    masks = masks_in(root)
+    pictures = [file for file in files if file not in masks]
+    return pictures, [file for file in files if file in masks]
+
+
 @register_dataset("picture_folder")
 @settings
 class PictureFolder(_OwnPictures):
-    """A folder of your own pictures without labels, with all its sub-folders.
+    """A folder of your own pictures without labels, with all its sub-folders. What looks
+    like masks of the pictures, by the same names, is left out.
 
     Args:
         root: the folder.
@@ -353,11 +365,11 @@ class PictureFolder(_OwnPictures):
         root = expanded(self.root)
         if not root.is_dir():
             raise FileNotFoundError(f"there is no folder {root}{seen_from(root)}")
-        self._files = image_files(root)
-        self._left_out: dict[str, str] = {}
+        self._files, masks = pictures_and_masks(root)
+        self._left_out = dict.fromkeys(map(str, masks), "it is a mask of another")
         if self.skip_broken:
             broken = broken_images(self._files, self.levels)
-            self._left_out = {str(file): why for file, why in broken.items()}
+            self._left_out |= {str(file): why for file, why in broken.items()}
             self._files = [file for file in self._files if file not in broken]
         self._divide([*map(digest_of, self._files)], f"root {root}")
 
