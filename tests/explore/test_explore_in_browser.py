@@ -333,6 +333,29 @@ def test_a_comparison_that_fails_leaves_no_other_one(page: Any) -> None:
     choose(page, "trained")
 
 
+@pytest.mark.parametrize(
+    ("section", "request_of"),
+    [("pose", "pose"), ("maps", "assignments"), ("routing", "routing")],
+)
+def test_a_panel_whose_request_fails_says_why(
+    page: Any, section: str, request_of: str
+) -> None:
+    """It went on to show what belongs to another picture or class."""
+    choose(page, "steps")
+    page.route(f"**/api/{request_of}?*", lambda route: route.abort())
+    draw(page, ZERO)
+    page.hover("#bars .bar >> nth=3")
+    page.wait_for_timeout(100)
+    settle(page)
+    panel = page.locator(f"#{section}")
+    expect(panel.locator(".failure")).to_contain_text("the server does not answer")
+    expect(panel.locator("canvas:visible, img:visible, input:visible")).to_have_count(0)
+    page.unroute(f"**/api/{request_of}?*")
+    draw(page, SEVEN)
+    expect(panel.locator(".failure")).to_be_hidden()
+    choose(page, "trained")
+
+
 @pytest.mark.thorough
 def test_swaps_poses(page: Any) -> None:
     draw(page, SEVEN)

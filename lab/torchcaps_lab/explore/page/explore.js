@@ -61,6 +61,20 @@ async function askOf(path, query) {
   }
 }
 
+// Asks for what a section shows: if that fails, the section says why, in place of what it held before.
+async function askFor(section, path, query) {
+  try {
+    const exhibit = await askOf(path, query);
+    if (exhibit !== undefined) $(section).classList.remove("failed");
+    return exhibit;
+  } catch (error) {
+    $(section).hidden = false;
+    $(section).classList.add("failed");
+    $(section).querySelector(".failure").textContent = error.message;
+    return undefined;
+  }
+}
+
 function complain(error) {
   $("message").textContent = error.message;
   $("message").hidden = false;
@@ -667,7 +681,7 @@ const current = () => ({ look: state.look, target: state.shown });
 // ---- the pose
 
 const askPose = latest(async () => {
-  const exhibit = await askOf("pose", current());
+  const exhibit = await askFor("pose", "pose", current());
   if (exhibit !== undefined) showPose(exhibit);
 });
 
@@ -675,6 +689,7 @@ function showPose(exhibit) {
   state.pose = exhibit;
   for (const place of document.querySelectorAll("b.asked")) place.textContent = name(state.shown);
   $("pose").hidden = exhibit === null;
+  $("pose").classList.remove("failed");
   if (exhibit === null) return;
   says("pose", exhibit);
   state.moved = [...exhibit.pose];
@@ -752,7 +767,7 @@ function nothing(section, text) {
 
 const showMaps = latest(async () => {
   if (!state.network.decides) return; // the section on routing says so
-  const exhibit = await askOf("assignments", current());
+  const exhibit = await askFor("maps", "assignments", current());
   if (exhibit === undefined) return; // another one is on its way
   $("maps").hidden = false;
   nothing("maps", exhibit === null ? "The child capsules of this network have no place in the image. Each of them sees all of it."
@@ -784,7 +799,7 @@ const showRouting = latest(async () => {
     nothing("routing", verdict.routing);
     return;
   }
-  const exhibit = await askOf("routing", { look: state.look });
+  const exhibit = await askFor("routing", "routing", { look: state.look });
   if (exhibit === undefined) return;
   state.routing = exhibit;
   $("routing").hidden = false;
