@@ -72,7 +72,16 @@ _UNREAD = {
     (".xlsx", ".xls", ".ods", ".numbers"): (
         "save this spreadsheet as .csv, and name that file"
     ),
-    (".parquet", ".feather"): "save this table as .csv, and name that file",
+    (".parquet",): (
+        "save this table as .csv, and name that file; if it holds images, add --data "
+        "Hub --data.path and the file or its folder"
+    ),
+    (".arrow",): (
+        "if this is a data set of Hugging Face, open it in Python with "
+        "datasets.load_from_disk, save each split with to_parquet, and name the folder "
+        "of these with --data Hub --data.path"
+    ),
+    (".feather",): "save this table as .csv, and name that file",
     (".json",): (
         "a .json file is read if it is as of COCO and names images by their paths "
         "below a folder; save a table as .jsonl, with an object of JSON in each line"

@@ -215,6 +215,15 @@ def test_what_is_not_read_beside_loose_pictures_is_named(name: str) -> None:
         guess("loose")
 
 
+@pytest.mark.parametrize("name", ["train.parquet", "data.arrow"])
+def test_data_of_hugging_face_are_named_before_their_description(name: str) -> None:
+    Path("hub").mkdir()
+    Path("hub", "config.json").write_text("{}")
+    Path("hub", name).write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match=rf"{name}: .*--data Hub --data\.path"):
+        guess("hub")
+
+
 def test_rows_for_validation_are_tested_on_with_a_note() -> None:
     """They became the test without a word; of two tables none was read."""
     rows = [f"{' '.join(WORDS)} {row},{'ab'[row % 2]}" for row in range(40)]
