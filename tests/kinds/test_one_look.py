@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from tests.kinds.shapes import SHAPES, Shape, picture
 from tests.runs import status
@@ -220,6 +221,22 @@ def test_what_is_no_folder_yet_is_said(
     (tmp_path / "photos.zip").write_bytes(b"PK")
     assert status("train", named) == 1
     assert hint in capsys.readouterr().err
+
+
+def test_check_says_why_a_table_cannot_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It said that the table is no folder, or that there are no folders of classes."""
+    (tmp_path / "photos").mkdir()
+    for number in range(8):
+        image = Image.new("L", (20, 20), 20 * number)
+        image.save(tmp_path / "photos" / f"{number}.png")
+    (tmp_path / "photos" / "t.csv").write_text("file,label\n", encoding="utf-16-le")
+    for named in ("photos", "photos/t.csv"):
+        for command in ("train", "check"):
+            assert status(command, named) == 1
+            printed = capsys.readouterr()
+            assert "t.csv is not text in UTF-8" in printed.out + printed.err
 
 
 def test_plain_words_stay_texts_beside_a_table_of_other_columns(

@@ -166,10 +166,19 @@ class ImageReader(Reader):
 
     @classmethod
     def report(cls, place: Place, seen: Guess | ValueError) -> Report:
-        """Every image of the folder or of the table, read in full."""
-        if isinstance(seen, UnclearColumns):
-            return DataReport(problems=(str(seen),))
-        data = data_asked(seen.options) if isinstance(seen, Guess) else {}
+        """Every image of the folder or of the table, read in full; or why there can be
+        no training, beside what is known of the images of a folder.
+        """
+        if isinstance(seen, ValueError):
+            problem = DataReport(problems=(str(seen),))
+            if place.is_file or isinstance(seen, UnclearColumns):
+                return problem
+            try:
+                report = check_folder(place.path)
+            except ValueError:
+                return problem
+            return report if report.problems else replace(report, folders=(str(seen),))
+        data = data_asked(seen.options)
         skips = bool(data.get("skip_broken"))
         if data.get("name") != "ImageTable":
             before = data.get("group_before") or ""
