@@ -194,6 +194,17 @@ class Manifest:
         )
         return Manifest(self.classes, parts, self.left_out), changes
 
+    def trained_on(self, later: "Manifest") -> list[str]:
+        """Return the names of validation and test images of another manifest that are
+        training images here. Copies that are in both parts here, too, are none.
+        """
+        names = []
+        for part in PARTS[1:]:
+            trained = {entry.digest for entry in self.parts["train"]}
+            trained -= {entry.digest for entry in self.parts[part]}
+            names += [row.name for row in later.parts[part] if row.digest in trained]
+        return names
+
     def merged(self, same: Mapping[str, str]) -> "Manifest":
         """The same with one digest for files of the same pixels, see
         :func:`torchcaps_lab.kinds.images.alike.same_content`.

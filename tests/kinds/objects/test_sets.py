@@ -161,3 +161,11 @@ def test_masks_beside_pictures_are_no_pictures(tmp_path: Path, mask: str) -> Non
     data = PictureFolder(tmp_path, size=16)
     assert len(data.train) + len(data.validation) + len(data.test) == 8
     assert any("it is a mask" in note for note in data.notes())
+
+
+def test_the_record_names_the_pictures_of_each_split(tmp_path: Path) -> None:
+    data = PictureFolder(pictures(tmp_path), size=16)
+    record = data.record()
+    for part in ("train", "validation", "test"):
+        names = [entry.name for entry in record.parts[part]]
+        assert names == [*getattr(data, part).files]

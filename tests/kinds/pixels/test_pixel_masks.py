@@ -26,6 +26,8 @@ from torchcaps_lab.data import (
     ScenePixels,
     Shapes,
 )
+from torchcaps_lab.run_folder import RunFolder
+from torchcaps_lab.training.record import follow_record, images_apart, write_record
 
 VALUES = torch.tensor([0, 9, 200], dtype=torch.uint8)
 
@@ -88,6 +90,22 @@ def test_folds_are_blocks_that_make_up_all(folder: Path) -> None:
     assert [Path(name).stem for fold in tested for name in fold] == [
         f"cell{number}" for number in range(12)
     ]
+
+
+def test_no_run_tests_on_pictures_that_it_was_trained_on(folder: Path) -> None:
+    """A picture that was added moved the blocks, and nobody was told."""
+    run = RunFolder(folder / "run")
+    run.path.mkdir()
+    run.config.write_text("")
+    write_record(run, Masks(folder, fold=1))
+    assert not follow_record(run, Masks(folder, fold=1))
+    save(folder / "images/a.png", 20 * labels_of(12))
+    save(folder / "masks/a.png", VALUES[labels_of(12)])
+    with pytest.raises(ValueError, match="1 image to validate or test on were trained"):
+        follow_record(run, Masks(folder, fold=1))
+    images, notes = images_apart(run, Masks(folder, fold=1), "test")
+    assert len(images) == 2
+    assert "the run was trained on them" in notes[-1]
 
 
 def test_cuts_take_the_same_square_of_both_and_another_in_each_epoch() -> None:

@@ -21,7 +21,7 @@ from torchcaps_lab.data.base import (
 )
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.listed import BrokenItem, all_broken
-from torchcaps_lab.data.manifest import left_out_lines
+from torchcaps_lab.data.manifest import PARTS, Entry, Manifest, left_out_lines
 from torchcaps_lab.data.streams import digest_of
 from torchcaps_lab.kinds.images.decoding.bands import Range
 from torchcaps_lab.kinds.images.decoding.picture import (
@@ -383,6 +383,17 @@ class PictureFolder(_OwnPictures):
             *left_out,
             f"task 'objects' learns without labels: the {len(folders)} sub-folders of "
             f"{self.root} are not used as classes",
+        )
+
+    def record(self) -> Manifest:
+        """The files of each split."""
+        files = {part: getattr(self, part).files or () for part in PARTS}
+        return Manifest(
+            (),
+            {
+                part: [Entry(name, "", digest_of(Path(name))) for name in names]
+                for part, names in files.items()
+            },
         )
 
     def _refused(self, broken: Sequence[BrokenItem]) -> ValueError:
