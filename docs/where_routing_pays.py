@@ -406,8 +406,7 @@ BOLD = (
 LARGE = (
     "Test errors after 30 epochs with about a million parameters. All heads have the "
     "rate of the capsules in the small networks, 0.004, which was not tuned here. The "
-    "intervals are over seeds and groups of images. With two seeds they are wide, "
-    "and one seed gives none."
+    "intervals are over seeds and groups of images. With two seeds they are wide."
 )
 
 
