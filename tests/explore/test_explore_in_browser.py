@@ -42,7 +42,7 @@ FLAGS = [
         "--disable-sync",
     ),
 ]
-PATIENCE = 20_000  # milliseconds, of one step: other work may share the machine
+PATIENCE = 60_000  # milliseconds, of one step: other work may share the machine
 
 LONG = (
     "a name that is much longer than its panel, with a word as "
