@@ -20,15 +20,12 @@ from torchcaps.routing.means import Softmax, check_softmax
 from torchcaps.spec import settings
 from torchcaps.squashing import SquashInRouting, length
 
-Squashed = Callable[[Tensor], Tensor]
-"""From poses (B, J, H) to squashed ones."""
-
 
 def route_by_agreement(
     votes: Votes,
     *,
     steps: int,
-    squashed: Squashed,
+    squashed: Callable[[Tensor], Tensor],
     bias: Tensor | None = None,
     accumulate: bool = True,
     gradient: Gradient = "all",
@@ -39,7 +36,7 @@ def route_by_agreement(
     Args:
         votes: the votes of I children for J parents.
         steps: how many times the assignment is made.
-        squashed: the squash of the parents.
+        squashed: the squash of the parents, (B, J, H).
         bias: added before each squash, (J, H), or None.
         accumulate: whether :math:`\alpha` adds up the parents, or keeps the last.
         gradient: through all steps, or only the last.

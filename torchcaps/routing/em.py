@@ -187,8 +187,8 @@ class EMRouting(AgreementRouting):
     def __post_init__(self) -> None:
         if isinstance(self.sharpness, list | tuple):
             self.sharpness = list(self.sharpness)
-            self._check_sharpness(self.sharpness)
         self._size = 1
+        self.sharpnesses()  # checks their number
         self.exact_gradients = self.gradient == "all"
         self.register_parameter("unit_cost", None)
         self.register_parameter("activation_cost", None)
@@ -273,16 +273,13 @@ class EMRouting(AgreementRouting):
         if self.sharpness == "mean":
             return [1 / self._size] * (self.steps - 1)
         if isinstance(self.sharpness, Sequence):
-            self._check_sharpness(self.sharpness)
+            if len(self.sharpness) != self.steps - 1:
+                raise ValueError(
+                    f"sharpness must be one number or {self.steps - 1}, one an E-step, "
+                    f"got {len(self.sharpness)}"
+                )
             return [float(number) for number in self.sharpness]
         return [self.sharpness] * (self.steps - 1)
-
-    def _check_sharpness(self, sharpness: Sequence[Any]) -> None:
-        if len(sharpness) != self.steps - 1:
-            raise ValueError(
-                f"sharpness must be one number or {self.steps - 1}, one an E-step, got "
-                f"{len(sharpness)}"
-            )
 
 
 def inverse_temperatures(

@@ -111,12 +111,11 @@ class Heinsen2019Routing(Routing):
             weights = weights.to(compute_dtype(weights)).sigmoid()
         gaussian = self.model == "gaussian"
         similarity: Gaussian | None = None
-        steps = self.steps
-        for step in range(steps):
+        for step in range(self.steps):
             moments = votes.moments(similarity, weights, scatter=gaussian)
             score = _score(votes, similarity, weights, moments.mass, benefit, cost)
             mean = moments.sum / (moments.mass[..., None] + self.epsilon)
-            if step == steps - 1:
+            if step == self.steps - 1:
                 break
             prior = logsigmoid(score)
             if gaussian:

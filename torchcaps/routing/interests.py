@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from torchcaps.numerics import Finite, infinite_if_negligible, quotient
+from torchcaps.numerics import Finite, infinite_if_negligible
 from torchcaps.ops import Given, InnerProduct, Votes
 from torchcaps.routing.base import (
     LayerShape,
@@ -18,7 +18,7 @@ from torchcaps.routing.base import (
     register_routing,
 )
 from torchcaps.spec import settings
-from torchcaps.squashing import length, squash
+from torchcaps.squashing import direction, length, squash
 
 Form = Literal["paper", "released"]
 
@@ -108,11 +108,10 @@ class InterestRouting(Routing):
         logits = self._first_logits(votes)
         if self.form == "released":
             return self._released(votes, activation, logits, pairs)
-        steps = self.steps
-        for step in range(steps):
+        for step in range(self.steps):
             logits = _masked(logits, pairs)
             pose = squash(votes.moments(Given(logits), activation).sum)
-            if step < steps - 1:
+            if step < self.steps - 1:
                 logits = logits + self.sharpness * votes.logits(InnerProduct(pose))
         return Routed(pose, length(pose), votes, Given(logits))
 
@@ -132,14 +131,12 @@ class InterestRouting(Routing):
         # A vote of length 1 is the vote with the inverse of its length as weight.
         shrink = 1 / infinite_if_negligible(length(votes.dense()[:, :, 0]))  # [B, I]
         weights = shrink if activation is None else activation * shrink
-        steps = self.steps
-        for step in range(steps):
+        for step in range(self.steps):
             logits = _masked(logits, pairs)
             # The direction of the sum, not of its squash: the length of that is about
             # the square of the sum's, and 1e-10 squared would count as 0.
-            total = votes.moments(Given(logits), weights).sum
-            pose = quotient(total, length(total)[..., None])
-            if step < steps - 1:
+            pose = direction(votes.moments(Given(logits), weights).sum)
+            if step < self.steps - 1:
                 agreement = self.sharpness * votes.logits(InnerProduct(pose))
                 logits = logits.softmax(-1) + agreement * shrink[..., None]
         return Routed(pose, length(pose), votes, Given(logits))

@@ -111,11 +111,10 @@ class KernelDensityRouting(Routing):
         """
         similarity: SquashedDistance | None = None
         before = 0.0
-        steps = self.steps
-        for step in range(steps):
+        for step in range(self.steps):
             moments = votes.moments(similarity)
             pose = squash(mean_of(moments), self.squash)
-            if step == steps - 1:
+            if step == self.steps - 1:
                 break
             agreement = SquashedDistance(
                 pose, pose.square().sum(-1), squash_kind=self.squash
@@ -285,12 +284,11 @@ class FastKernelDensityRouting(Routing):
         votes = votes.under(Direct())
         shares: MeanShiftShares | KernelMixtureShares | None = None
         centres: list[Tensor] = []
-        steps = self.steps
-        for step in range(steps):
+        for step in range(self.steps):
             assigned = uniform if shares is None else votes
             moments = assigned.moments(shares, activation)
-            centres.append(quotient(moments.sum, moments.mass[..., None]))
-            if step == steps - 1:
+            centres.append(mean_of(moments))
+            if step == self.steps - 1:
                 break
             if self.method == "shift":
                 shares = MeanShiftShares(torch.stack(centres), self.width, self.rate)

@@ -3,7 +3,6 @@ with hard assignments.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Literal
 
 import torch
@@ -30,33 +29,31 @@ Assignment = Literal["soft", "straight_through"]
 Measure = Literal["squared", "plain"]
 
 
-def _moved(moments: Moments, new: Tensor, old: Tensor) -> Tensor:
-    """The centres (B, J, H): the new ones, but the old ones of parents that no vote
-    chose.
+CentreOf = Callable[[Moments], Tensor]
+"""From the moments of the votes to the centres, (B, J, H): their means or sums."""
+
+
+def sum_of(moments: Moments) -> Tensor:
+    """Return the sums of the votes, (B, J, H)."""
+    return moments.sum
+
+
+def new_centres(moments: Moments, centre_of: CentreOf, old: Tensor | None) -> Tensor:
+    """Return the centres, (B, J, H), but the old ones, if there are any, of parents
+    that no vote chose.
     """
-    return torch.where(negligible(moments.mass)[..., None], old, new)
-
-
-def _moved_sum(moments: Moments, old: Tensor) -> Tensor:
-    """The sums of the votes, (B, J, H), but the old centres of parents that no vote
-    chose.
-    """
-    return _moved(moments, moments.sum, old)
-
-
-def moved_mean(moments: Moments, old: Tensor | None) -> Tensor:
-    """Return the means of the votes, (B, J, H), but the old ones, if there are any, of
-    parents that no vote chose.
-    """
-    mean = mean_of(moments)
-    return mean if old is None else _moved(moments, mean, old)
+    centre = centre_of(moments)
+    if old is None:
+        return centre
+    return torch.where(negligible(moments.mass)[..., None], old, centre)
 
 
 def _straight_through(
     votes: Votes,
     similarity: Similarity,
     weights: Tensor | None,
-    centre_of: Callable[[Moments], Tensor],
+    centre_of: CentreOf,
+    old: Tensor,
 ) -> Tensor:
     r"""The centres of hard assignments with the gradients of those of soft ones, (B, J,
     H).
@@ -70,17 +67,19 @@ def _straight_through(
         votes: the votes of I children for J parents.
         similarity: the similarity of this step.
         weights: child activations, (N, G), or None.
-        centre_of: the centres (B, J, H) of moments.
+        centre_of: the centres of moments.
+        old: the centres of the step before, (B, J, H).
 
     Source: the straight-through estimator: Bengio, Leonard & Courville 2013,
     "Estimating or propagating gradients through stochastic neurons for conditional
     computation", section 4.
     """
     with as_constants():
-        hard = centre_of(votes.restricted(hard=True).moments(similarity, weights))
+        of_hard = votes.restricted(hard=True).moments(similarity, weights)
+        hard = new_centres(of_hard, centre_of, old)
     if not torch.is_grad_enabled():
         return hard
-    soft = centre_of(votes.moments(similarity, weights))
+    soft = new_centres(votes.moments(similarity, weights), centre_of, old)
     return hard + (soft - soft.detach())
 
 
@@ -170,8 +169,7 @@ class InnerProductKMeansRouting(AgreementRouting):
                 if centre is None or similarity is None or self.assignment == "soft":
                     centre = votes.moments(similarity).sum
                 else:
-                    moved = partial(_moved_sum, old=centre)
-                    centre = _straight_through(votes, similarity, None, moved)
+                    centre = _straight_through(votes, similarity, None, sum_of, centre)
                 if step < self.steps - 1:
                     similarity = self._along(centre)
         assert centre is not None
@@ -255,11 +253,12 @@ class EuclideanKMeansRouting(AgreementRouting):
         similarity = None if mean is None else self._near(mean)
         for step in range(self.steps):
             with gradient_context(self.gradient, step, self.steps):
-                moved = partial(moved_mean, old=mean)
-                if similarity is None or self.assignment == "soft":
-                    mean = moved(votes.moments(similarity, weights))
+                if mean is None or similarity is None or self.assignment == "soft":
+                    mean = new_centres(
+                        votes.moments(similarity, weights), mean_of, mean
+                    )
                 else:
-                    mean = _straight_through(votes, similarity, weights, moved)
+                    mean = _straight_through(votes, similarity, weights, mean_of, mean)
                 if step < self.steps - 1:
                     similarity = self._near(mean)
         assert mean is not None
@@ -323,7 +322,7 @@ class HardKMeansRouting(Routing):
 
     def _clustered(self, votes: Votes, activation: Tensor | None) -> Routed:
         weights = None
-        centre_of = _sum
+        centre_of = sum_of
         if self.metric == "euclidean":
             weights = weights_for_means(votes, activation)
             centre_of = mean_of
@@ -336,12 +335,7 @@ class HardKMeansRouting(Routing):
                 similarity = Gaussian.spherical(centre, 1.0)
             else:
                 similarity = InnerProduct(direction(centre))
-            moments = votes.moments(similarity, weights)
-            centre = _moved(moments, centre_of(moments), centre)
+            centre = new_centres(votes.moments(similarity, weights), centre_of, centre)
         if self.metric == "inner":
             centre = squash(centre, self.squash)
         return Routed(centre, length(centre), votes, similarity)
-
-
-def _sum(moments: Moments) -> Tensor:
-    return moments.sum

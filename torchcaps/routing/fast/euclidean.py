@@ -11,7 +11,7 @@ from torchcaps.ops.backend import mean_of
 from torchcaps.ops.folded import MOST_NUMBERS, Folded
 from torchcaps.ops.fused import folded
 from torchcaps.routing.base import Routed, fast
-from torchcaps.routing.kmeans import EuclideanKMeansRouting, moved_mean
+from torchcaps.routing.kmeans import EuclideanKMeansRouting, new_centres
 from torchcaps.routing.means import weights_for_means
 from torchcaps.squashing import length
 
@@ -34,7 +34,7 @@ def euclidean(
         similarity = None
         for _ in range(routing.steps - 1):
             similarity = Gaussian.spherical(mean, routing.sharpness)
-            mean = moved_mean(distances.moments(mean), mean)
+            mean = new_centres(distances.moments(mean), mean_of, mean)
     return Routed(mean, length(mean), votes, similarity)
 
 
