@@ -300,8 +300,8 @@ class Prediction(NamedTuple):
     """
 
     activation: Tensor
-    capsules: Capsules | None
-    reconstruction: Tensor | None
+    capsules: Capsules | None = None
+    reconstruction: Tensor | None = None
     boxes: Tensor | None = None
     places: Places | None = None
     masks: Tensor | None = None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsConv2d, CapsConvNd, CapsLinear, ClassCaps
 from torchcaps.layers.concurrent import concurrent_routing
-from torchcaps.models.base import CapsuleClassifier, check_extent
+from torchcaps.models.base import CapsuleClassifier
 from torchcaps.models.registry import register_model
 from torchcaps.models.residual import residual_features
 from torchcaps.numerics import Size, TwoSizes, compute_dtype, dtype_of
@@ -19,9 +19,6 @@ from torchcaps.routing import AttentionRouting, Routed, Routing
 from torchcaps.routing.base import given_routing
 from torchcaps.spec import settings
 from torchcaps.squashing import length
-
-_SMALLEST = 13
-"""Pixels on a side that leave one position in the last convolutional layer."""
 
 
 @register_model(
@@ -66,6 +63,8 @@ class AttentionCapsNet(CapsuleClassifier):
         torch.Size([2, 4])
     """
 
+    smallest = 13
+
     image_shape: tuple[int, int, int] = (3, 32, 32)
     classes: int = 10
     channels: TwoSizes = (64, 128)
@@ -76,7 +75,6 @@ class AttentionCapsNet(CapsuleClassifier):
     routing: InitVar[Routing | None] = None
 
     def __post_init__(self, routing: Routing | None) -> None:
-        check_extent("image_shape", self.image_shape, _SMALLEST)
         routing = given_routing(routing, AttentionRouting(steps=1))
         if self.rounds > 1 and not routing.resumable:
             raise ValueError(

@@ -499,6 +499,4 @@ class BackboneTwin(_ClassesOnBackbone):
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
         """Return the probability of each class."""
         self._check(images)
-        return Prediction(
-            self.head(self.features(images).mean((2, 3))).softmax(-1), None, None
-        )
+        return Prediction(self.head(self.features(images).mean((2, 3))).softmax(-1))

@@ -47,9 +47,7 @@ class ClassifierNetwork(Network):
         ...         return torch.ones(batch, self.features)
         ...
         ...     def forward(self, inputs, target=None):
-        ...         return tc.models.Prediction(
-        ...             self.layer(inputs).sigmoid(), None, None
-        ...         )
+        ...         return tc.models.Prediction(self.layer(inputs).sigmoid())
         >>> Vectors()(torch.rand(2, 4)).activation.shape
         torch.Size([2, 10])
     """
@@ -153,14 +151,15 @@ class ImageClassifier(ClassifierNetwork):
         ...
         ...     def forward(self, images, target=None):
         ...         activation = self.layer(images.flatten(1)).sigmoid()
-        ...         return tc.models.Prediction(
-        ...             activation, capsules=None, reconstruction=None
-        ...         )
+        ...         return tc.models.Prediction(activation)
         >>> OneLayer()(torch.rand(2, 1, 8, 8)).activation.shape
         torch.Size([2, 10])
     """
 
     takes = "images"
+
+    smallest: ClassVar[int] = 1
+    """Pixels on a side that leave one position behind all convolutions."""
 
     def __init__(self, image_shape: tuple[int, int, int], classes: int) -> None:
         if not isinstance(image_shape, Sequence) or len(image_shape) != 3:
@@ -174,6 +173,7 @@ class ImageClassifier(ClassifierNetwork):
             int(image_shape[1]),
             int(image_shape[2]),
         )
+        check_extent("image_shape", self.image_shape, self.smallest)
 
     @abstractmethod
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
@@ -235,6 +235,8 @@ class ImageClassifier(ClassifierNetwork):
             shown,
             IN_RANGE,
         )
+        if self.any_size:
+            check_extent("images", images.shape, self.smallest)
 
 
 IN_RANGE = "floating point with values in [0, 1]"
@@ -309,7 +311,7 @@ def check_extent(
     Raises:
         ValueError: if they are too small; names the argument.
     """
-    if min(shape[-2:]) < least:
+    if any(extent < least for extent in shape[-2:]):
         raise ValueError(
             f"{argument} must be at least {least} x {least}{reason}, got shape "
             f"{tuple(shape)}, of {shape[-2]} x {shape[-1]} pixels"
@@ -399,7 +401,7 @@ class CapsuleNetwork(ClassifierNetwork):
     def forward(self, inputs: Tensor, target: Tensor | None = None) -> Prediction:
         """Return the class capsules; ``target`` changes nothing."""
         capsules = self.encode(inputs)
-        return Prediction(capsules.activation, capsules, None)
+        return Prediction(capsules.activation, capsules)
 
 
 class CapsuleClassifier(CapsuleNetwork, ImageClassifier):

@@ -275,4 +275,4 @@ class CapsNetTwin(ImageClassifier):
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
         """Return the probability of each class."""
         self._check(images)
-        return Prediction(self.head(self.features(images)).softmax(-1), None, None)
+        return Prediction(self.head(self.features(images)).softmax(-1))

@@ -355,9 +355,8 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
         """Class capsules, the box of each class, and what each place says."""
         capsules, places = self._classes_and_places(images)
-        return Prediction(
-            capsules.activation, capsules, None, capsules.pose[..., -4:], places
-        )
+        boxes = capsules.pose[..., -4:]
+        return Prediction(capsules.activation, capsules, boxes=boxes, places=places)
 
     def _classes_and_places(self, images: Tensor) -> tuple[Capsules, Places]:
         features = self._features_of(images)
@@ -411,7 +410,7 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
         """
         capsules, places = self._classes_and_places(images)
         return self.things_in(
-            Prediction(capsules.activation, capsules, None, places=places), least
+            Prediction(capsules.activation, capsules, places=places), least
         )
 
     @torch.no_grad()
@@ -526,7 +525,7 @@ class SceneTwin(_SceneNetwork):
         maps = scores.detach().relu()
         boxes = boxes_of_maps(maps, self.cell, self.cut, self.reach)
         activation = (scores.mean((2, 3)) + self.bias).sigmoid()
-        return Prediction(activation.to(self.bias.dtype), None, None, boxes)
+        return Prediction(activation.to(self.bias.dtype), boxes=boxes)
 
     def maps_of(self, images: Tensor) -> Tensor:
         """Return the class-activation maps, (B, E, H', W')."""

@@ -394,4 +394,4 @@ class UNet(Segmenter):
             skip = fine.pop()
             sites = (slice(None), slice(None), *map(slice, skip.shape[2:]))
             features = joined(torch.cat([up(features)[sites], skip], 1))
-        return Prediction(self.scores(features).softmax(1), None, None)
+        return Prediction(self.scores(features).softmax(1))

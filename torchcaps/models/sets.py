@@ -244,7 +244,7 @@ class SetCapsNet(SetClassifier):
     ) -> Prediction:
         """Return the class capsules of sets."""
         capsules = self.class_caps(*self._children(elements, there, edges))
-        return Prediction(capsules.activation, capsules, None)
+        return Prediction(capsules.activation, capsules)
 
 
 @settings
@@ -291,6 +291,4 @@ class PooledSet(SetClassifier):
             pooled = features.sum(2)
             if self.pool == "mean":
                 pooled = pooled / there.sum(1, keepdim=True)
-        return Prediction(
-            self.head(self.hidden_layer(pooled).relu()).softmax(1), None, None
-        )
+        return Prediction(self.head(self.hidden_layer(pooled).relu()).softmax(1))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.layers import CapsLinear
-from torchcaps.models.base import CapsuleClassifier, ImageClassifier, check_extent
+from torchcaps.models.base import CapsuleClassifier, ImageClassifier
 from torchcaps.models.initial import Affine, glorot
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import FourSizes, NotNegative, Size
@@ -65,9 +65,6 @@ _SMALL_START = 0.03
 dimension of the children.
 """
 
-_SMALLEST = 14
-"""Pixels on a side that leave one position behind the convolutions."""
-
 
 @register_model(
     "sharedcapsnet",
@@ -100,6 +97,7 @@ class SharedCapsNet(CapsuleClassifier):
     """
 
     any_size = True
+    smallest = 14
 
     image_shape: tuple[int, int, int] = (1, 28, 28)
     classes: int = 10
@@ -109,7 +107,6 @@ class SharedCapsNet(CapsuleClassifier):
     routing: InitVar[Routing | None] = None
 
     def __post_init__(self, routing: Routing | None) -> None:
-        check_extent("image_shape", self.image_shape, _SMALLEST)
         self.features = _features(self.image_shape[0], self.channels, self.batch_norm)
         self.decoder = None
         self.class_caps = CapsLinear(
@@ -131,7 +128,6 @@ class SharedCapsNet(CapsuleClassifier):
         channels).
         """
         self._check(images)
-        check_extent("images", images.shape, _SMALLEST)
         pose = self.features(images).permute(0, 2, 3, 1)
         return Capsules(pose, length(pose))
 
@@ -164,6 +160,7 @@ class SharedCapsNetTwin(ImageClassifier):
     """
 
     any_size = True
+    smallest = 14
 
     image_shape: tuple[int, int, int] = (1, 28, 28)
     classes: int = 10
@@ -172,7 +169,6 @@ class SharedCapsNetTwin(ImageClassifier):
     batch_norm: bool = False
 
     def __post_init__(self) -> None:
-        check_extent("image_shape", self.image_shape, _SMALLEST)
         self.features = _features(self.image_shape[0], self.channels, self.batch_norm)
         self.head = _start_as_published(
             nn.Sequential(
@@ -186,8 +182,7 @@ class SharedCapsNetTwin(ImageClassifier):
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
         """Return the probability of each class."""
         self._check(images)
-        check_extent("images", images.shape, _SMALLEST)
-        return Prediction(self.head(self.features(images).mean((2, 3))), None, None)
+        return Prediction(self.head(self.features(images).mean((2, 3))))
 
 
 @register_model(
@@ -226,6 +221,7 @@ class SharedCapsNetMaps(ImageClassifier):
     """
 
     any_size = True
+    smallest = 14
 
     image_shape: tuple[int, int, int] = (1, 28, 28)
     classes: int = 10
@@ -234,16 +230,14 @@ class SharedCapsNetMaps(ImageClassifier):
     batch_norm: bool = False
 
     def __post_init__(self) -> None:
-        check_extent("image_shape", self.image_shape, _SMALLEST)
         self.features = _features(self.image_shape[0], self.channels, self.batch_norm)
         self.evidence = nn.Conv2d(self.channels[-1], self.classes, 1)
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
         """Return the probability of each class."""
         self._check(images)
-        check_extent("images", images.shape, _SMALLEST)
         evidence = self.evidence(self.features(images)).flatten(2)  # [B, E, H' W']
-        return Prediction(self._pooled(evidence).sigmoid(), None, None)
+        return Prediction(self._pooled(evidence).sigmoid())
 
     def _pooled(self, evidence: Tensor) -> Tensor:
         if self.sharpness == 0:

@@ -173,7 +173,6 @@ class SlotsOnBackbone(OnBackbone, SlotNetwork):
         return Prediction(
             activation,
             Capsules(slots.pose, activation),
-            None,
             masks=masks,
             features=DrawnFeatures(drawn, true),
         )

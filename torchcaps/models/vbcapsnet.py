@@ -9,15 +9,12 @@ from torch.nn import functional as F
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsConv2d, ClassCaps
 from torchcaps.layers.conv import Competition
-from torchcaps.models.base import CapsuleClassifier, check_extent
+from torchcaps.models.base import CapsuleClassifier
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import Size, ThreeSizes, TwoSizes
 from torchcaps.routing import Routing, VariationalBayesRouting
 from torchcaps.routing.batch_norm import EarlyBatchNorm2d, EarlyBatchNorm3d
 from torchcaps.spec import settings
-
-_SMALLEST = 17
-"""Pixels on a side that leave one position in the last convolutional layer."""
 
 
 @register_model(
@@ -65,6 +62,7 @@ class VBCapsNet(CapsuleClassifier):
     """
 
     any_size = True
+    smallest = 17
 
     image_shape: tuple[int, int, int] = (2, 32, 32)
     classes: int = 5
@@ -75,7 +73,6 @@ class VBCapsNet(CapsuleClassifier):
     competition: Competition = "image"
 
     def __post_init__(self, routing: Routing | None) -> None:
-        check_extent("image_shape", self.image_shape, _SMALLEST)
         first, second, third = self.types
         pose = self.pose[0], self.pose[1]
         routing = routing or VariationalBayesRouting()
@@ -119,7 +116,6 @@ class VBCapsNet(CapsuleClassifier):
     def primary_of(self, images: Tensor) -> Capsules:
         """Return the primary capsules, poses (B, H', W', types, *pose)."""
         self._check(images)
-        check_extent("images", images.shape, _SMALLEST)
         features = F.relu(self.norm(self.conv(images)))
         # [B, types, M D, H', W']
         poses = self.primary_poses(features).unflatten(1, (self.types[0], -1))
