@@ -305,22 +305,19 @@ def kept_tensor(make: Callable[Arguments, Tensor]) -> Callable[Arguments, Tensor
     to it.
     """
 
+    @lru_cache(maxsize=256)
+    def kept(*arguments: Any, **named: Any) -> Tensor:
+        # A later call may need gradients.
+        with torch.inference_mode(False):
+            return make(*arguments, **named)
+
     @wraps(make)
     def made(*arguments: Arguments.args, **named: Arguments.kwargs) -> Tensor:
         if can_be_kept():
-            return _kept_for_later(make, *arguments, **named)
+            return kept(*arguments, **named)
         return make(*arguments, **named)
 
     return made
-
-
-def _for_later(make: Callable[..., Tensor], *arguments: Any, **named: Any) -> Tensor:
-    # A later call may need gradients.
-    with torch.inference_mode(False):
-        return make(*arguments, **named)
-
-
-_kept_for_later: Callable[..., Tensor] = lru_cache(maxsize=256)(_for_later)
 
 
 def needs_plain_ops() -> bool:

@@ -485,17 +485,35 @@ class Votes:
         return self.source_on(choice.backend)
 
     def _log_partition(
-        self, source: VoteSource, similarity: Similarity | None
+        self, source: VoteSource, similarity: Similarity | None, *, indexed: bool
     ) -> Tensor | None:
-        """The log-partition of the competition, (N, G) or (B, 1, J), if it has one.
+        """The log-partition of the competition, if it has one: of each parent, (B, 1,
+        J), or as :meth:`_by_child`.
 
         It comes from the backend that makes the step: exp(l - Z) magnifies what the
         logits of two backends differ by.
         """
         log_partition = self.competition.log_partition(source, similarity)
-        if log_partition is not None and log_partition.ndim != 3:
-            check_child_field("log_partition", log_partition, self.children)
-        return log_partition
+        if log_partition is None or log_partition.ndim == 3:
+            return log_partition
+        check_child_field("log_partition", log_partition, self.children)
+        return self._by_child(log_partition, indexed=indexed)
+
+    def _weights(self, weights: Tensor | None, *, indexed: bool) -> Tensor | None:
+        """The child activations, (N, G), as :meth:`_by_child`: 0 for absent children;
+        None if all are 1.
+        """
+        if weights is not None:
+            check_child_field("weights", weights, self.children)
+        weights = self.present(weights)
+        return None if weights is None else self._by_child(weights, indexed=indexed)
+
+    def _by_child(self, field: Tensor, *, indexed: bool) -> Tensor:
+        """A number for each child, (N, G), as a backend takes it that is ``indexed`` or
+        not: (N, G), or of the children of each window, (B, I).
+        """
+        field = cast(field, self.dtype)
+        return field if indexed else self.gather(field)
 
     def with_bias(self, bias: Tensor) -> "Votes":
         """Return the votes ``V_ij + b_ij`` with a bias for each pair, (I, J, H), or (1,
@@ -547,15 +565,9 @@ class Votes:
                 if moments is not None:
                     return moments
             source = self._source_for(similarity, scatter=scatter)
-            log_partition = self._log_partition(source, similarity)
-            if log_partition is not None and log_partition.ndim != 3:
-                log_partition = self.by_child(source, log_partition)
-            if weights is not None:
-                check_child_field("weights", weights, self.children)
-            if self.mask is not None:
-                weights = self.present(weights)
-            if weights is not None:
-                weights = self.by_child(source, weights)
+            indexed = source.indexed
+            log_partition = self._log_partition(source, similarity, indexed=indexed)
+            weights = self._weights(weights, indexed=indexed)
             return source.moments(
                 similarity, weights, self.competition, log_partition, scatter
             )
@@ -618,15 +630,12 @@ class Votes:
                 f"shares must be (I, J) = {self.shape[1:3]}, got {tuple(shares.shape)}"
             )
         with full_precision(self.children):
-            weights = self.present(None)
-            if weights is not None:
-                weights = self.gather(weights.to(self.dtype))
             source = self.source
             return fixed_sum(
                 in_windows(source.children, source.sites),
                 source.transforms,
                 source.coordinates,
-                weights,
+                self._weights(None, indexed=False),
                 shares.to(self.dtype),
             )
 
@@ -640,13 +649,9 @@ class Votes:
         Raises:
             ValueError: if the weights do not fit the votes.
         """
-        if weights is not None:
-            check_child_field("weights", weights, self.children)
         with full_precision(self.children):
+            weights = self._weights(weights, indexed=False)
             source = self.source
-            weights = self.present(weights)
-            if weights is not None:
-                weights = self.gather(weights.to(self.dtype))
             if isinstance(source, NaiveVotes):
                 return gram(source.votes, weights)
             if left_open(math.prod(self.shape)):
@@ -675,9 +680,7 @@ class Votes:
                     "read the assignment before they "
                     "change, as before a step of the optimizer"
                 )
-            log_partition = self._log_partition(source, similarity)
-            if log_partition is not None and log_partition.ndim != 3:
-                log_partition = self.gather(log_partition)
+            log_partition = self._log_partition(source, similarity, indexed=False)
             logits = source.logits(similarity)
             assignment = self.competition.shares(logits, log_partition)
             if self.mask is None:
@@ -760,11 +763,3 @@ class Votes:
         if fits:
             return fields
         return fields.fitting(self.sizes, self.children.device, self.dtype)
-
-    def by_child(self, source: VoteSource, field: Tensor) -> Tensor:
-        """A number for each child, (N, G), as the backend takes it: (N, G) if it is
-        ``indexed``, else (B, I).
-        """
-        if field.dtype != self.dtype:
-            field = field.to(self.dtype)
-        return field if source.indexed else self.gather(field)

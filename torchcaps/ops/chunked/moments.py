@@ -7,6 +7,8 @@ logits (i, J, B).
 """
 
 from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +24,7 @@ from torchcaps.ops.fused.call import (
     stored_moments,
     stored_scores,
 )
-from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
+from torchcaps.ops.similarity import Gaussian, InnerProduct
 
 
 class Options(NamedTuple):
@@ -65,7 +67,7 @@ class Tile:
         if call.coordinates is not None:
             votes += call.coordinates.view(i, M, D).mT[:, None, :, :, None]
         self.votes = votes
-        self.similarity: Similarity | None = None
+        self.similarity: InnerProduct | Gaussian | None = None
         match call.similarity:
             case (alpha,):
                 self.similarity = InnerProduct(_split(call, alpha))
@@ -84,8 +86,6 @@ class Tile:
             case Gaussian(mean, precision, log_weight):
                 distance = (self.votes - mean).square_().mul_(precision).sum((2, 3))
                 return log_weight - distance / 2
-            case _:
-                raise TypeError(f"these tiles have no {type(self.similarity).__name__}")
 
     def partition(self, logits: Tensor) -> Tensor:
         """The log-partition over the parents (and the leak), (i, B)."""
@@ -324,11 +324,9 @@ def _scores_backward(
 
 def _by_rows(call: Call, options: Options) -> Iterator[tuple[slice, Iterator[Tile]]]:
     """For each slice of the batch, its tiles."""
-    grid = list(tile_grid(call.children, call.transforms))
-    for start, stop in dict.fromkeys((rows.start, rows.stop) for rows, _ in grid):
-        rows = slice(start, stop)
-        mine = (columns for others, columns in grid if others == rows)
-        yield rows, (Tile(_part(call, rows, columns), options) for columns in mine)
+    grid = tile_grid(call.children, call.transforms)
+    for rows, tiles in groupby(grid, itemgetter(0)):
+        yield rows, (Tile(_part(call, rows, columns), options) for _, columns in tiles)
 
 
 def _summed(tiles: Iterator[Tile]) -> tuple[Tensor, Tensor]:
