@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchcaps.ops import BACKENDS
 from torchcaps.ops.fused import why_not
@@ -14,6 +14,7 @@ TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 """Relative to the root mean square of the expected tensor."""
 
 Subject = TypeVar("Subject")
+Module = TypeVar("Module", bound=nn.Module)
 
 LEAST_SCALE = 1e-3
 """Smallest root mean square that errors are compared with, for tensors that are 0 in
@@ -111,6 +112,21 @@ def with_gradients(
             for name, grad in zip(inputs, gradients, strict=True)
         },
     }
+
+
+def with_noise(module: Module) -> Module:
+    """Add noise to the parameters of a module, always the same, and return it.
+
+    What starts at 0, or alike for all parents, hides faults.
+    """
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            noise = torch.randn(
+                parameter.shape, generator=generator, dtype=torch.float64
+            )
+            parameter.add_(noise.to(parameter) / 4)
+    return module
 
 
 def attempt(

@@ -23,6 +23,7 @@ from torchcaps.testing.compare import (
     attempt,
     by_name,
     with_gradients,
+    with_noise,
 )
 from torchcaps.testing.options import Row, check_together, forgetful, options_of
 
@@ -36,10 +37,23 @@ SCALES = (1e-3, 1.0, 1e3)
 class Subject:
     """The layer that is checked, in float64, with noise in its parameters, and its
     children.
+
+    Args:
+        layer: the layer.
+        children: its children, in float64.
+        make: makes such a layer, for other options; None if there is only this one.
+        together: how many options meet in all their values.
     """
 
     layer: nn.Module
     children: Capsules
+    make: Callable[..., nn.Module] | None = None
+    together: int = 2
+
+    @classmethod
+    def of(cls, layer: nn.Module, children: Capsules, *options: Any) -> "Subject":
+        """Return it for a copy of a layer as it was made."""
+        return cls(with_noise(copy.deepcopy(layer).double()), children, *options)
 
     @property
     def routings(self) -> list[Routing]:
@@ -130,30 +144,13 @@ def check_layer(
         AssertionError: with the name of the check that failed, and by how much.
         ValueError: if a name in ``skip`` is not that of a check.
     """
-    every: tuple[Any, ...] = (*CHECKS, _options_together)
-    checks = by_name(every, skip)
-    options = checks.pop("options_together", None)
+    checks = by_name(CHECKS, skip)
+    make = None if isinstance(layer, nn.Module) else layer
     made = layer if isinstance(layer, nn.Module) else layer()
     children = Capsules(*(field.detach().double() for field in children))
-    subject = Subject(_with_noise(made), children)
+    subject = Subject.of(made, children, make, together)
     for name, check in checks.items():
         attempt(check, subject, made, name)
-    if options is not None and not isinstance(layer, nn.Module):
-        together_with = partial(_options_together, layer, together=together)
-        attempt(together_with, children, made, "options_together")
-
-
-def _with_noise(layer: nn.Module) -> nn.Module:
-    """A copy in float64, with noise added to its parameters."""
-    generator = torch.Generator().manual_seed(1)
-    twin = copy.deepcopy(layer).double()
-    with torch.no_grad():
-        for parameter in twin.parameters():
-            parameter.add_(
-                torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-                / 4
-            )
-    return twin
 
 
 def _follows(module: nn.Module) -> bool:
@@ -389,22 +386,24 @@ OF_ROUTING = "routing."
 """Before the names of options of the routing."""
 
 
-def _options_together(
-    make: Callable[..., nn.Module], children: Capsules, together: int
-) -> None:
+def _options_together(subject: Subject) -> None:
     """Options of a layer and of its routing with each other, with a mask and without."""
-    options = options_of(make, least=together > 2)
+    make = subject.make
+    if make is None:
+        return
+    least = subject.together > 2
+    options = options_of(make, least=least)
     routing = _routing_of(make)
     if routing is not None:
-        of_routing = options_of(type(routing), routing.config(), least=together > 2)
+        of_routing = options_of(type(routing), routing.config(), least=least)
         options |= {OF_ROUTING + name: values for name, values in of_routing.items()}
-    if Subject(make(), children).masked:
+    if subject.masked:
         options["masked"] = [False, True]
     check_together(
         options,
         partial(_with_options, make, routing),
-        partial(_same_whatever_is_kept, make, routing, children),
-        together,
+        partial(_same_whatever_is_kept, make, routing, subject.children),
+        subject.together,
     )
 
 
@@ -442,7 +441,7 @@ def _same_whatever_is_kept(
     backend, and those of a layer that was made alike and loaded, and that no example
     changes another.
     """
-    subject = Subject(_with_noise(_with_options(make, routing, row)), children)
+    subject = Subject.of(_with_options(make, routing, row), children)
     mask = None
     if row.get("masked"):
         mask = torch.ones_like(children.activation, dtype=torch.bool)
@@ -516,4 +515,5 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
     _meta,
     _backends,
     _gradients,
+    _options_together,
 )

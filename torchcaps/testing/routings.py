@@ -20,6 +20,7 @@ from torchcaps.testing.compare import (
     attempt,
     by_name,
     with_gradients,
+    with_noise,
 )
 from torchcaps.testing.options import Row, check_together, forgetful, options_of
 
@@ -141,34 +142,17 @@ def check_routing(
         ValueError: if a name in ``skip`` is not that of a check.
     """
     template = create_routing(routing) if isinstance(routing, str) else routing
-    options = partial(_options_together, together=together)
-    every: tuple[Any, ...] = (*CHECKS, _options_together)
-    for name, check in by_name(every, skip).items():
-        attempt(
-            options if check is _options_together else check,
-            template,
-            template,
-            name.replace("_", " "),
-        )
+    checks = by_name((*CHECKS, _options_together), skip)
+    if "options_together" in checks:
+        checks["options_together"] = partial(_options_together, together=together)
+    for name, check in checks.items():
+        attempt(check, template, template, name.replace("_", " "))
 
 
 def _bound(template: Routing, problem: Problem) -> Routing:
     """A copy for the problem's layer, with noise added to its initial parameters."""
-    generator = torch.Generator().manual_seed(1)
-    routing = (
-        template.bind(problem.shape)
-        .to(problem.transforms.dtype)
-        .train(template.trainable)
-    )
-    with torch.no_grad():
-        for parameter in routing.parameters():
-            parameter.add_(
-                torch.randn(
-                    parameter.shape, generator=generator, dtype=torch.float64
-                ).to(parameter)
-                / 4
-            )
-    return routing
+    routing = template.bind(problem.shape).to(problem.transforms.dtype)
+    return with_noise(routing.train(template.trainable))
 
 
 def _without_shared_statistics(routing: Routing) -> Routing:
@@ -412,7 +396,7 @@ OF_A_CALL = ("shared", "masked", "coordinates", "activation")
 """What a call may have or not, beside the options of its routing."""
 
 
-def _options_together(template: Routing, together: int) -> None:
+def _options_together(template: Routing, together: int = 2) -> None:
     """Options with each other, and with what a call may have or not."""
     of_routing = options_of(type(template), template.config(), least=together > 2)
     check_together(
