@@ -329,8 +329,7 @@ def reconstruction_loss(reconstruction: Tensor, images: Tensor) -> Tensor:
     if reconstruction.shape != images.shape:
         raise ValueError(
             "reconstruction and images must have one shape, got "
-            f"{tuple(reconstruction.shape)} and "
-            f"{tuple(images.shape)}"
+            f"{tuple(reconstruction.shape)} and {tuple(images.shape)}"
         )
     if not images.is_floating_point():
         raise ValueError(

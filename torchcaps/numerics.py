@@ -33,9 +33,8 @@ _FLOOR = Within(
     LEAST_FLOOR,
     1 / LEAST_FLOOR,
     words=(
-        f"above 0 and finite in float32, as its square is: from {LEAST_FLOOR:.1e} "
-        f"to {1 / LEAST_FLOOR:.1e} "
-        "(1e-12 is next to nothing)"
+        f"above 0 and finite in float32, as its square is: from {LEAST_FLOOR:.1e} to "
+        f"{1 / LEAST_FLOOR:.1e} (1e-12 is next to nothing)"
     ),
 )
 
@@ -426,8 +425,7 @@ def class_mask(activation: Tensor, target: Tensor) -> Tensor:
     if target.shape != shape[:1] or target.is_floating_point():
         raise ValueError(
             f"target must be integer labels {shape[:1]} or a mask {shape}, got "
-            f"{target.dtype} of shape "
-            f"{tuple(target.shape)}"
+            f"{target.dtype} of shape {tuple(target.shape)}"
         )
     try:
         return torch.zeros_like(activation, dtype=dtype).scatter(

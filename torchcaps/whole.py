@@ -167,8 +167,7 @@ def _check_link(path: Path, root: Path) -> None:
     if path.is_symlink() and not (target := resolved(path)).is_relative_to(root):
         raise ValueError(
             f"{path} is a link to {target}, outside {root}: nothing is written or "
-            "deleted through it; remove "
-            "the link, or link the whole folder"
+            "deleted through it; remove the link, or link the whole folder"
         )
 
 

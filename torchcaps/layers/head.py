@@ -200,8 +200,7 @@ def _rows(features: Tensor) -> Tensor:
     if features.ndim not in (2, 3, 4) or not torch.is_floating_point(features):
         raise ValueError(
             "features must be maps (B, C, H, W), tokens (B, N, C) or vectors (B, C), "
-            "in floating point, got "
-            f"{features.dtype} {tuple(features.shape)}"
+            f"in floating point, got {features.dtype} {tuple(features.shape)}"
         )
     if features.ndim == 4:
         rows = features.movedim(1, -1)

@@ -312,8 +312,7 @@ class CapsLinear(CapsuleLayer):
         if self.in_capsules is not None and count != self.in_capsules:
             raise ValueError(
                 f"this layer has transforms for {self.in_capsules} children, got "
-                f"{count} "
-                "(transforms='shared' takes any number)"
+                f"{count} (transforms='shared' takes any number)"
             )
         activation = children.activation if isinstance(children, Capsules) else None
         # Before the length: its gradient would be NaN where a pose is.

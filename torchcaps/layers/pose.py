@@ -240,9 +240,8 @@ def present(children: Capsules, mask: Tensor | None) -> Capsules:
         raise TypeError(f"mask must be a tensor, got {type(mask).__name__}")
     if mask.dtype != torch.bool or mask.shape != children.activation.shape:
         raise ValueError(
-            f"mask must be bool {tuple(children.activation.shape)}, one value for "
-            f"each child, got {mask.dtype} "
-            f"{tuple(mask.shape)}"
+            f"mask must be bool {tuple(children.activation.shape)}, one value for each "
+            f"child, got {mask.dtype} {tuple(mask.shape)}"
         )
     over_pose = mask.reshape(*mask.shape, *[1] * (children.pose.ndim - mask.ndim))
     return Capsules(

@@ -56,8 +56,7 @@ def _check_definite(definite: Tensor) -> None:
         component = int((~definite).nonzero()[0])
         raise ValueError(
             f"the covariance of component {component} is singular: too few points "
-            "support it; "
-            "raise reg_covar, or ask for fewer n_components"
+            "support it; raise reg_covar, or ask for fewer n_components"
         )
 
 

@@ -157,8 +157,7 @@ class EfficientCapsNet(CapsuleClassifier):
         if not len(self.channels) == len(self.kernel_sizes) == len(self.strides):
             raise ValueError(
                 "channels, kernel_sizes and strides must be one for each convolution, "
-                "got "
-                f"{self.channels}, {self.kernel_sizes} and {self.strides}"
+                f"got {self.channels}, {self.kernel_sizes} and {self.strides}"
             )
         if self.channels[-1] % self.primary_dim:
             raise ValueError(
@@ -168,8 +167,7 @@ class EfficientCapsNet(CapsuleClassifier):
         if self.decoder_hidden is not None and self.decoder_channels is not None:
             raise ValueError(
                 "decoder_hidden and decoder_channels are two decoders, one of them "
-                "must be None, got "
-                f"{self.decoder_hidden} and {self.decoder_channels}"
+                f"must be None, got {self.decoder_hidden} and {self.decoder_channels}"
             )
 
     def _grid(self) -> tuple[int, int]:
@@ -188,9 +186,8 @@ class EfficientCapsNet(CapsuleClassifier):
             )
         if self.norm == "instance" and height * width == 1:
             raise ValueError(
-                "image_shape must leave the last convolution more than one place "
-                "under norm='instance', which makes "
-                f"a single one 0, got {self.image_shape}"
+                "image_shape must leave the last convolution more than one place under "
+                f"norm='instance', which makes a single one 0, got {self.image_shape}"
             )
         return height, width
 

@@ -49,8 +49,7 @@ def register_model(name: str, source: str, **arguments: Any) -> Callable[[type],
         if taken := parameters(network).keys() & RESERVED_FOR_MODELS:
             raise ValueError(
                 f"model {name!r}: {network.__name__} takes an argument {min(taken)!r}, "
-                "as create_model does: give it "
-                "another name"
+                "as create_model does: give it another name"
             )
         check_argument_names(name, network)
         if name in MODELS:

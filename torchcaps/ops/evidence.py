@@ -109,8 +109,7 @@ class EvidentVotes(Votes):
         if weight.shape != (types, J, numbers) or not types or I % types:
             raise ValueError(
                 f"the weights of the evidence must be (T, J, M * P) = (T, {J}, "
-                f"{numbers}), T 1 or a divisor of {I}, "
-                f"got shape {tuple(weight.shape)}"
+                f"{numbers}), T 1 or a divisor of {I}, got shape {tuple(weight.shape)}"
             )
         if bias.shape != weight.shape[:2]:
             raise ValueError(

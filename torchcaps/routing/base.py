@@ -546,8 +546,7 @@ def as_capsules(routed: Routed, pose_shape: tuple[int, ...], dtype: Any) -> Caps
     if pose.shape != (*activation.shape, math.prod(pose_shape)):
         raise ValueError(
             f"a routing must return poses (B, J, {math.prod(pose_shape)}) and "
-            "activations (B, J), got "
-            f"{tuple(pose.shape)} and {tuple(activation.shape)}"
+            f"activations (B, J), got {tuple(pose.shape)} and {tuple(activation.shape)}"
         )
     pose = pose.unflatten(-1, pose_shape) if len(pose_shape) > 1 else pose
     # ``to`` takes its time even where there is nothing to do.

@@ -150,8 +150,7 @@ def plain(value: Any, place: str = "argument") -> Any:
         }
     raise ValueError(
         f"{place} must be a name, a number, a list, or a dict of these, as {{'name': "
-        f"..., argument: ...}} for a class, "
-        f"to be saved; got {value!r}"
+        f"..., argument: ...}} for a class, to be saved; got {value!r}"
     )
 
 

@@ -71,9 +71,8 @@ def _loaded_or_named(path: Path) -> Any:
         return _loaded(path)
     except _UNLOADABLE as error:
         raise RuntimeError(
-            f"torchcaps' C++ kernels could not be loaded: {error}; if programs may "
-            f"not run from {path.parent}, let "
-            "XDG_CACHE_HOME name a folder where they may"
+            f"torchcaps' C++ kernels could not be loaded: {error}; if programs may not "
+            f"run from {path.parent}, let XDG_CACHE_HOME name a folder where they may"
         ) from error
 
 

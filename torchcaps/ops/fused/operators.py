@@ -110,18 +110,16 @@ KERNELS = {
 """The modules that hold the kernels, by backend; imported when first used."""
 
 _CALL = (
-    "Tensor children, Tensor transforms, Tensor? coordinates, Tensor? weights, "
-    "Tensor? log_partition, Tensor? sites, "
-    "Tensor[] similarity, str backend"
+    "Tensor children, Tensor transforms, Tensor? coordinates, Tensor? weights, Tensor? "
+    "log_partition, Tensor? sites, Tensor[] similarity, str backend"
 )
 _MOMENTS = (
     f"({_CALL}, bool leaky, bool hard, bool scatter) -> (Tensor, Tensor, Tensor, "
     "Tensor)"
 )
 _MOMENTS_BACKWARD = (
-    f"({_CALL}, bool leaky, bool hard, Tensor mean, Tensor grad_mass, Tensor "
-    "grad_sum, Tensor? grad_scatter, "
-    "Tensor? rest=None) -> Tensor[]"
+    f"({_CALL}, bool leaky, bool hard, Tensor mean, Tensor grad_mass, Tensor grad_sum, "
+    "Tensor? grad_scatter, Tensor? rest=None) -> Tensor[]"
 )
 _SCORES = f"({_CALL}, bool leaky, bool reduced) -> Tensor"
 _SCORES_BACKWARD = (
@@ -366,9 +364,8 @@ def _scores_gradient(ctx: Any, grad: Tensor) -> Any:
 def _no_gradient(ctx: Any, *upstream: Any) -> Any:
     raise RuntimeError(
         "the gradients of torchcaps::moments_backward and torchcaps::scores_backward "
-        "are not written: "
-        "differentiate torchcaps::moments and torchcaps::scores twice, or store the "
-        f"votes: {STORED}"
+        "are not written: differentiate torchcaps::moments and torchcaps::scores "
+        f"twice, or store the votes: {STORED}"
     )
 
 
