@@ -78,11 +78,7 @@ def write_network(
     :meth:`Network.save_pretrained`.
     """
     kind = type(network)
-    config = {
-        "network": kind.__name__,
-        "arguments": network.config(),
-        "extra": extra,
-    }
+    config = {"network": kind.__name__, "arguments": network.config(), "extra": extra}
     imports = _imports(network)
     if imports:
         config["imports"] = imports

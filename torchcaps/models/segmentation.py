@@ -20,10 +20,7 @@ from torchcaps.models.base import IN_RANGE, ImageClassifier, check_batch, layer_
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import AnySizes, Size, Sizes, check_series
 from torchcaps.routing import DynamicRouting, Routing
-from torchcaps.routing.batch_norm import (
-    EarlyBatchNorm2d,
-    EarlyBatchNorm3d,
-)
+from torchcaps.routing.batch_norm import EarlyBatchNorm2d, EarlyBatchNorm3d
 from torchcaps.spec import settings
 
 _CONV: dict[int, Any] = {2: nn.Conv2d, 3: nn.Conv3d}

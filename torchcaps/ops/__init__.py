@@ -7,13 +7,7 @@ from torchcaps.ops.competition import PARENTS, Competition, GridWide, OverChildr
 from torchcaps.ops.evidence import EvidentVotes
 from torchcaps.ops.fields import Fields, axes
 from torchcaps.ops.plan import BACKENDS, use_backend
-from torchcaps.ops.similarity import (
-    Distance,
-    Gaussian,
-    Given,
-    InnerProduct,
-    Similarity,
-)
+from torchcaps.ops.similarity import Distance, Gaussian, Given, InnerProduct, Similarity
 from torchcaps.ops.votes import Votes
 from torchcaps.ops.windows import Windows
 

@@ -71,10 +71,7 @@ def fixed_sum(
 
 
 def given_moments(
-    children: Tensor,
-    transforms: Tensor,
-    coordinates: Tensor | None,
-    shares: Tensor,
+    children: Tensor, transforms: Tensor, coordinates: Tensor | None, shares: Tensor
 ) -> Moments:
     """Mass and sum with shares ``r_ij`` (B, I, J) that are known: children are weighted
     before they are transformed.
@@ -97,10 +94,7 @@ class _GivenSum(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        children: Tensor,
-        transforms: Tensor,
-        shares: Tensor,
+        ctx: Any, children: Tensor, transforms: Tensor, shares: Tensor
     ) -> Tensor:
         """The sums, (B, J, M * D)."""
         ctx.save_for_backward(children, transforms, shares)

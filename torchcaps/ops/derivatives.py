@@ -57,10 +57,7 @@ def about_mean(
 
 
 def gradients(
-    work: Work,
-    function: Function,
-    tensors: Tensors,
-    upstream: Tensors,
+    work: Work, function: Function, tensors: Tensors, upstream: Tensors
 ) -> Tensors:
     """What a backward pass returns, the gradients of tensors, in a form that can be
     differentiated again.
@@ -132,10 +129,7 @@ def _leaf(field: Tensor | None) -> Tensor | None:
 
 
 def differentiated(
-    outputs: Tensors,
-    upstream: Tensors,
-    tensors: Tensors,
-    create_graph: bool,
+    outputs: Tensors, upstream: Tensors, tensors: Tensors, create_graph: bool
 ) -> list[Tensor | None]:
     """The gradients of the tensors, where there are any."""
     flowing = [

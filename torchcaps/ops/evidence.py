@@ -87,11 +87,7 @@ class EvidentVotes(Votes):
     fields = (*Votes.fields, *__slots__)
 
     def __init__(
-        self,
-        votes: Votes,
-        weight: Tensor,
-        bias: Tensor,
-        gaussian: bool = False,
+        self, votes: Votes, weight: Tensor, bias: Tensor, gaussian: bool = False
     ) -> None:
         for name in Votes.fields:
             setattr(self, name, getattr(votes, name))
@@ -278,8 +274,7 @@ class EvidentVotes(Votes):
             [transforms.expand(I, -1, -1, -1), evidence.expand(I, -1, -1, -1)], dim=3
         )
         children = torch.cat(
-            [children.to(dtype), children.new_ones(N, G, M, 1, dtype=dtype)],
-            dim=-1,
+            [children.to(dtype), children.new_ones(N, G, M, 1, dtype=dtype)], dim=-1
         )
         if coordinates is not None:
             coordinates = functional.pad(

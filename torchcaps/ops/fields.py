@@ -174,12 +174,7 @@ class Fields:
             return self.map(lambda tensor, _: tensor.to(dtype))
 
 
-def cut(
-    tensor: Tensor,
-    layout: str,
-    rows: slice,
-    columns: slice,
-) -> Tensor:
+def cut(tensor: Tensor, layout: str, rows: slice, columns: slice) -> Tensor:
     """The view of a tensor with these axes that belongs to these rows of the batch and
     these children.
     """

@@ -22,10 +22,7 @@ def dense_votes(
 
 
 def weighted_moments(
-    votes: Tensor,
-    assignment: Tensor,
-    weights: Tensor | None,
-    scatter: bool,
+    votes: Tensor, assignment: Tensor, weights: Tensor | None, scatter: bool
 ) -> Moments:
     """The moments of the votes (B, I, J, H) under an assignment (B, I, J) and child
     activations (B, I).
@@ -68,10 +65,7 @@ class NaiveVotes(VoteSource):
     """Votes formed once and kept: B x I x J x H numbers."""
 
     def __init__(
-        self,
-        children: Tensor,
-        transforms: Tensor,
-        coordinates: Tensor | None = None,
+        self, children: Tensor, transforms: Tensor, coordinates: Tensor | None = None
     ) -> None:
         super().__init__(children, transforms, coordinates)
         self.votes = dense_votes(children, transforms, coordinates)

@@ -224,12 +224,7 @@ def plan(facts: Facts) -> Plan:
     return _kept_plan(facts, small, is_open, trouble)
 
 
-def _plan(
-    facts: Facts,
-    small: bool,
-    is_open: bool,
-    trouble: str,
-) -> Plan:
+def _plan(facts: Facts, small: bool, is_open: bool, trouble: str) -> Plan:
     """The backend for votes of these facts.
 
     Args:

@@ -118,11 +118,7 @@ def alike_transforms(transforms: Tensor, alike: int) -> Tensor:
     return transforms.expand(-1, alike, -1, -1)
 
 
-def check_child_field(
-    name: str,
-    field: Tensor,
-    children: Tensor,
-) -> None:
+def check_child_field(name: str, field: Tensor, children: Tensor) -> None:
     """Checks that a field has a number for each child, (N, G).
 
     Raises:

@@ -21,12 +21,7 @@ from torchcaps.ops import folded, fused
 from torchcaps.ops.backend import Moments, VoteSource
 from torchcaps.ops.chunked import any_similarity
 from torchcaps.ops.closed_forms import fixed_sum
-from torchcaps.ops.competition import (
-    PARENTS,
-    Competition,
-    GridWide,
-    OverChildren,
-)
+from torchcaps.ops.competition import PARENTS, Competition, GridWide, OverChildren
 from torchcaps.ops.fields import FieldsType, check_numbers
 from torchcaps.ops.folded import Folded
 from torchcaps.ops.fused.triton_folded import TritonFolded
@@ -44,11 +39,7 @@ from torchcaps.ops.plan import (
     plan,
 )
 from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
-from torchcaps.ops.vote_checks import (
-    alike_transforms,
-    check_child_field,
-    check_votes,
-)
+from torchcaps.ops.vote_checks import alike_transforms, check_child_field, check_votes
 from torchcaps.ops.windows import in_windows
 from torchcaps.spec import check
 

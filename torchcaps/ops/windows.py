@@ -34,10 +34,7 @@ class Windows:
 
     Example:
         >>> windows = tc.ops.Windows(
-        ...     size=(7, 7),
-        ...     kernel=(3, 3),
-        ...     stride=(2, 2),
-        ...     padding=(0, 0),
+        ...     size=(7, 7), kernel=(3, 3), stride=(2, 2), padding=(0, 0)
         ... )
         >>> windows.out
         (3, 3)
@@ -56,13 +53,7 @@ class Windows:
         counts = []
         least = 0
         try:
-            axes = zip(
-                self.size,
-                self.padding,
-                self.kernel,
-                self.stride,
-                strict=True,
-            )
+            axes = zip(self.size, self.padding, self.kernel, self.stride, strict=True)
             for size, padding, kernel, stride in axes:
                 extents.append(size + 2 * padding)
                 counts.append((extents[-1] - kernel) // stride + 1)

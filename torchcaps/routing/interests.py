@@ -93,10 +93,7 @@ class InterestRouting(Routing):
         self.start = nn.Parameter(torch.randn(shape.parents, shape.size))
 
     def route(
-        self,
-        votes: Votes,
-        activation: Tensor | None,
-        pairs: Tensor | None = None,
+        self, votes: Votes, activation: Tensor | None, pairs: Tensor | None = None
     ) -> Routed:
         """Route the votes; children are weighted by their activations.
 

@@ -47,13 +47,4 @@ from torchcaps.spec.wire import (
     repr_of,
 )
 
-__all__ = [
-    "Size",
-    "Spec",
-    "Within",
-    "check",
-    "fit",
-    "jsonable",
-    "make",
-    "settings",
-]
+__all__ = ["Size", "Spec", "Within", "check", "fit", "jsonable", "make", "settings"]

@@ -167,10 +167,7 @@ class _ByTile(torch.autograd.Function):
 
 
 def _backward(
-    call: _Call,
-    tensors: Any,
-    upstream: Any,
-    wanted: Sequence[bool],
+    call: _Call, tensors: Any, upstream: Any, wanted: Sequence[bool]
 ) -> Tensors:
     """The gradients of the tensors that are wanted, tile by tile."""
     tile = call.whole.with_tensors(tensors)
@@ -202,12 +199,7 @@ def _backward(
     return grads
 
 
-def _view(
-    tensor: Tensor,
-    layout: str,
-    rows: slice,
-    columns: slice,
-) -> Tensor:
+def _view(tensor: Tensor, layout: str, rows: slice, columns: slice) -> Tensor:
     """The view of a tensor that belongs to a tile; transforms that all children share
     stay whole.
     """
@@ -221,10 +213,7 @@ def _part(tile: Tile, rows: slice, columns: slice) -> Tile:
 
 
 def _placed(
-    tile: Tile,
-    grads: Sequence[Tensor | None],
-    rows: slice,
-    columns: slice,
+    tile: Tile, grads: Sequence[Tensor | None], rows: slice, columns: slice
 ) -> list[Tensor | None]:
     """The views of the gradients that belong to a tile."""
     return [

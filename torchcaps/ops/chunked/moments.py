@@ -113,10 +113,7 @@ class Tile:
         return assignment if weights is None else assignment * weights.T[:, None]
 
     def logits_backward(
-        self,
-        grad_logits: Tensor,
-        grad_votes: Tensor,
-        grads: Call,
+        self, grad_logits: Tensor, grad_votes: Tensor, grads: Call
     ) -> None:
         """Adds what the logits pass on to the gradients of the similarity, and to that
         of the votes.
@@ -196,10 +193,7 @@ class ChunkedMoments(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: Any,
-        grad_mass: Tensor,
-        grad_sum: Tensor,
-        grad_scatter: Tensor | None,
+        ctx: Any, grad_mass: Tensor, grad_sum: Tensor, grad_scatter: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         """The gradients of the tensors."""
         (*tensors, mean, remainder), options = ctx.saved_tensors, ctx.options
@@ -296,10 +290,7 @@ def _moments_backward(tensors: Tensors, upstream: Any, options: Options) -> Tens
 
 
 def _scores_backward(
-    tensors: Tensors,
-    grad: Any,
-    options: Options,
-    reduced: bool,
+    tensors: Tensors, grad: Any, options: Options, reduced: bool
 ) -> Tensors:
     """The gradients of the tensors, from that of the logits, or of their
     log-partition.

@@ -12,12 +12,7 @@ outweigh the cost of a launch.
 """
 
 
-def tile_shape(
-    batch: int,
-    children: int,
-    numbers: int,
-    most: int,
-) -> tuple[int, int]:
+def tile_shape(batch: int, children: int, numbers: int, most: int) -> tuple[int, int]:
     """How many (batch rows, children) to take at once, at ``numbers`` numbers a pair,
     for a tile of at most ``most`` numbers.
 

@@ -112,10 +112,7 @@ class ChunkedVotes(VoteSource):
         return self._scores(similarity, reduced=False)
 
     def _scores(
-        self,
-        similarity: Similarity,
-        reduced: bool,
-        leaky: bool = False,
+        self, similarity: Similarity, reduced: bool, leaky: bool = False
     ) -> Tensor:
         options = Options(leaky, hard=False)
         fields = (self.children, self.transforms, self.coordinates, None, None)

@@ -145,12 +145,7 @@ def misfit(
     )
 
 
-def readable(
-    name: str,
-    tensor: Tensor,
-    shape: Sequence[int],
-    like: Tensor,
-) -> Tensor:
+def readable(name: str, tensor: Tensor, shape: Sequence[int], like: Tensor) -> Tensor:
     """The tensor, contiguous.
 
     Raises:
@@ -166,12 +161,7 @@ def readable(
     return tensor.contiguous()
 
 
-def stored_moments(
-    call: Call,
-    leaky: bool,
-    hard: bool,
-    scatter: bool,
-) -> Tensors:
+def stored_moments(call: Call, leaky: bool, hard: bool, scatter: bool) -> Tensors:
     """Mass, sum and scatter (or None) of a call, from stored votes: differentiable to
     any order.
     """
@@ -392,24 +382,13 @@ class FusedVotes(VoteSource):
             tensors,
         )
 
-    def _moments(
-        self,
-        call: Call,
-        leaky: bool,
-        hard: bool,
-        scatter: bool,
-    ) -> Moments:
+    def _moments(self, call: Call, leaky: bool, hard: bool, scatter: bool) -> Moments:
         """Compute the moments of a call, by the kernels."""
         operator = torch.ops.torchcaps.moments.default
         mass, total, second, _ = operator(*call, self.backend, leaky, hard, scatter)
         return Moments(mass, total, second if scatter else None)
 
-    def _scores(
-        self,
-        call: Call,
-        leaky: bool,
-        reduced: bool,
-    ) -> Tensor:
+    def _scores(self, call: Call, leaky: bool, reduced: bool) -> Tensor:
         """The logits of a call, (B, I, J), or reduced, their log-partition, (B, I), by the
         kernels.
         """

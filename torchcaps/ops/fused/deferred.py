@@ -195,13 +195,7 @@ class NativeVotes(FusedVotes):
         """
         return self.children.shape[2] == 1 and self.transforms.shape[0] > 1
 
-    def _moments(
-        self,
-        call: Call,
-        leaky: bool,
-        hard: bool,
-        scatter: bool,
-    ) -> Moments:
+    def _moments(self, call: Call, leaky: bool, hard: bool, scatter: bool) -> Moments:
         tensors = listed(call)
         differentiated = recorded(tensors)
         if differentiated is None:
@@ -231,12 +225,7 @@ class NativeVotes(FusedVotes):
         )
         return Moments(*moments)
 
-    def _scores(
-        self,
-        call: Call,
-        leaky: bool,
-        reduced: bool,
-    ) -> Tensor:
+    def _scores(self, call: Call, leaky: bool, reduced: bool) -> Tensor:
         tensors = listed(call)
         differentiated = recorded(tensors)
         if differentiated is None:

@@ -48,12 +48,7 @@ class Kernels(Protocol):
         """
 
     def moments(
-        self,
-        call: Call,
-        *,
-        leaky: bool,
-        hard: bool,
-        scatter: bool,
+        self, call: Call, *, leaky: bool, hard: bool, scatter: bool
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """Mass (B, J), sum (B, J, H) and, if wanted, scatter (B, J, H) about the mean:
         one E-step and its sums.
@@ -78,25 +73,13 @@ class Kernels(Protocol):
         and ``rest`` from there.
         """
 
-    def scores(
-        self,
-        call: Call,
-        *,
-        leaky: bool,
-        reduced: bool,
-    ) -> Tensor:
+    def scores(self, call: Call, *, leaky: bool, reduced: bool) -> Tensor:
         """The logits (B, I, J), or reduced, their log-partition over the parents (and
         the leak) (B, I).
         """
 
     def scores_backward(
-        self,
-        call: Call,
-        scores: Tensor,
-        grad: Tensor,
-        *,
-        leaky: bool,
-        reduced: bool,
+        self, call: Call, scores: Tensor, grad: Tensor, *, leaky: bool, reduced: bool
     ) -> Call:
         """The gradients of every tensor of the call; ``scores`` is what :meth:`scores`
         gave.
@@ -345,11 +328,7 @@ def _at_arguments(
 
 
 def _moments_gradient(
-    ctx: Any,
-    grad_mass: Tensor,
-    grad_sum: Tensor,
-    grad_scatter: Tensor,
-    _: Any,
+    ctx: Any, grad_mass: Tensor, grad_sum: Tensor, grad_scatter: Tensor, _: Any
 ) -> Any:
     scatter = ctx.options[-1]
     return _at_arguments(

@@ -383,11 +383,7 @@ def pass_on(
 
 
 def agreement_forward(
-    call: Call,
-    bias: Tensor | None,
-    settings: Agreement,
-    *,
-    differentiated: bool,
+    call: Call, bias: Tensor | None, settings: Agreement, *, differentiated: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """Compute all steps of :class:`~torchcaps.routing.DynamicRouting`.
 
@@ -410,13 +406,7 @@ def agreement_forward(
         sums = pose.new_empty(settings.steps, *pose.shape)
         alphas = pose.new_empty(max(settings.steps - 2, 0), *pose.shape)
         votes = _room_for_votes(call)
-    steps = {
-        "bias": bias,
-        "sums": sums,
-        "alphas": alphas,
-        "alpha": alpha,
-        "pose": pose,
-    }
+    steps = {"bias": bias, "sums": sums, "alphas": alphas, "alpha": alpha, "pose": pose}
     outcome = _run_agreement(
         call, settings, steps, backward=False, parts=row_parts(call), votes=votes
     )
@@ -520,12 +510,7 @@ def moments_backward(
 
 
 def scores_backward(
-    call: Call,
-    scores: Tensor,
-    grad: Tensor,
-    *,
-    leaky: bool,
-    reduced: bool,
+    call: Call, scores: Tensor, grad: Tensor, *, leaky: bool, reduced: bool
 ) -> Call:
     """The gradients of every tensor of the call."""
     if 0 in sizes_of(call):

@@ -37,13 +37,7 @@ import triton
 import triton.language as tl
 
 # The compiler shall not know factors of these numbers.
-SIZES = [
-    "B",
-    "W",
-    "I",
-    "G",
-    "J",
-]
+SIZES = ["B", "W", "I", "G", "J"]
 
 
 @dataclass(frozen=True)

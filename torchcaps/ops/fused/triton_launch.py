@@ -489,11 +489,7 @@ class Launch:
         return mass, first, second, origin
 
     def merged(
-        self,
-        mass: Tensor,
-        first: Tensor,
-        scatter: Tensor | None,
-        origin: Tensor | None,
+        self, mass: Tensor, first: Tensor, scatter: Tensor | None, origin: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """Mass, sum, scatter and rest of all splits."""
         total = torch.empty_like(mass[0])
