@@ -87,7 +87,7 @@ class Tile:
                 distance = (self.votes - mean).square_().mul_(precision).sum((2, 3))
                 return log_weight - distance / 2
 
-    def partition(self, logits: Tensor) -> Tensor:
+    def log_partition(self, logits: Tensor) -> Tensor:
         """The log-partition over the parents (and the leak), (i, B)."""
         partition = logits.logsumexp(1)
         if self.options.leaky:
@@ -104,7 +104,7 @@ class Tile:
         if self.call.log_partition is not None:
             return (logits - self.call.log_partition.T[:, None]).exp()
         if self.options.leaky:
-            return (logits - self.partition(logits)[:, None]).exp()
+            return (logits - self.log_partition(logits)[:, None]).exp()
         return logits.softmax(1)
 
     def weighted(self, assignment: Tensor) -> Tensor:
@@ -235,7 +235,7 @@ class ChunkedScores(torch.autograd.Function):
             tile = Tile(_part(call, rows, columns), options)
             logits = tile.logits()
             if reduced:
-                scores[rows, columns] = tile.partition(logits).T
+                scores[rows, columns] = tile.log_partition(logits).T
             else:
                 scores[rows, columns] = logits.permute(2, 0, 1)
         return scores
@@ -268,23 +268,23 @@ def _moments_backward(tensors: Tensors, upstream: Any, options: Options) -> Tens
         out = _part(grads, rows, columns)
         tile = Tile(part, options)
         grad_votes = _split(part, grad_sum[rows]).expand_as(tile.votes)
-        worth = (tile.votes * grad_votes).sum((2, 3)) + grad_mass[rows].T
+        grad_share = (tile.votes * grad_votes).sum((2, 3)) + grad_mass[rows].T
         if grad_scatter is not None:
             slope = _split(part, grad_scatter[rows])
             deviation = tile.votes - _split(part, mean[rows])
-            worth += (deviation.square() * slope).sum((2, 3))
+            grad_share += (deviation.square() * slope).sum((2, 3))
             grad_votes = torch.addcmul(grad_votes, deviation, slope, value=2)
         assignment = tile.assignment()
         grad_votes = grad_votes * tile.weighted(assignment)[:, :, None, None]
         if out.weights is not None:
-            out.weights.add_((assignment * worth).sum(1).T)
-        flow = assignment * tile.weighted(worth)  # [i, J, B]
+            out.weights.add_((assignment * grad_share).sum(1).T)
+        grad_logits = assignment * tile.weighted(grad_share)  # [i, J, B]
         if out.log_partition is not None:
-            out.log_partition.sub_(flow.sum(1).T)
+            out.log_partition.sub_(grad_logits.sum(1).T)
         else:
-            flow -= assignment * flow.sum(1, keepdim=True)
+            grad_logits -= assignment * grad_logits.sum(1, keepdim=True)
         if not options.hard:
-            tile.logits_backward(flow, grad_votes, out)
+            tile.logits_backward(grad_logits, grad_votes, out)
         tile.votes_backward(grad_votes, out)
     return listed(grads)
 
@@ -302,13 +302,12 @@ def _scores_backward(
         tile = Tile(_part(call, rows, columns), options)
         if reduced:
             logits = tile.logits()
-            flow = (logits - tile.partition(logits)[:, None]).exp() * grad[
-                rows, columns
-            ].T[:, None]
+            assignment = (logits - tile.log_partition(logits)[:, None]).exp()
+            grad_logits = assignment * grad[rows, columns].T[:, None]
         else:
-            flow = grad[rows, columns].permute(1, 2, 0)
+            grad_logits = grad[rows, columns].permute(1, 2, 0)
         grad_votes = torch.zeros_like(tile.votes)
-        tile.logits_backward(flow, grad_votes, out)
+        tile.logits_backward(grad_logits, grad_votes, out)
         tile.votes_backward(grad_votes, out)
     return listed(grads)
 

@@ -59,7 +59,7 @@ class Tile:
         leaky: one more candidate, with logit 0.
         hard: the most similar parent takes all.
         shared: one transform for all children.
-        by_row: the normaliser given is one for each row and child, (B, I), not for each
+        by_row: the log-partition given is one for each row and child, (B, I), not for each
             grid child, (N, G).
         overlap: more than one program adds to the gradient of a grid child.
         slots: how many partial gradients a shared transform has, to keep programs from
@@ -296,7 +296,7 @@ def _logits(votes, centre, precision, log_weight, T: tl.constexpr):
 
 
 @triton.jit
-def _normaliser(logits, T: tl.constexpr):
+def _top_and_sum(logits, T: tl.constexpr):
     """The largest logit of each row, and the sum of exponentials relative to it,
     [b].
     """
@@ -335,7 +335,7 @@ def _assignment(logits, best, log_partition, at, child, B, T: tl.constexpr):
         )
         return tl.exp(logits - partition[:, None])
     else:
-        top, total = _normaliser(logits, T)
+        top, total = _top_and_sum(logits, T)
         return tl.exp(logits - top[:, None]) / total[:, None]
 
 
@@ -490,7 +490,7 @@ def scores_kernel(
     precision,
     log_weight,
     logits_out,  # [B, I, J] or None
-    partition_out,  # the normaliser over this block of parents, [blocks, B, I] or None
+    partition_out,  # the log-partition over this block of parents, [blocks, B, I] or None
     top_out,  # the largest logit of this block of parents, [blocks, B, I], or None, and
     best_out,  # the lowest index of a parent that has it, [blocks, B, I]
     B,
@@ -500,7 +500,7 @@ def scores_kernel(
     J,
     T: tl.constexpr,
 ):
-    """The logits, or what a normaliser over all parents is made of."""
+    """The logits, or what a log-partition over all parents is made of."""
     rows, parents = _rows(T), _parents(T)
     inside = rows < B
     alpha = _load_field(centre, B, J, T) if centre is not None else None
@@ -518,7 +518,7 @@ def scores_kernel(
             place = at[:, None] * T.J + parents[None, :] + (J - T.J)
             tl.store(logits_out + place, logits, mask=mask)
         if partition_out is not None:
-            top, total = _normaliser(logits, T)
+            top, total = _top_and_sum(logits, T)
             tl.store(partition_out + block + at, top + tl.log(total), mask=inside)
         if best_out is not None:
             tl.store(top_out + block + at, tl.max(logits, 1), mask=inside)
@@ -808,8 +808,8 @@ def scores_backward_kernel(
     centre,
     precision,
     log_weight,
-    partition,  # the normaliser, [B, I], or None: of the logits themselves
-    grad,  # of the normaliser, [B, I], or of the logits, [B, I, J]
+    log_partition,  # [B, I], or None: of the logits themselves
+    grad,  # of the log-partition, [B, I], or of the logits, [B, I, J]
     grad_children,  # out: those of moments_backward_kernel
     grad_transforms,
     grad_coordinates,
@@ -823,7 +823,7 @@ def scores_backward_kernel(
     J,
     T: tl.constexpr,
 ):
-    """The gradients of the logits, or of their normaliser."""
+    """The gradients of the logits, or of their log-partition."""
     rows, parents = _rows(T), _parents(T)
     inside = rows < B
     alpha = _load_field(centre, B, J, T) if centre is not None else None
@@ -836,11 +836,11 @@ def scores_backward_kernel(
         at = rows * I + i
         child = _grid_child(sites, i, rows, B, W, I, G)
         votes = _votes(children, transforms, coordinates, child, i, B, J, T)
-        if partition is not None:
+        if log_partition is not None:
             logits = _logits(votes, alpha, beta, gamma, T)
-            normaliser = tl.load(partition + at, mask=inside, other=0.0)
+            partition = tl.load(log_partition + at, mask=inside, other=0.0)
             grad_logits = (
-                tl.exp(logits - normaliser[:, None])
+                tl.exp(logits - partition[:, None])
                 * tl.load(grad + at, mask=inside, other=0.0)[:, None]
             )
         else:
@@ -902,7 +902,7 @@ def mean_grads_kernel(
     T: tl.constexpr,
 ):
     """The mean gradient of the shares over all parents that compete for a child,
-    ``sum_wj R_wij worth_wij``.
+    ``sum_wj R_wij g_wij``.
     """
     rows = _rows(T)
     alpha = _load_field(centre, B, J, T)
@@ -930,7 +930,7 @@ def _agreement_slope(votes, alpha, slope_sum, T: tl.constexpr):
     m, b, j].
     """
     logits = _logits(votes, alpha, None, None, T)
-    top, total = _normaliser(logits, T)
+    top, total = _top_and_sum(logits, T)
     assignment = tl.exp(logits - top[:, None]) / total[:, None]
     grad_logits = assignment * _inner(votes, slope_sum)
     grad_logits -= assignment * tl.sum(grad_logits, 1)[:, None]

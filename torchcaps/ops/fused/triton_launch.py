@@ -216,11 +216,11 @@ def moments_backward(
 def scores(
     call: Call, *, leaky: bool, reduced: bool, tiling: Tiling | None = None
 ) -> Tensor:
-    """The logits, or their normaliser; see
+    """The logits, or their log-partition; see
     :class:`~torchcaps.ops.fused.operators.Kernels`.
     """
     launch = Launch(call, tiling, "scores", leaky=leaky)
-    return launch.partition() if reduced else launch.logits()
+    return launch.log_partition() if reduced else launch.logits()
 
 
 def scores_backward(
@@ -366,7 +366,7 @@ class Launch:
 
     More parents than fit one tile are cut into blocks, small ones that leave room for
     rows. What they compete for is then found first, in a pass of its own: the
-    normaliser of each child of each row, (B, I), from one for each block.
+    log-partition of each child of each row, (B, I), from one for each block.
 
     Where the tiles of rows and parents leave processors of a GPU idle, the children are
     split too, and the sums merged.
@@ -523,8 +523,8 @@ class Launch:
         self._scores(logits, None, None, None)
         return logits
 
-    def partition(self) -> Tensor:
-        """The normaliser over all parents, (B, I)."""
+    def log_partition(self) -> Tensor:
+        """The log-partition over all parents, (B, I)."""
         parts = self.empty(self.programs.blocks, self.B, self.I)
         self._scores(None, parts, None, None)
         return parts[0] if self.programs.blocks == 1 else parts.logsumexp(0)
@@ -548,7 +548,7 @@ class Launch:
         )
 
     def competition(self) -> tuple[Tensor | None, Tensor | None, device.Tile]:
-        """The normaliser and the choice that a program must be given, and the tile that
+        """The log-partition and the choice that a program must be given, and the tile that
         reads them.
         """
         partition = self.source.log_partition
@@ -556,7 +556,7 @@ class Launch:
             return None, self.best() if self.programs.blocks > 1 else None, self.tile
         if partition is not None or self.programs.blocks == 1:
             return partition, None, self.tile
-        return self.partition(), None, replace(self.tile, by_row=True)
+        return self.log_partition(), None, replace(self.tile, by_row=True)
 
 
 @lru_cache(maxsize=4096)
@@ -686,15 +686,15 @@ def empty_fields(launch: Launch) -> list[Tensor]:
 
 
 def _scores_backward(
-    launch: Launch, partition: Tensor | None, grad: Tensor, into: Gradients
+    launch: Launch, log_partition: Tensor | None, grad: Tensor, into: Gradients
 ) -> None:
-    """The gradients of the logits, (B, I, J), or of their normaliser, (B, I)."""
+    """The gradients of the logits, (B, I, J), or of their log-partition, (B, I)."""
     launch(
         device.scores_backward_kernel,
         *launch.votes,
         launch.source.sites,
         *launch.similarity,
-        partition,
+        log_partition,
         grad,
         *into.votes,
         *into.similarity,

@@ -20,6 +20,7 @@ from torchcaps.ops.fused.triton_launch import (
     DTYPES,
     Gradients,
     Launch,
+    Parents,
     by_parent,
     empty_fields,
     run,
@@ -45,7 +46,7 @@ def agreement(call: Call, bias: Tensor | None, settings: Agreement) -> Agreed:
     """All steps of routing by agreement; see :class:`torchcaps.routing.DynamicRouting`.
 
     Args:
-        call: the call of the votes, without similarity, weights and normaliser.
+        call: the call of the votes, without similarity, weights and log-partition.
         bias: (J, H) or None.
         settings: the settings of the algorithm.
     """
@@ -204,7 +205,7 @@ def mixture(
 
     Args:
         call: the call of the votes with their weights, without similarity and
-            normaliser.
+            log-partition.
         seen: where each grid child is in the windows,
             :meth:`torchcaps.ops.Windows.seen`, if all parents that see it compete for
             it; None if those of one window do.
@@ -215,11 +216,7 @@ def mixture(
     launch = Launch(call, None, "scatter")
     steps = len(settings.inverse_temperatures)
     out = EMSteps.empty(call, seen, steps)
-    options = {
-        "standardise": settings.standardise,
-        "cost_floor": settings.cost_floor > 0,
-    }
-    parents = launch.parents(**options)
+    parents = _parents_between(launch, settings)
     numbers = numbers_of(settings, launch.dtype, call.children.device)
     for step in range(steps):
         compared = launch
@@ -254,6 +251,12 @@ def mixture(
     return out
 
 
+def _parents_between(launch: Launch, settings: EMOptions) -> Parents:
+    """What launches the M-steps, and their gradients."""
+    cost_floor = settings.cost_floor > 0
+    return launch.parents(standardise=settings.standardise, cost_floor=cost_floor)
+
+
 @lru_cache(maxsize=64)
 def numbers_of(settings: EMOptions, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The numbers of each M-step, (steps, 6), on the device: read there, they have the
@@ -272,7 +275,7 @@ def numbers_of(settings: EMOptions, dtype: torch.dtype, device: torch.device) ->
 def _combine(
     compared: Launch | None, launch: Launch, seen: Tensor, into: Tensor
 ) -> None:
-    """The normaliser of each child over the parents of all windows that see it.
+    """The log-partition of each child over the parents of all windows that see it.
 
     Args:
         compared: the votes with what they are compared with; None in the first step,
@@ -281,7 +284,9 @@ def _combine(
         seen: as in :func:`mixture`.
         into: (N, G).
     """
-    partition = None if compared is None else compared.for_work("scores").partition()
+    of_windows = None
+    if compared is not None:
+        of_windows = compared.for_work("scores").log_partition()
     if not into.numel():
         return
     sizes = *into.shape, launch.W * launch.I, seen.shape[1]
@@ -289,13 +294,13 @@ def _combine(
     run(
         between.combine_kernel,
         (tile_count(into.numel(), _CHILDREN),),
-        (partition, seen, into, *sizes, *constants),
+        (of_windows, seen, into, *sizes, *constants),
         seen.device,
     )
 
 
 _CHILDREN = 128
-"""Of one program that combines normalisers."""
+"""Of one program that combines log-partitions."""
 
 
 def mixture_backward(
@@ -322,11 +327,7 @@ def mixture_backward(
     grads, steps = Gradients(launch.alone()), len(settings.inverse_temperatures)
     mean_grads = mixed.mean.new_zeros((steps, *call.children.shape[:2]))
     costs = launch.empty(2, steps, launch.B, launch.J)
-    options = {
-        "standardise": settings.standardise,
-        "cost_floor": settings.cost_floor > 0,
-    }
-    parents = launch.parents(**options)
+    parents = _parents_between(launch, settings)
     numbers = numbers_of(settings, launch.dtype, call.children.device)
     grad_mean, grad_logit, *compared_with = upstream
     parts: list[Tensor | None] = [None, None, None]

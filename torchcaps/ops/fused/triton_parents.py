@@ -146,9 +146,9 @@ def merge_kernel(
 
 
 @triton.jit
-def _window_logit(
-    partition,
-    first_logit,
+def _window_log_partition(
+    log_partition,
+    first_log_partition,
     place,
     inside,
     row,
@@ -156,15 +156,15 @@ def _window_logit(
     block: tl.constexpr,
     dtype: tl.constexpr,
 ):
-    """The normaliser of a child over the parents of one window that sees it; -inf where
-    none does. Without a partition it is that of the first step.
+    """The log-partition of a child over the parents of one window that sees it; -inf where
+    none does. Without ``log_partition`` it is that of the first step.
     """
-    if partition is None:
-        value = tl.full([block], first_logit, dtype)
+    if log_partition is None:
+        value = tl.full([block], first_log_partition, dtype)
         value = tl.where(place >= 0, value, float("-inf"))
     else:
         value = tl.load(
-            partition + row * places + place,
+            log_partition + row * places + place,
             mask=inside & (place >= 0),
             other=float("-inf"),
         )
@@ -173,19 +173,19 @@ def _window_logit(
 
 @triton.jit(do_not_specialize=["rows", "G", "places", "slots"])
 def combine_kernel(
-    partition,  # over the parents of each window, [N, W * I]; None for the first step
+    log_partition,  # over the parents of each window, [N, W * I]; None for the first step
     seen,  # where each grid child is in windows, [G, slots]; -1 for nowhere
     combined,  # out: [N, G]
     rows,  # N
     G,
     places,  # W * I
     slots,
-    # The normaliser over the parents of one window in the first step
-    first_logit: tl.constexpr,
+    # The log-partition over the parents of one window in the first step
+    first_log_partition: tl.constexpr,
     block: tl.constexpr,
     dtype: tl.constexpr,
 ):
-    """The normaliser of each child over the parents of all windows that see it; 0 where
+    """The log-partition of each child over the parents of all windows that see it; 0 where
     none does.
     """
     child = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
@@ -194,16 +194,16 @@ def combine_kernel(
     top = tl.full([block], float("-inf"), dtype)
     for slot in range(0, slots):
         place = tl.load(seen + site * slots + slot, mask=inside, other=-1)
-        value = _window_logit(
-            partition, first_logit, place, inside, row, places, block, dtype
+        value = _window_log_partition(
+            log_partition, first_log_partition, place, inside, row, places, block, dtype
         )
         top = tl.maximum(top, value)
     top = tl.where(top == float("-inf"), 0.0, top)
     total = tl.full([block], 0.0, dtype)
     for slot in range(0, slots):
         place = tl.load(seen + site * slots + slot, mask=inside, other=-1)
-        value = _window_logit(
-            partition, first_logit, place, inside, row, places, block, dtype
+        value = _window_log_partition(
+            log_partition, first_log_partition, place, inside, row, places, block, dtype
         )
         total += tl.exp(value - top)
     unseen = total == 0.0
@@ -420,7 +420,7 @@ def mixed_backward_kernel(
     grad_precision,  # [splits, B, H, J]
     grad_log_weight,  # [splits, B, J]
     grad_logit,  # [B, J]
-    base,  # out: what a vote at the mean is worth, [B, J]
+    base,  # out: the gradient of the share of a vote at the mean, [B, J]
     grad_sum,  # [B, H, J], of deviations from the mean as it is stored
     grad_scatter,  # [B, H, J]
     grad_unit_cost,  # [B, J]
