@@ -27,8 +27,6 @@ LEAST_FLOOR = torch.finfo(torch.float32).tiny ** 0.5
 x^2, a gradient's, is finite.
 """
 
-_POSITIVE = Within(0, open=True, words="above 0 and finite")
-_SHARE = Within(0, 1, words="a share in [0, 1]")
 _FLOOR = Within(
     LEAST_FLOOR,
     1 / LEAST_FLOOR,
@@ -40,9 +38,9 @@ _FLOOR = Within(
 
 # Arguments as :func:`torchcaps.spec.settings` checks them.
 Finite = Annotated[float, Within()]
-Positive = Annotated[float, _POSITIVE]
+Positive = Annotated[float, Within(0, open=True, words="above 0 and finite")]
 NotNegative = Annotated[float, Within(0)]
-Share = Annotated[float, _SHARE]
+Share = Annotated[float, Within(0, 1, words="a share in [0, 1]")]
 Floor = Annotated[float, _FLOOR]
 FloorOrNone = Annotated[float, replace(_FLOOR, zero=True)]
 ProperShare = Annotated[

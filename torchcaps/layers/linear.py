@@ -203,6 +203,8 @@ class CapsLinear(CapsuleLayer):
         """The mask of the children, and that of the pairs, (B, I, J), if there is
         one.
         """
+        if mask is None:
+            return None, None
         children = from_pair(children)
         pose = children.pose if isinstance(children, Capsules) else children
         if not isinstance(mask, Tensor) or mask.ndim <= pose.ndim - len(self.in_pose):
@@ -246,9 +248,7 @@ class CapsLinear(CapsuleLayer):
             initial: parents of an earlier call, from which a ``resumable`` routing goes
                 on.
         """
-        child_mask = pairs = None
-        if mask is not None:
-            child_mask, pairs = self._masks(children, mask)
+        child_mask, pairs = self._masks(children, mask)
         pose, activation = self._as_children(children, child_mask)
         votes = self._votes(pose, child_mask)
         return self.routing(votes, activation, initial=initial, pairs=pairs)

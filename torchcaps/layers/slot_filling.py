@@ -1,5 +1,6 @@
 """Words to slots, slots to intents (Zhang et al. 2019, Capsule-NLU)."""
 
+from dataclasses import KW_ONLY
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from torchcaps.numerics import NotNegative, Positive, Size
 from torchcaps.ops import InnerProduct, Votes
 from torchcaps.routing import DynamicRouting, Routed
 from torchcaps.routing.base import Steps
-from torchcaps.spec import SuggestsNames, argument, settings
+from torchcaps.spec import SuggestsNames, settings
 from torchcaps.squashing import SquashKind, length, squash
 
 
@@ -106,12 +107,13 @@ class SlotCaps(SuggestsNames, nn.Module):
     features: Size
     slots: Size
     intents: Size
-    pose_dim: Size = argument(default=16, kw_only=True)
-    intent_dim: Size = argument(default=16, kw_only=True)
-    steps: Steps = argument(default=2, kw_only=True)
-    pull: NotNegative = argument(default=0.1, kw_only=True)
-    squash: SquashKind = argument(default="tanh", kw_only=True)
-    init_std: Positive = argument(default=0.3, kw_only=True)
+    _: KW_ONLY
+    pose_dim: Size = 16
+    intent_dim: Size = 16
+    steps: Steps = 2
+    pull: NotNegative = 0.1
+    squash: SquashKind = "tanh"
+    init_std: Positive = 0.3
 
     def __post_init__(self) -> None:
         routing = DynamicRouting(steps=self.steps, squash=self.squash)

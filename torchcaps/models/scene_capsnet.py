@@ -4,7 +4,7 @@ with class-activation maps.
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import InitVar
+from dataclasses import KW_ONLY, InitVar
 from typing import NamedTuple
 
 import torch
@@ -26,7 +26,7 @@ from torchcaps.numerics import (
 )
 from torchcaps.routing import DynamicRouting, Routed, Routing
 from torchcaps.routing.batch_norm import EarlyBatchNorm2d
-from torchcaps.spec import argument, settings
+from torchcaps.spec import settings
 from torchcaps.squashing import length
 
 
@@ -183,8 +183,9 @@ class _SceneNetwork(ImageClassifier):
     image_shape: tuple[int, int, int] = (1, 96, 96)
     classes: int = 10
     channels: Sizes = (24, 48, 96)
-    cut: ProperShare = argument(default=0.2, kw_only=True)
-    reach: Positive = argument(default=1.0, kw_only=True)
+    _: KW_ONLY
+    cut: ProperShare = 0.2
+    reach: Positive = 1.0
 
     def __post_init__(self) -> None:
         """Convolutions that halve the grid, each behind the first with a residual
@@ -319,8 +320,9 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
     child_dim: Size = 32
     pose_dim: Size = 16
     boxes: bool = False
-    overlap: ProperShare | None = argument(default=0.3, kw_only=True)
-    routing: InitVar[Routing | None] = argument(default=None, kw_only=True)
+    _: KW_ONLY
+    overlap: ProperShare | None = 0.3
+    routing: InitVar[Routing | None] = None
 
     def __post_init__(self, routing: Routing | None) -> None:
         super().__post_init__()

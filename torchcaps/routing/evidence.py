@@ -3,6 +3,7 @@ child knows by itself.
 """
 
 import math
+from dataclasses import KW_ONLY
 from typing import Any, ClassVar
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from torchcaps.ops import EvidentVotes, Votes
 from torchcaps.routing.base import LayerShape, Routing, shape_of, unbound
-from torchcaps.spec import SuggestsNames, argument, settings
+from torchcaps.spec import SuggestsNames, settings
 from torchcaps.squashing import LearnedSquash, squash
 
 
@@ -102,7 +103,8 @@ class AgreementRouting(Routing):
     squash_start: ClassVar[float] = 1.0
     """The constant c of a squash that is learned, n² / (c + n²), before training."""
 
-    evidence: bool = argument(default=False, kw_only=True)
+    _: KW_ONLY
+    evidence: bool = False
 
     def bind(self, shape: LayerShape | int, size: int | None = None) -> Routing:
         """Return a copy of this routing with fresh parameters, those of the evidence
