@@ -32,6 +32,7 @@ from torchcaps.routing import (
 )
 from torchcaps.routing.base import ROUTINGS
 from torchcaps.squashing import length
+from torchcaps.testing.options import options_of
 
 OPTIONAL = ("attention", "spectral")
 """Routings whose parameters need not be there."""
@@ -522,6 +523,27 @@ def test_a_setting_is_checked_when_it_is_set_anew(name: str) -> None:
         layer.routing.steps = 0
     layer.routing.steps = 2
     assert layer(torch.ones(2, 6, 4)).pose.shape == (2, 3, 4)
+
+
+@pytest.mark.parametrize("name", list_routings())
+def test_flags_follow_a_setting_that_is_set_anew(name: str) -> None:
+    config = create_routing(name).config()
+    for setting, values in options_of(ROUTINGS[name], config).items():
+        for value in values:
+            changed = create_routing(name)
+            setattr(changed, setting, value)
+            made = create_routing(name, **{**config, setting: value})
+            assert flags_of(changed) == flags_of(made), (setting, value)
+
+
+def flags_of(routing: Routing) -> list[bool]:
+    return [
+        routing.exact_gradients,
+        routing.hard,
+        routing.resumable,
+        routing.separate_examples,
+        routing.within_window,
+    ]
 
 
 class TestLayerShape:

@@ -148,6 +148,16 @@ def shape_of(shape: LayerShape | int, size: int | None) -> LayerShape:
     return LayerShape(None, shape, (size,), (size,))
 
 
+def of_settings(flag: Callable[[Any], bool]) -> Any:
+    """Return a flag of a routing that follows from its settings, whenever these are
+    set.
+
+    Args:
+        flag: from the routing to the flag.
+    """
+    return property(flag)
+
+
 class Routing(SuggestsNames, nn.Module, ABC):
     """A routing algorithm with its settings and its learned parameters, if any.
 

@@ -13,6 +13,7 @@ from torchcaps.routing.base import (
     Steps,
     check_parents,
     gradient_context,
+    of_settings,
     register_routing,
 )
 from torchcaps.routing.evidence import AgreementRouting
@@ -113,10 +114,11 @@ class DynamicRouting(AgreementRouting):
     gradient: Gradient = "all"
     softmax: Softmax = "parents"
 
+    exact_gradients = of_settings(lambda routing: routing.gradient == "all")
+    within_window = of_settings(lambda routing: routing.softmax == "children")
+
     def __post_init__(self) -> None:
         check_softmax(self.softmax, leaky=self.leaky)
-        self.within_window = self.softmax == "children"
-        self.exact_gradients = self.gradient == "all"
         self.register_parameter("offset", None)
 
     def make_parameters(self, shape: LayerShape) -> None:

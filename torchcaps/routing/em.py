@@ -27,6 +27,7 @@ from torchcaps.routing.base import (
     Steps,
     check_parents,
     gradient_context,
+    of_settings,
     register_routing,
 )
 from torchcaps.routing.em_costs import Costs, Rounding
@@ -184,12 +185,13 @@ class EMRouting(AgreementRouting):
     sharpness: Literal["mean"] | Positive | Sequence[Positive] = 1.0
     cost_floor: NotNegative = 0.0
 
+    exact_gradients = of_settings(lambda routing: routing.gradient == "all")
+
     def __post_init__(self) -> None:
         if isinstance(self.sharpness, list | tuple):
             self.sharpness = list(self.sharpness)
         self._size = 1
         self.sharpnesses()  # checks their number
-        self.exact_gradients = self.gradient == "all"
         self.register_parameter("unit_cost", None)
         self.register_parameter("activation_cost", None)
 

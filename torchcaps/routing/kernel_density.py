@@ -12,7 +12,7 @@ from torch import Tensor
 from torchcaps.numerics import Positive, positive, quotient
 from torchcaps.ops import Competition, Similarity, Votes, axes
 from torchcaps.ops.backend import mean_of
-from torchcaps.routing.base import Routed, Routing, Steps, register_routing
+from torchcaps.routing.base import Routed, Routing, Steps, of_settings, register_routing
 from torchcaps.spec import settings
 from torchcaps.squashing import SquashKind, length, squash
 
@@ -102,8 +102,7 @@ class KernelDensityRouting(Routing):
     settled: Positive | None = None
     squash: SquashKind = "half"
 
-    def __post_init__(self) -> None:
-        self.separate_examples = self.settled is None
+    separate_examples = of_settings(lambda routing: routing.settled is None)
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Route the votes; the child activations are the lengths of their poses

@@ -17,6 +17,7 @@ from torchcaps.routing.base import (
     Routing,
     Steps,
     gradient_context,
+    of_settings,
     register_routing,
 )
 from torchcaps.routing.evidence import AgreementRouting
@@ -135,7 +136,6 @@ class InnerProductKMeansRouting(AgreementRouting):
         torch.Size([4, 10, 16])
     """
 
-    resumable = True
     uses_activation = False
     squash_start = 0.5
 
@@ -146,12 +146,17 @@ class InnerProductKMeansRouting(AgreementRouting):
     softmax: Softmax = "parents"
     gradient: Gradient = "all"
 
+    hard = of_settings(lambda routing: routing.assignment == "straight_through")
+    resumable = of_settings(lambda routing: not routing.hard)
+    exact_gradients = of_settings(
+        lambda routing: not routing.hard and routing.gradient == "all"
+    )
+    within_window = of_settings(
+        lambda routing: routing.hard or routing.softmax == "children"
+    )
+
     def __post_init__(self) -> None:
-        self.resumable = soft = self.assignment == "soft"
-        self.hard = not soft
-        self.exact_gradients = soft and self.gradient == "all"
-        check_softmax(self.softmax, straight_through=not soft)
-        self.within_window = not soft or self.softmax == "children"
+        check_softmax(self.softmax, straight_through=self.hard)
 
     def route(
         self, votes: Votes, activation: Tensor | None, initial: Routed | None = None
@@ -236,11 +241,11 @@ class EuclideanKMeansRouting(AgreementRouting):
     distance: Measure = "squared"
     gradient: Gradient = "all"
 
-    def __post_init__(self) -> None:
-        soft = self.assignment == "soft"
-        self.hard = not soft
-        self.exact_gradients = soft and self.gradient == "all"
-        self.within_window = not soft
+    hard = of_settings(lambda routing: routing.assignment == "straight_through")
+    within_window = of_settings(lambda routing: routing.hard)
+    exact_gradients = of_settings(
+        lambda routing: not routing.hard and routing.gradient == "all"
+    )
 
     def route(
         self, votes: Votes, activation: Tensor | None, initial: Routed | None = None

@@ -21,6 +21,7 @@ from torchcaps.routing.base import (
     Routing,
     Steps,
     gradient_context,
+    of_settings,
     register_routing,
     unbound,
 )
@@ -106,8 +107,9 @@ class SlotAttentionRouting(Routing):
     gradient: Gradient = "all"
     first_sharpness: Positive = 1.0
 
+    exact_gradients = of_settings(lambda routing: routing.gradient == "all")
+
     def __post_init__(self) -> None:
-        self.exact_gradients = self.gradient == "all"
         self.first: SlotStart | None = None
 
     @property

@@ -17,6 +17,7 @@ from torchcaps.routing.base import (
     Routing,
     Steps,
     gradient_context,
+    of_settings,
     register_routing,
     unbound,
 )
@@ -93,8 +94,9 @@ class SlotMixtureRouting(Routing):
     variance_floor: Floor = 0.01
     gradient: Gradient = "all"
 
+    exact_gradients = of_settings(lambda routing: routing.gradient == "all")
+
     def __post_init__(self) -> None:
-        self.exact_gradients = self.gradient == "all"
         self.first: SlotStart | None = None
 
     @property
