@@ -65,18 +65,33 @@ class Fields:
                 a tensor must be.
             ValueError: if it has another number of axes.
         """
+        cls = type(self).__name__
         for name, value in self._values():
+            layouts = self._layouts.get(name)
             if isinstance(value, Fields):
                 yield from value.items()
             elif isinstance(value, Tensor):
-                layouts = self._layouts.get(name, {})
+                if layouts is None:
+                    raise TypeError(
+                        f"{cls} holds a tensor without axes: write `{name}: Tensor = "
+                        'axes("BJH")`'
+                    )
                 if value.ndim not in layouts:
-                    raise self._misfit(name, value)
+                    expected = " or ".join(
+                        f"({', '.join(layout)})" for layout in layouts.values()
+                    )
+                    raise ValueError(
+                        f"{name} of {cls} must be {expected}, got shape "
+                        f"{tuple(value.shape)}"
+                    )
                 yield name, value, layouts[value.ndim]
-            elif not self._may_be(name, value):
+            elif not (
+                value is None
+                or layouts is None
+                or (0 in layouts and isinstance(value, Real))  # without axes, a number
+            ):
                 raise TypeError(
-                    f"{name} of {type(self).__name__} must be a tensor, got "
-                    f"{type(value).__name__}"
+                    f"{name} of {cls} must be a tensor, got {type(value).__name__}"
                 )
 
     def _values(self) -> Iterator[tuple[str, Any]]:
@@ -84,31 +99,6 @@ class Fields:
         dataclass: Any = self  # which its subclasses are
         for declared in fields(dataclass):
             yield declared.name, getattr(self, declared.name)
-
-    def _may_be(self, name: str, value: Any) -> bool:
-        """Whether a field may hold a value that is not a tensor: None, a number where
-        it has no axes, anything undeclared.
-        """
-        layouts = self._layouts.get(name)
-        return (
-            value is None
-            or layouts is None
-            or (0 in layouts and isinstance(value, Real))
-        )
-
-    def _misfit(self, name: str, value: Tensor) -> Exception:
-        """The error to raise for a tensor that has not the declared axes."""
-        cls = type(self).__name__
-        layouts = self._layouts.get(name)
-        if layouts is None:
-            return TypeError(
-                f"{cls} holds a tensor without axes: write `{name}: Tensor = "
-                'axes("BJH")`'
-            )
-        expected = " or ".join(f"({', '.join(layout)})" for layout in layouts.values())
-        return ValueError(
-            f"{name} of {cls} must be {expected}, got shape {tuple(value.shape)}"
-        )
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

@@ -433,8 +433,8 @@ def moments_kernel(
 
     The scatter is that of weighted Welford: the mean moves by the child's share of the
     mass so far, and what is added is the product of the deviations from the old and the
-    new mean. The mean is kept relative to an origin near
-    the votes: float32 has the digits for a small deviation, not for a large mean.
+    new mean. The mean is kept relative to an origin near the votes: float32 has the
+    digits for a small deviation, not for a large mean.
     """
     rows = _rows(T)
     alpha = _load_field(centre, B, J, T) if centre is not None else None
@@ -598,13 +598,11 @@ def _grad_share(votes, base, slope_sum, slope_scatter, final, scatter):
 
 @triton.jit
 def _upstream(mean, rest, grad_mass, grad_sum, grad_scatter, B, J, T: tl.constexpr):
-    """The gradient of the share of a vote at the mean, [b, j], or at 0 without a scatter; the gradients
-    of sum and scatter, and the mean, [d, m, b, j].
+    """The gradient of the share of a vote at the mean, [b, j], or at 0 without a scatter;
+    the gradients of sum and scatter, and the mean, [d, m, b, j].
 
-    The mean of the votes is ``mean + rest``. About that, weighted deviations add up to
-    0; about the rounded mean they do not, which matters beside the steep
-    gradients of the scatter that tight Gaussians have
-    (:func:`~torchcaps.ops.derivatives.about_mean`).
+    The mean of the votes is ``mean + rest``: see
+    :func:`~torchcaps.ops.derivatives.about_mean`.
     """
     base = tl.full([T.b, T.j], 0.0, T.dtype)
     if grad_mass is not None:

@@ -156,8 +156,8 @@ def _window_log_partition(
     block: tl.constexpr,
     dtype: tl.constexpr,
 ):
-    """The log-partition of a child over the parents of one window that sees it; -inf where
-    none does. Without ``log_partition`` it is that of the first step.
+    """The log-partition of a child over the parents of one window that sees it; -inf
+    where none does. Without ``log_partition`` it is that of the first step.
     """
     if log_partition is None:
         value = tl.full([block], first_log_partition, dtype)
@@ -185,8 +185,8 @@ def combine_kernel(
     block: tl.constexpr,
     dtype: tl.constexpr,
 ):
-    """The log-partition of each child over the parents of all windows that see it; 0 where
-    none does.
+    """The log-partition of each child over the parents of all windows that see it; 0
+    where none does.
     """
     child = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = child < rows * G
