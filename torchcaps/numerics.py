@@ -302,11 +302,9 @@ def kept_tensor(make: Callable[Arguments, Tensor]) -> Callable[Arguments, Tensor
     to it.
     """
 
-    @lru_cache(maxsize=256)
-    def kept(*arguments: Any, **named: Any) -> Tensor:
-        # A later call may need gradients.
-        with torch.inference_mode(False):
-            return make(*arguments, **named)
+    # A later call may need gradients.
+    for_later = torch.inference_mode(False)(make)
+    kept: Callable[..., Tensor] = lru_cache(maxsize=256)(for_later)
 
     @wraps(make)
     def made(*arguments: Arguments.args, **named: Arguments.kwargs) -> Tensor:
