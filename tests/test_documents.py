@@ -15,7 +15,6 @@ import torch
 from PIL import Image
 
 import torchcaps as tc
-from docs import house
 from torchcaps_lab.data import Words
 from torchcaps_lab.training.command_line import training_options
 
@@ -362,11 +361,6 @@ def test_no_number_at_the_start_of_a_line_begins_a_list() -> None:
     for document in DOCUMENTS:
         page = (ROOT / document).read_text(encoding="utf-8")
         assert not accidental_lists(page), document
-
-
-def test_contributing_has_the_import_order_of_the_house() -> None:
-    text = " ".join((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split())
-    assert f"downwards only, in this order: {', '.join(house.ORDER)}." in text
 
 
 def anchors(document: Path) -> set[str]:
