@@ -1,5 +1,5 @@
-"""Capsules over sets: the surfaces of a ball, a cube and a ring, known by a few points
-in any order, told apart.
+"""Capsules over sets: is it a ball, a cube or a ring, by a few points on its surface, in
+any order?
 
     python examples/points.py
 

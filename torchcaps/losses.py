@@ -372,8 +372,8 @@ def spread_loss(
     weight: Tensor | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    r"""Return the spread loss, which asks that the true class is more active than each
-    of the others by a margin.
+    r"""Return the spread loss, which makes the true class more active than every other
+    class by a margin.
 
     .. math:: L = \sum_{i \ne t} \max(0, m - (a_t - a_i))^2
 

@@ -20,7 +20,7 @@ from torchcaps.spec import SuggestsNames, repr_of, settings
 
 @settings
 class PositionCode(SuggestsNames, nn.Module):
-    r"""Adds to each place of a map a linear map of where it is.
+    r"""Add to each place of a map a linear map of where it is.
 
     .. math:: x_{yx} + W \, (y,\, x,\, 1 - y,\, 1 - x) + b, \quad x, y \in [0, 1]
 
@@ -82,11 +82,11 @@ def positions(
 
 
 class Slots(CapsuleLayer):
-    """Capsules that share out any number of features: each ends up with one object, or
+    """Divide any number of features among slots, each of which collects one object, or
     none.
 
-    Nothing says which slot is for what. All share their weights, and differ by where
-    they start. The assignment of the features to the slots,
+    No slot is meant for a particular object. All share their weights, and differ by
+    where they start. The assignment of the features to the slots,
     ``route(features).assignment``, is the attention map of the slots.
 
     Args:

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Competition(Fields):
-    r"""Who competes for a child: :math:`R_{ij} = \exp(l_{ij} - Z_i)`, where
-    :math:`Z_i = \log \sum_j \exp l_{ij}` is over those who do.
+    r"""Share a child among the parents that compete for it:
+    :math:`R_{ij} = \exp(l_{ij} - Z_i)` with :math:`Z_i = \log \sum_j \exp l_{ij}`.
 
     With this class all parents of the votes compete. A subclass may count others in, by
-    its :meth:`log_partition`, as in a convolution where several windows see a child; or
-    it replaces the softmax, by its :meth:`shares`. One's own is a frozen dataclass that
-    declares the axes of its tensors, like a :class:`~torchcaps.ops.Similarity`; with
-    :meth:`shares` of its own it runs on ``naive`` and ``chunked``, which hand it one
-    tile at a time.
+    its :meth:`log_partition`, as in a convolution where several windows see a child, or
+    replace the softmax, by its :meth:`shares`. Your own is a frozen dataclass that
+    declares the axes of its tensors, like a :class:`~torchcaps.ops.Similarity`. With
+    its own :meth:`shares` it runs on ``naive`` and ``chunked``, which pass it one tile
+    at a time.
 
     Args:
         leaky: one more candidate with logit 0, "none of these parents" (leaky routing,

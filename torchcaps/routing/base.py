@@ -36,7 +36,7 @@ Steps = Annotated[int, Within(1, MOST_STEPS)]
 
 
 class Routed(NamedTuple):
-    """The parents that a routing found.
+    """The parents that a routing returns.
 
     Args:
         pose: the parents' poses, flattened, (B, J, H).

@@ -88,8 +88,7 @@ through several steps; ``mass_scaled``: Gritzman 2019.
 @register_routing("em")
 @settings
 class EMRouting(AgreementRouting):
-    r"""Route by expectation maximisation: an M-step, then an E-step and an M-step more
-    often.
+    r"""Route by expectation maximisation: an M-step, then E-steps, each with an M-step.
 
     .. math::
         \mu_j = \frac{S_j}{N_j}, \quad \sigma_j^2 = \frac{Q_j}{N_j} + \text{floor}, \quad

@@ -45,7 +45,7 @@ def argument(
 
 @dataclass_transform(eq_default=False, field_specifiers=(field, argument))
 def settings(cls: Decorated) -> Decorated:
-    """Class decorator: a dataclass whose constructor checks its arguments.
+    """Make a class a dataclass whose constructor checks its arguments.
 
     It differs from a dataclass in five things. An argument is checked against its type
     hint, as by :func:`check`, and a list is kept as a tuple. The constructor of the

@@ -52,7 +52,7 @@ class Series(ListedData):
             several that say it together, such as a person and a trial.
         label: the column of the classes; or several, of yes and no (1 and 0, true and
             false), with a class each.
-        group: the column that says whom a series is of; None for none.
+        group: the column of groups, such as speakers; None for none.
         delimiter: what stands between several labels in one cell, ``[]`` around lists;
             None: each series has one label.
         split: a column that says which split a series belongs to; None for none.

@@ -56,8 +56,8 @@ class Text(ListedData):
         delimiter: what stands between several labels in one cell, ``[]`` around lists;
             None: each text has one label.
         split: a column that says which split a row belongs to; None for none.
-        group: the column that says whom or what a text is of, such as its author; whole
-            groups are put aside; None for none.
+        group: the column of groups, such as authors; a group stays in one split; None
+            for none.
         class_folders: which folders are the classes where folders hold folders, the
             ``outer`` or the ``inner`` ones; default: the outer ones, unless they hold
             the same folders.

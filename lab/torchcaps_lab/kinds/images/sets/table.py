@@ -386,8 +386,8 @@ class ImageTable(ListedImages):
             each has one.
         split: a column that says which split a row belongs to; default: shares are put
             aside by content, as with :class:`~torchcaps_lab.data.ImageFolder`.
-        group: the column that says whom or what an image is of, such as a person; whole
-            groups are put aside; None for none.
+        group: the column of groups, such as persons; a group stays in one split; None
+            for none.
 
     Raises:
         FileNotFoundError: there is no `root`.
