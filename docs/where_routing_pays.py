@@ -397,12 +397,6 @@ def compared(
     }
 
 
-BOLD = (
-    "Figures are points of error, with 95 % intervals. Below 0, the first head is "
-    "better. A bold figure has an interval that excludes 0, over at least five seeds."
-)
-
-
 LARGE = (
     "Test errors after 30 epochs with about a million parameters. All heads have the "
     "rate of the capsules in the small networks, 0.004, which was not tuned here. The "
@@ -425,7 +419,7 @@ def section() -> str:
         }
         for title, references in tables.items():
             parts += [f"### {title}", "", *verdicts(runs, references), ""]
-            parts += [BOLD, "", *pairs_table(runs, references), ""]
+            parts += [*pairs_table(runs, references), ""]
     runs = of_digits(LARGE_DIGITS)
     if runs:
         parts += ["### A million parameters", "", LARGE, "", *digit_table(runs), ""]
@@ -439,8 +433,6 @@ def section() -> str:
             parts += [
                 "",
                 *table(runs),
-                "",
-                BOLD,
                 "",
                 *view_differences(runs),
                 "",
@@ -474,16 +466,15 @@ def claim() -> str:
 
 
 COMPARED = (
-    "Each row compares the first head with the second one. The figures are percentage "
-    "points of pairs found, with 95 % intervals over seeds and images. If the interval "
-    'includes 0, the heads find "about as many".'
+    "How many more pairs one head finds than another, in percentage points, with 95 % "
+    'intervals over seeds and images. "About as many" means that the interval includes 0.'
 )
 
 
 def comparisons(runs: Runs) -> Iterator[str]:
     """A row for each head in the README's table and the head it is compared with."""
     layouts = digit_heads.PAIRS.values()
-    yield f"| this head finds | than this | {' | '.join(layouts)} |"
+    yield f"| head | compared with | {' | '.join(layouts)} |"
     yield "|---|---|" + "---|" * len(layouts)
     for references in (WITHOUT, PLAIN, LARGEST, EVIDENT):
         for head in in_common(runs, references, ENOUGH):
