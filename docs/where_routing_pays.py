@@ -460,7 +460,7 @@ def claim() -> str:
         right = [f"{100 - (mean(runs[head], test) or 0.0):.1f} %" for test in tests]
         first, *_ = runs[head].values()
         parameters = f"{first.facts['parameters']:,}"
-        cells = [head, *right, parameters, str(len(runs[head]))]
+        cells = [_short(head), *right, parameters, str(len(runs[head]))]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, "", COMPARED, "", *comparisons(runs)])
 
@@ -481,12 +481,17 @@ def comparisons(runs: Runs) -> Iterator[str]:
             if head not in digit_heads.DRAWN:
                 continue
             reference = references[head]
-            cells = [head, reference]
+            cells = [_short(head), _short(reference)]
             for test in digit_heads.PAIRS:
                 points = difference(runs, head, reference, test)
                 word = FINDS[points.verdict]
                 cells.append(f"{word}, {points.of_what_is_right}")
             yield f"| {' | '.join(cells)} |"
+
+
+def _short(head: str) -> str:
+    """The name of a head where all have batch normalisation."""
+    return head.removesuffix(", batch norm")
 
 
 def draw() -> Any:
