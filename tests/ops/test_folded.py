@@ -220,6 +220,16 @@ def test_large_logits_round_no_worse(name: str) -> None:
     assert_alike([routed.pose], [exact], 1e-4)
 
 
+def test_a_parent_that_no_child_wants_has_the_mean_of_stored_votes() -> None:
+    """In float64, shares below 1e-38 were 1e-38: the mean was that of all votes alike."""
+    skip_without("native")
+    problem = Problem("usual", "evidence")
+    with torch.no_grad():
+        problem.leaves["level"][:, 0] = -200
+    means = [problem.votes(name).moments().mean for name in ("native", "naive")]
+    assert_alike(means[:1], means[1:], 1e-8)
+
+
 @pytest.mark.parametrize("name", ["dynamic", "kmeans", "euclidean"])
 def test_second_derivatives(name: str) -> None:
     skip_without("native")

@@ -357,7 +357,8 @@ class FoldedPass {
     const T *means, *back;
   };
 
-  static V bounded(V t) { return larger<T>(splat(T(-126)), t); }  // NaN stays
+  // At least the exponent of the least normal number; NaN stays.
+  static V bounded(V t) { return larger<T>(splat(T(std::numeric_limits<T>::min_exponent - 1)), t); }
 
   V load_weights(Child child, int n, int there) const {
     if (child.weight_stride == 1) return load_first(child.weights + n, there);
