@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchcaps.ops import (
     Competition,
+    Distance,
     Gaussian,
     Given,
     InnerProduct,
@@ -350,3 +351,15 @@ class TestWhoDoesIt:
         known = [None, InnerProduct(torch.ones(1, 1, 1))]
         supports: Callable[..., str] = BACKENDS[name].supports
         assert [supports(similarity, Competition()) for similarity in known] == ["", ""]
+
+
+@OPEN
+def test_a_vote_that_is_the_centre_but_for_rounding_has_no_gradient(
+    backend: str,
+) -> None:
+    children = torch.rand(1, 2, D, dtype=torch.float64, requires_grad=True)
+    votes = Votes(children, torch.eye(D).double().expand(1, 1, D, D), backend=backend)
+    centre = children.detach()[:, :1] * (1 + 1e-15)
+    (gradient,) = torch.autograd.grad(votes.logits(Distance(centre)).sum(), children)
+    assert not gradient[0, 0].any()
+    assert gradient[0, 1].norm() == pytest.approx(1)

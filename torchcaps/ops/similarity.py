@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchcaps.numerics import resolution
 from torchcaps.ops.fields import Fields, axes
 from torchcaps.squashing import length
 
@@ -158,8 +159,8 @@ class Distance(Similarity):
     its square as in a Gaussian.
 
     Votes far away count for more than under a Gaussian. Its gradient has one length, K,
-    for all votes but those at :math:`\mu_j`, where it is 0. It runs on ``naive`` and
-    ``chunked``.
+    for all votes but those at :math:`\mu_j`, but for rounding, where it is 0. It runs on
+    ``naive`` and ``chunked``.
 
     Args:
         centre: :math:`\mu`, (B, J, H).
@@ -176,7 +177,10 @@ class Distance(Similarity):
 
     def logits(self, votes: Tensor) -> Tensor:
         """The logits (B, I, J) of votes (B, I, J, H)."""
-        return -self.sharpness * length(votes - self.centre[:, None])
+        distance = length(votes - self.centre[:, None])
+        # The mean of a single vote differs from it by rounding, which has a direction.
+        rounding = resolution(length(self.centre))[:, None]
+        return -self.sharpness * torch.where(distance <= rounding, 0.0, distance)
 
 
 @dataclass(frozen=True, eq=False)
