@@ -105,6 +105,21 @@ def test_slots_that_draw_the_same_are_one() -> None:
     torch.testing.assert_close(drawn, (colours * masks[:, :, None]).sum(1))
 
 
+def test_a_faint_slot_keeps_its_colours_in_half_precision() -> None:
+    colours = torch.full((1, 2, 3, 1, 1), 0.5, dtype=torch.float16)
+    masks = torch.tensor([0.996, 0.004], dtype=torch.float16).view(1, 2, 1, 1)
+    merged, _ = merged_slots(colours, masks)
+    torch.testing.assert_close(merged, colours)
+
+
+def test_another_number_of_slots_has_the_weights_in_their_dtype() -> None:
+    network = tc.create_model("slot_autoencoder", image_shape=(3, 8, 8)).double().eval()
+    with torch.no_grad():
+        network.decoder.place.linear.bias.fill_(1 / 3)
+    bias = network.with_slots(3).decoder.place.linear.bias
+    assert torch.equal(bias, network.decoder.place.linear.bias)
+
+
 def test_a_ground_needs_another_slot() -> None:
     with pytest.raises(ValueError, match="classes must be at least 2"):
         tc.models.SlotAutoencoder(ground=True, classes=1)

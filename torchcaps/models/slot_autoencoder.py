@@ -196,6 +196,8 @@ class SlotNetwork(ImageClassifier):
             ValueError: if the slots do not start from one learned Gaussian.
         """
         copy = type(self).from_config({**self.config(), "classes": slots})
+        # Before the weights are loaded, which float32 would round.
+        copy = copy.to(next(self.parameters())).train(self.training)
         state = self.state_dict()
         fresh = copy.state_dict()
         noise = [name for name in state if name.endswith("first.noise")]
@@ -207,7 +209,7 @@ class SlotNetwork(ImageClassifier):
         for name in noise:
             state[name] = fresh[name]
         copy.load_state_dict(state)
-        return copy.to(next(self.parameters())).train(self.training)
+        return copy
 
 
 def on_grey(pictures: Tensor, masks: Tensor) -> Tensor:
@@ -488,6 +490,9 @@ def merged_slots(colours: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
         >>> masks[0, :, 0, 0]
         tensor([0.3333, 0.6667, 0.0000])
     """
+    dtype = masks.dtype
+    # A quotient by a mask below 0.01 would be 0 in float16.
+    colours, masks = (tensor.to(compute_dtype(tensor)) for tensor in (colours, masks))
     # In a trace, a size is a tensor.
     J = int(masks.shape[1])
     directions = normalize(masks.flatten(2), dim=2)
@@ -502,7 +507,8 @@ def merged_slots(colours: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
     together = torch.einsum("bjk,bjhw->bkhw", first, masks)
     sums = torch.einsum("bjk,bjchw->bkchw", first, colours * masks[:, :, None])
     whole = together[:, :, None]
-    return torch.where(whole > 0, quotient(sums, whole), colours), together
+    colours = torch.where(whole > 0, quotient(sums, whole), colours)
+    return colours.to(dtype), together.to(dtype)
 
 
 def assigned_pixels(images: Tensor, colours: Tensor, masks: Tensor) -> Tensor:
