@@ -300,6 +300,15 @@ def test_a_bias_of_each_child_beside_shared_transforms(backend: str) -> None:
     )
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_coordinates_of_each_child_beside_transforms_of_places(backend: str) -> None:
+    skip_without(backend)
+    torch.manual_seed(0)
+    children, transforms = torch.randn(2, 12, 4), torch.randn(3, 5, 4, 2)
+    votes = Votes(children, transforms, torch.randn(12, 2), backend=backend, places=4)
+    torch.testing.assert_close(votes.moments().sum, votes.dense().sum(1) / 5)
+
+
 def test_places_share_the_transforms() -> None:
     children, transforms = torch.randn(2, 12, 4), torch.randn(3, 5, 4, 6)
     each = transforms.repeat(4, 1, 1, 1)

@@ -323,8 +323,11 @@ class Votes:
         coordinates = self.coordinates
         if not self.shares_transforms or not I * J * H * self.children.shape[-1]:
             return None
+        # Coordinates of each child's own, not of its place.
         if coordinates is not None and (
-            coordinates.requires_grad or coordinates.shape[1] > _FEW_COORDINATES
+            coordinates.requires_grad
+            or coordinates.shape[0] * T != I
+            or coordinates.shape[1] > _FEW_COORDINATES
         ):
             return None
         # A bias of each child's own, not of its type.
