@@ -192,10 +192,7 @@ def hostile_options(folder: Path, count: int, chance: random.Random) -> Iterator
     nothing executed.
     """
     mark = folder / "mark"
-    run = {
-        "name": "subprocess.Popen",
-        "args": ["touch", str(mark)],
-    }
+    run = {"name": "subprocess.Popen", "args": ["touch", str(mark)]}
     system = {"name": "os.system", "command": f"touch {mark}"}
     (folder / "more.yaml").write_text(yaml.safe_dump({"extra": {"logger": run}}))
     (folder / "hostile_module.py").write_text(f"open({str(mark)!r}, 'w')")

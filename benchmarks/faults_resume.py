@@ -31,10 +31,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "scheduler": {"name": "OneCycleLR", "max_lr": 0.01},
         "trainer": {"extra": {"accumulate_grad_batches": 2}},
     },
-    "an early end": {
-        "patience": 1,
-        "trainer": {"extra": {"min_epochs": 4}},
-    },
+    "an early end": {"patience": 1, "trainer": {"extra": {"min_epochs": 4}}},
     "steps": {
         "scheduler": WATCHING,
         "trainer": {"average": 0.9, "extra": {"max_steps": 47}},

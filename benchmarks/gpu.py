@@ -138,27 +138,14 @@ def _children(batch: int, *shape: int, pose: tuple[int, ...]) -> Inputs:
 
 
 def _images(batch: int, size: int, classes: int) -> Inputs:
-    return torch.rand(
-        batch,
-        1,
-        size,
-        size,
-    ), torch.arange(batch) % classes
+    return torch.rand(batch, 1, size, size), torch.arange(batch) % classes
 
 
 def trials(small: bool) -> list[Trial]:
     """What is timed; ``small``: at sizes for trying the command."""
     few = 2 if small else 64
     matrix = (4, 4)
-    conv = partial(
-        tc.CapsConv2d,
-        32,
-        32,
-        matrix,
-        matrix,
-        3,
-        2,
-    )
+    conv = partial(tc.CapsConv2d, 32, 32, matrix, matrix, 3, 2)
     network = partial(
         tc.create_model,
         "matrixcapsnet",
@@ -167,23 +154,13 @@ def trials(small: bool) -> list[Trial]:
         channels=64,
         types=(8, 16, 16),
     )
-    capsnet = partial(
-        tc.create_model,
-        "capsnet",
-        image_shape=(1, 28, 28),
-        classes=10,
-    )
+    capsnet = partial(tc.create_model, "capsnet", image_shape=(1, 28, 28), classes=10)
     digits = [4] if small else [128, 2048]
     layers = [
         Trial(
             f"DigitCaps {batch}",
             DIGITCAPS,
-            partial(
-                _children,
-                batch,
-                1152,
-                pose=(8,),
-            ),
+            partial(_children, batch, 1152, pose=(8,)),
             _of_layer,
             profiled=batch == digits[0],
         )
@@ -196,36 +173,19 @@ def trials(small: bool) -> list[Trial]:
         Trial(
             f"ConvCaps1 {few}",
             lambda: conv(routing=EM()),
-            partial(
-                _children,
-                few,
-                14,
-                14,
-                32,
-                pose=matrix,
-            ),
+            partial(_children, few, 14, 14, 32, pose=matrix),
             _of_layer,
         ),
         Trial(
             f"MatrixCapsNet 64-8-16 {few}",
             network,
-            partial(
-                _images,
-                few,
-                32,
-                5,
-            ),
+            partial(_images, few, 32, 5),
             _of_matrixcapsnet,
         ),
         Trial(
             f"CapsNet {2 * few}",
             capsnet,
-            partial(
-                _images,
-                2 * few,
-                28,
-                10,
-            ),
+            partial(_images, 2 * few, 28, 10),
             _of_capsnet,
         ),
     ]
@@ -284,14 +244,7 @@ def _milliseconds(call: Callable[[], object], device: str) -> float:
     if device == "cuda":
         from triton.testing import do_bench
 
-        return float(
-            do_bench(
-                call,
-                warmup=20,
-                rep=150,
-                return_mode="median",
-            )
-        )
+        return float(do_bench(call, warmup=20, rep=150, return_mode="median"))
     times = []
     for _ in range(3):
         begin = time.perf_counter()
@@ -393,12 +346,7 @@ def timings(device: str, show: Callable[[str], None], until: float) -> Iterator[
     plain = Trial(
         f"CapsNet's CNN {batch}",
         yardstick.build,
-        partial(
-            _images,
-            batch,
-            28,
-            10,
-        ),
+        partial(_images, batch, 28, 10),
         _of_yardstick,
     )
     pairs = [
@@ -453,34 +401,13 @@ def _checked_layers(name: str) -> Iterator[tuple[str, nn.Module, Inputs]]:
         torch.manual_seed(0)
         routing = create_routing(name)
         if kind == "vectors":
-            layer: nn.Module = tc.CapsLinear(
-                96,
-                10,
-                8,
-                16,
-                routing=routing,
-            )
+            layer: nn.Module = tc.CapsLinear(96, 10, 8, 16, routing=routing)
         elif kind == "matrices":
-            layer = tc.CapsLinear(
-                50,
-                9,
-                matrix,
-                matrix,
-                routing=routing,
-            )
+            layer = tc.CapsLinear(50, 9, matrix, matrix, routing=routing)
         elif kind == "places":
             layer = tc.ClassCaps(6, 10, 8, 16, routing=routing)
         else:
-            conv = partial(
-                tc.CapsConv2d,
-                6,
-                5,
-                matrix,
-                matrix,
-                3,
-                2,
-                routing=routing,
-            )
+            conv = partial(tc.CapsConv2d, 6, 5, matrix, matrix, 3, 2, routing=routing)
             layer = conv(competition="window") if routing.within_window else conv()
         poses = torch.randn(*shape, *pose, dtype=torch.float64) * 0.5
         activation = torch.rand(*shape, dtype=torch.float64)

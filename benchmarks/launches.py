@@ -114,48 +114,16 @@ gradients.
 
 
 def _digitcaps(batch: int) -> Work:
-    layer = tc.CapsLinear(
-        1152,
-        10,
-        8,
-        16,
-    )
-    children = torch.randn(
-        batch,
-        1152,
-        8,
-        requires_grad=True,
-    )
+    layer = tc.CapsLinear(1152, 10, 8, 16)
+    children = torch.randn(batch, 1152, 8, requires_grad=True)
     return lambda: _tensors(layer(children))
 
 
 def _convcaps(batch: int) -> Work:
     routing = EMRouting.preset("standardised", steps=3)
-    layer = tc.CapsConv2d(
-        32,
-        32,
-        (4, 4),
-        (4, 4),
-        3,
-        2,
-        routing=routing,
-    )
-    pose = torch.randn(
-        batch,
-        14,
-        14,
-        32,
-        4,
-        4,
-        requires_grad=True,
-    )
-    activation = torch.rand(
-        batch,
-        14,
-        14,
-        32,
-        requires_grad=True,
-    )
+    layer = tc.CapsConv2d(32, 32, (4, 4), (4, 4), 3, 2, routing=routing)
+    pose = torch.randn(batch, 14, 14, 32, 4, 4, requires_grad=True)
+    activation = torch.rand(batch, 14, 14, 32, requires_grad=True)
     return lambda: _tensors(layer(tc.Capsules(pose, activation)))
 
 
@@ -178,24 +146,14 @@ def _matrixcapsnet(batch: int) -> Work:
         if name.endswith("num_batches_tracked"):
             tensor.fill_(1000)
     network.load_state_dict(state)
-    images = torch.rand(
-        batch,
-        1,
-        32,
-        32,
-    )
+    images = torch.rand(batch, 1, 32, 32)
     labels = torch.arange(batch) % 5
     return lambda: [tc.spread_loss(network(images).activation, labels, 0.5)]
 
 
 def _capsnet(batch: int) -> Work:
     network = tc.create_model("capsnet", image_shape=(1, 28, 28), classes=10)
-    images = torch.rand(
-        batch,
-        1,
-        28,
-        28,
-    )
+    images = torch.rand(batch, 1, 28, 28)
     labels = torch.arange(batch) % 10
 
     def loss() -> Sequence[Tensor]:

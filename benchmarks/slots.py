@@ -120,10 +120,7 @@ def candidates(sizes: Sizes, device: str, compiled: bool) -> dict[str, Any]:
         from slot_attention import SlotAttention
 
         modules["slot-attention of PyPI"] = SlotAttention(
-            num_slots=sizes.slots,
-            dim=sizes.dim,
-            iters=STEPS,
-            hidden_dim=sizes.hidden,
+            num_slots=sizes.slots, dim=sizes.dim, iters=STEPS, hidden_dim=sizes.hidden
         )
     return {name: module.to(device) for name, module in modules.items()}
 

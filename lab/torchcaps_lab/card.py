@@ -63,12 +63,7 @@ class Card:
         )
 
     @classmethod
-    def of_training(
-        cls,
-        data: DataSet,
-        preprocess: Preprocess,
-        task: Task,
-    ) -> "Card":
+    def of_training(cls, data: DataSet, preprocess: Preprocess, task: Task) -> "Card":
         """Return the card of a network that is trained on a data set.
 
         Args:

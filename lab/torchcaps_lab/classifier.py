@@ -218,11 +218,7 @@ class Classifier:
         return facts_card(self._facts())
 
     def push_to_hub(
-        self,
-        repo: str,
-        *,
-        licence: str = "other",
-        private: bool = False,
+        self, repo: str, *, licence: str = "other", private: bool = False
     ) -> str:
         """Upload this classifier to the Hugging Face Hub, with a card;
         ``Classifier.open(repo)`` opens it again.
@@ -264,12 +260,7 @@ class Classifier:
             api.upload_folder(repo_id=name, folder_path=folder)
         return name
 
-    def _card(
-        self,
-        repo: str,
-        licence: str,
-        drawn: bool,
-    ) -> str:
+    def _card(self, repo: str, licence: str, drawn: bool) -> str:
         """The card of a repository on the Hub, its README.md."""
         head = {
             "license": licence,
@@ -515,10 +506,7 @@ class Classifier:
         return torch.empty(0, len(self.classes))
 
     def examine(
-        self,
-        images: Examples,
-        batch_size: int = 128,
-        crops: int | None = None,
+        self, images: Examples, batch_size: int = 128, crops: int | None = None
     ) -> Examination:
         """Test the network on images, as its task does.
 

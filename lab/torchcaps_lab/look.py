@@ -186,13 +186,7 @@ def is_junk(path: Path) -> bool:
     return path.name.startswith(".") or path.name.lower() in _JUNK
 
 
-_RUN = (
-    "metrics.csv",
-    "summary.json",
-    "checkpoints",
-    "data.json",
-    ".lock",
-)
+_RUN = ("metrics.csv", "summary.json", "checkpoints", "data.json", ".lock")
 """What the folder of a run may hold beside its options."""
 
 
@@ -415,10 +409,7 @@ def plain_steps(train: int) -> tuple[dict[str, Any], dict[str, str]]:
     batch = batch_size_for(train)
     steps = train // batch
     epochs = epochs_for(steps, 20 * STEPS, (20, 100))
-    options = {
-        "batch_size": batch,
-        "epochs": epochs,
-    }
+    options = {"batch_size": batch, "epochs": epochs}
     why = {
         "batch_size": f"{batch}, for about {counted(steps, 'steps')} an epoch",
         "epochs": f"{epochs}, about {steps * epochs:,} steps",

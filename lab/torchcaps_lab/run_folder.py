@@ -98,10 +98,7 @@ class RunFolder:
 
     @contextmanager
     def opened(
-        self,
-        config: str,
-        resumed: bool,
-        begin: Callable[[], None] | None = None,
+        self, config: str, resumed: bool, begin: Callable[[], None] | None = None
     ) -> Iterator[None]:
         """Lock the folder for this process while it trains; the lock of a process that
         died is released.

@@ -172,9 +172,7 @@ def _check_disjoint(sets: Mapping[str, Examples]) -> None:
 
 
 def _check_seeds(
-    source: DataSet | Callable[..., DataSet],
-    sets: Mapping[str, Examples],
-    splits: bool,
+    source: DataSet | Callable[..., DataSet], sets: Mapping[str, Examples], splits: bool
 ) -> None:
     """Asserts that the seed alone chooses the validation images, if the source has none
     of its own.

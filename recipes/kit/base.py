@@ -252,12 +252,7 @@ class Recipe(Generic[Settings]):
         """
         return settings.of_row(row, self.rows[row] or {})
 
-    def job(
-        self,
-        settings: Settings,
-        row: str,
-        stop_at: float | None = None,
-    ) -> Job:
+    def job(self, settings: Settings, row: str, stop_at: float | None = None) -> Job:
         """Name of the run and options of ``torchcaps train`` for a row, as
         :meth:`Lab.train` takes them.
 
@@ -276,12 +271,7 @@ class Recipe(Generic[Settings]):
     def begin(self, study: Study) -> Any:
         """Prepares what all rows are measured with, such as test images."""
 
-    def measure(
-        self,
-        study: Study,
-        row: str,
-        shared: Any,
-    ) -> Mapping[str, float]:
+    def measure(self, study: Study, row: str, shared: Any) -> Mapping[str, float]:
         """The figures of a row, by measure, from its network, ``study.trained[row]``,
         and what :meth:`begin` prepared.
         """
@@ -308,12 +298,7 @@ class Recipe(Generic[Settings]):
         """The rows of a preset."""
         return settings.rows or tuple(self.rows)
 
-    def train(
-        self,
-        study: Study,
-        row: str,
-        stop_at: float | None,
-    ) -> Trained:
+    def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
         """Trains the network of a row, or opens it if it is trained."""
         if row in self.borrowed:
             recipe, borrowed_row = self.borrowed[row]
@@ -470,10 +455,7 @@ def get_recipe(name: str) -> Recipe[Any]:
 
 
 def error_bars(
-    lines: Sequence[Line],
-    figures: Mapping[Key, float],
-    title: str,
-    caption: str = "",
+    lines: Sequence[Line], figures: Mapping[Key, float], title: str, caption: str = ""
 ) -> Picture:
     """Bars of the test error, ours and the published figure beside each other, a pair
     for each row that has either.

@@ -50,21 +50,10 @@ def image_grid(rows: Mapping[str, Sequence[Cell]], height: float = 1.4) -> "Figu
     grid = figure.subplots(len(rows), columns, squeeze=False)
     for line, (name, cells) in zip(grid, rows.items(), strict=True):
         for axes, cell in zip(line, cells, strict=True):
-            axes.imshow(
-                cell.image.numpy(),
-                cmap="gray",
-                vmin=0,
-                vmax=1,
-            )
+            axes.imshow(cell.image.numpy(), cmap="gray", vmin=0, vmax=1)
             axes.set_title(cell.title, fontsize=8, color=cell.colour)
             axes.set(xticks=[], yticks=[])
-        line[0].set_ylabel(
-            name,
-            rotation=0,
-            ha="right",
-            va="center",
-            fontsize=9,
-        )
+        line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
     return figure
 
 
@@ -92,11 +81,7 @@ def bars_across(
         )
         texts = [f"{value:{digits}}" for value in heights.values()]
         axes.bar_label(bars, labels=texts, fontsize=8, padding=2)
-    axes.set_yticks(
-        range(len(labels)),
-        labels,
-        fontsize=9,
-    )
+    axes.set_yticks(range(len(labels)), labels, fontsize=9)
     axes.invert_yaxis()
     axes.margins(x=0.12)
     axes.set_xlim(left=0)
@@ -123,23 +108,9 @@ def bars_upwards(
     width = 0.8 / max(len(series), 1)
     for number, (name, values) in enumerate(series.items()):
         left = [place - 0.4 + (number + 0.5) * width for place in range(len(labels))]
-        bars = axes.bar(
-            left,
-            values,
-            width,
-            label=name,
-            color=colours.get(name),
-        )
-        axes.bar_label(
-            bars,
-            fmt=f"%.{digits}f",
-            fontsize=8,
-        )
-    axes.set_xticks(
-        range(len(labels)),
-        labels,
-        fontsize=9,
-    )
+        bars = axes.bar(left, values, width, label=name, color=colours.get(name))
+        axes.bar_label(bars, fmt=f"%.{digits}f", fontsize=8)
+    axes.set_xticks(range(len(labels)), labels, fontsize=9)
     axes.margins(y=0.12)
 
 
@@ -169,11 +140,7 @@ def transfer_grid(grid: Tensor, title: str) -> "Figure":
     D, V = grid.shape[:2]
     figure = new_figure(0.7 * V + 0.4, 0.7 * D + 0.6)
     axes = figure.add_subplot()
-    axes.imshow(
-        tiles(grid).numpy(),
-        extent=(0, V, D, 0),
-        interpolation="nearest",
-    )
+    axes.imshow(tiles(grid).numpy(), extent=(0, V, D, 0), interpolation="nearest")
     axes.set(xticks=[], yticks=[])
     axes.axhline(1, color="C1", linewidth=2)
     axes.axvline(1, color="C1", linewidth=2)
@@ -199,11 +166,7 @@ def bars_under_images(
     bars = 0.28 * len(images) * (len(series) + 1)
     width = max(1.8 * len(images), bars + 1.5, 6.5)
     figure = new_figure(width, 5.2, "constrained")
-    grid = figure.add_gridspec(
-        2,
-        len(images),
-        height_ratios=(1.0, 2.6),
-    )
+    grid = figure.add_gridspec(2, len(images), height_ratios=(1.0, 2.6))
     for place, (name, image) in enumerate(images.items()):
         axes = figure.add_subplot(grid[0, place])
         axes.imshow(image.numpy(), cmap="gray")
@@ -295,12 +258,7 @@ def dot_panels(rows: Sequence[str], panels: Sequence[Dots]) -> "Figure":
     figure = new_figure(1.6 + 1.9 * len(panels), 1.0 + 0.24 * len(rows))
     first: Axes | None = None
     for place, panel in enumerate(panels, 1):
-        axes = figure.add_subplot(
-            1,
-            len(panels),
-            place,
-            sharey=first,
-        )
+        axes = figure.add_subplot(1, len(panels), place, sharey=first)
         values = []
         places = []
         spreads = []
@@ -329,11 +287,7 @@ def dot_panels(rows: Sequence[str], panels: Sequence[Dots]) -> "Figure":
         axes.tick_params(axis="x", labelsize=8, which="both")
         axes.grid(alpha=0.3)
         if first is None:
-            axes.set_yticks(
-                range(len(rows)),
-                rows,
-                fontsize=9,
-            )
+            axes.set_yticks(range(len(rows)), rows, fontsize=9)
             axes.set_ylim(len(rows) - 0.5, -0.5)
             first = axes
         else:

@@ -208,10 +208,7 @@ def _join(studies: dict[int, Study], new: Mapping[int, Study]) -> None:
 
 
 def _finished(
-    recipe: Recipe[Any],
-    studies: Mapping[int, Study],
-    lab: Lab,
-    results: Path | None,
+    recipe: Recipe[Any], studies: Mapping[int, Study], lab: Lab, results: Path | None
 ) -> dict[str, Any]:
     """The content of the result file with the studies so far; written, with the
     pictures, if there is a folder.

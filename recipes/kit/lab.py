@@ -175,10 +175,7 @@ class Lab:
         return torch.device("cpu")
 
     def train(
-        self,
-        name: str,
-        config: Mapping[str, Any],
-        callbacks: Sequence[Any] = (),
+        self, name: str, config: Mapping[str, Any], callbacks: Sequence[Any] = ()
     ) -> Trained:
         """Trains a network, resumes its training, or opens it if it is trained already.
 
@@ -194,11 +191,7 @@ class Lab:
                 options.
             ValueError: if options do not fit together.
         """
-        trainer = {
-            "devices": 1,
-            **config.get("trainer", {}),
-            **self.trainer,
-        }
+        trainer = {"devices": 1, **config.get("trainer", {}), **self.trainer}
         folder = self.folder(name)
         config_of_run = {
             **config,

@@ -66,11 +66,7 @@ class TrainingOptions:
             name: plain(value) for name, value in values.items() if value is not None
         }
 
-    def of_row(
-        self,
-        row: str,
-        changes: Mapping[str, Any],
-    ) -> dict[str, Any]:
+    def of_row(self, row: str, changes: Mapping[str, Any]) -> dict[str, Any]:
         """The options with those that a row changes in every preset, and in this
         one.
         """

@@ -248,10 +248,7 @@ def run_queue(
                 runs=runs,
                 results=results,
                 trainer=trainer,
-                callbacks=[
-                    StuckTraining(),
-                    *([] if end is None else [Deadline(end)]),
-                ],
+                callbacks=[StuckTraining(), *([] if end is None else [Deadline(end)])],
                 show=show,
             )
             outcomes[str(entry)] = "done"

@@ -194,16 +194,7 @@ def as_csv(classifier: Classifier, top: int | None) -> Show:
     table = writer(sys.stdout, lineterminator="\n")
     more = ["known", "strangeness"] if classifier.doubts else []
     table.writerow(
-        [
-            "file",
-            "rank",
-            "class",
-            "predicted",
-            probability,
-            "length",
-            "place",
-            *more,
-        ]
+        ["file", "rank", "class", "predicted", probability, "length", "place", *more]
     )
 
     def show(file: str, answer: Answer) -> None:

@@ -85,10 +85,7 @@ def _recognised(
 
 
 def _advice(
-    folder: str,
-    guess: Guess,
-    given: dict[str, Any],
-    advised: dict[str, str] | None,
+    folder: str, guess: Guess, given: dict[str, Any], advised: dict[str, str] | None
 ) -> list[str]:
     """What a training would choose, and the command that trains."""
     lines = over(guess, given)[1]

@@ -200,10 +200,7 @@ def _notes(classifier: Classifier, outputs: list[str]) -> dict[str, Any]:
 
 
 def _write_onnx(
-    model: Exported,
-    images: Tensor,
-    part: Path,
-    notes: dict[str, Any],
+    model: Exported, images: Tensor, part: Path, notes: dict[str, Any]
 ) -> list[Tensor]:
     with needing("ONNX files", "torchcaps-lab[export]"), _without_own_noise():
         import onnxruntime
@@ -281,10 +278,7 @@ def _digamma(x: Any) -> Any:
 
 
 def _write_program(
-    model: Exported,
-    images: Tensor,
-    part: Path,
-    notes: dict[str, Any],
+    model: Exported, images: Tensor, part: Path, notes: dict[str, Any]
 ) -> list[Tensor]:
     # The least length is left to the exporter: convolutions with strides need a few.
     free = tuple(dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for axes in model.axes)

@@ -67,10 +67,7 @@ def harmless_output() -> Iterator[None]:
     """Escapes what is printed within and would command a terminal: names of files,
     columns and options may hold anything.
     """
-    with (
-        redirect_stdout(_Escaped(sys.stdout)),
-        redirect_stderr(_Escaped(sys.stderr)),
-    ):
+    with redirect_stdout(_Escaped(sys.stdout)), redirect_stderr(_Escaped(sys.stderr)):
         yield
 
 

@@ -102,12 +102,7 @@ class OptionParser(ArgumentParser):
         for module in named_imports(arguments):
             import_named(module)
 
-    def take(
-        self,
-        owner: Callable[..., Any],
-        home: str,
-        partly: bool = False,
-    ) -> None:
+    def take(self, owner: Callable[..., Any], home: str, partly: bool = False) -> None:
         """Adds the arguments of a function, or the fields of a dataclass.
 
         What can only be given by its name is an option; a list takes several words,
@@ -316,8 +311,7 @@ class OptionParser(ArgumentParser):
     def _describe_group(self, option: str, cls: Any) -> None:
         """Adds the options of a group to the help."""
         group = self.add_argument_group(
-            f"--{option}",
-            without_markup((inspect.getdoc(cls) or "").split("\n\n")[0]),
+            f"--{option}", without_markup((inspect.getdoc(cls) or "").split("\n\n")[0])
         )
         for sketch in sketches(cls):
             group.add_argument(
@@ -327,20 +321,12 @@ class OptionParser(ArgumentParser):
                 help=sketch.description.replace("%", "%%"),
             )
 
-    def _describe(
-        self,
-        option: str,
-        registry: Any,
-        name: str,
-    ) -> None:
+    def _describe(self, option: str, registry: Any, name: str) -> None:
         """Adds the arguments of a thing to the help."""
         try:
             cls = registry.find(name)
         # There is none of that name, or the option takes no thing.
-        except (
-            ValueError,
-            AttributeError,
-        ):
+        except (ValueError, AttributeError):
             return
         group = self.add_argument_group(
             f"--{option} {name}",
@@ -371,11 +357,7 @@ class WrongUsage(ValueError):
     """
 
 
-def data_at(
-    value: Any,
-    shared: Mapping[str, Any],
-    classes: Sequence[str],
-) -> Any:
+def data_at(value: Any, shared: Mapping[str, Any], classes: Sequence[str]) -> Any:
     """The data set that a reader recognises at a path, where a path is named in place
     of a data set, or the one that is named, with what it shares with that of the run.
 
@@ -473,13 +455,7 @@ def _metavar(hint: Any) -> str:
     for part in parts:
         if get_origin(part) is Literal:
             choices += map(str, get_args(part))
-    words = {
-        int: "N",
-        float: "X",
-        bool: "true|false",
-        str: "",
-        type(None): "",
-    }
+    words = {int: "N", float: "X", bool: "true|false", str: "", type(None): ""}
     kinds = [get_origin(part) or part for part in parts]
     named = [words.get(kind, kind.__name__) for kind in kinds if inspect.isclass(kind)]
     return "|".join([*[*filter(None, named)][:1], *choices]) or "VALUE"

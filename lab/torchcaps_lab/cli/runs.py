@@ -58,10 +58,7 @@ def _other_fit(data: Spec, classifier: Classifier) -> tuple[str, ...]:
 
 
 def other_data(
-    run: str,
-    folder: str | None,
-    data: Any,
-    split: Split | None,
+    run: str, folder: str | None, data: Any, split: Split | None
 ) -> tuple[Any, Split]:
     """Return the data that were named in place of those of a run, and which of them.
 

@@ -28,10 +28,7 @@ _NOTHING = "there is nothing that an image of no class is recognised by"
 
 
 def fit_again(
-    classifier: Classifier,
-    run: str,
-    data: Any,
-    false_alarms: float,
+    classifier: Classifier, run: str, data: Any, false_alarms: float
 ) -> list[str]:
     """Fit the doubts of a classifier on validation images, keep them with the network,
     and say where.
@@ -86,10 +83,7 @@ def _unfitted(classifier: Classifier) -> str:
 
 
 def examine_strange(
-    classifier: Classifier,
-    images: Examples,
-    strange: str,
-    batch_size: int,
+    classifier: Classifier, images: Examples, strange: str, batch_size: int
 ) -> dict[str, dict[str, float]]:
     """How well each doubt of a classifier tells strangers from its own images.
 
@@ -113,10 +107,7 @@ def examine_strange(
         spec: Spec = fit(DataSet, strange, "--strange")
         strange_errors = _errors_of(classifier, spec.make().test, batch_size)
     known_errors = _errors_of(classifier, images, batch_size)
-    counts = {
-        "known_images": len(known_errors),
-        "strange_images": len(strange_errors),
-    }
+    counts = {"known_images": len(known_errors), "strange_images": len(strange_errors)}
     return {
         name: {**counts, **doubt.apart(known_errors, strange_errors)}
         for name, doubt in classifier.doubts.items()
@@ -132,10 +123,7 @@ def _errors_of(classifier: Classifier, images: Examples, batch_size: int) -> Ten
 
 
 def _errors(
-    classifier: Classifier,
-    images: Iterable[Any],
-    resize: Any,
-    batch_size: int,
+    classifier: Classifier, images: Iterable[Any], resize: Any, batch_size: int
 ) -> Tensor:
     """Measure the error of each image, (N,)."""
     answers = (answer for _, answer in classifier.stream(images, resize, batch_size))

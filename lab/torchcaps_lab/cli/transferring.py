@@ -71,10 +71,7 @@ def check_decoder(classifier: Classifier) -> None:
 
 
 def transferred(
-    classifier: Classifier,
-    pictures: Tensor,
-    content_class: str | None,
-    steps: int,
+    classifier: Classifier, pictures: Tensor, content_class: str | None, steps: int
 ) -> tuple[Tensor, list[int]]:
     """The reconstructed content and the steps of the transfer, (1 + steps, C, H, W);
     the classes of both images.
@@ -97,21 +94,8 @@ def transferred(
         Capsules(capsules.pose[k : k + 1], capsules.activation[k : k + 1])
         for k in (0, 1)
     )
-    again = transfer(
-        network,
-        content,
-        content,
-        labels[:1],
-        labels[:1],
-    )[0]
-    drawn = transfer(
-        network,
-        content,
-        style,
-        labels[:1],
-        labels[1:],
-        steps,
-    )[0]
+    again = transfer(network, content, content, labels[:1], labels[:1])[0]
+    drawn = transfer(network, content, style, labels[:1], labels[1:], steps)[0]
     return torch.cat([again, drawn]).cpu(), labels.tolist()
 
 

@@ -72,10 +72,7 @@ def _read(file: Path) -> Converted:
     if start == b"\x89HDF\r\n\x1a\n":
         return efficient_capsnet.read(file)
     # A zip archive, or a pickle of protocol 2: how torch saves.
-    if start[:2] in (
-        b"PK",
-        b"\x80\x02",
-    ):
+    if start[:2] in (b"PK", b"\x80\x02"):
         return heinsen.read(file)
     raise ValueError(
         f"{file} is neither Keras weights (HDF5) nor a torch state dict: it starts "

@@ -40,7 +40,7 @@ _PREPROCESS: dict[str, dict[str, Any]] = {
         "crop": 48,
         "mean": [0.75217, 0.75717],
         "deviation": [0.17739, 0.17358],
-    },
+    }
 }
 
 _NORMS = {
@@ -116,12 +116,7 @@ def _form(file: Path, first: Stored, primary: Stored) -> str:
     return _FORMS[kernels]
 
 
-def _network(
-    name: str,
-    channels: int,
-    classes: int,
-    decoder: bool,
-) -> EfficientCapsNet:
+def _network(name: str, channels: int, classes: int, decoder: bool) -> EfficientCapsNet:
     """A form with that number of channels and classes."""
     height, width = create_model(name).image_shape[1:]
     parts = {} if decoder else {"decoder_hidden": None, "decoder_channels": None}

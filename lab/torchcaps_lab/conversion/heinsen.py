@@ -82,11 +82,7 @@ def _declared(file: Path) -> dict[str, Tensor]:
 
     size = stated = file.stat().st_size
     # What is not an archive is left to torch, which names it.
-    with (
-        suppress(BadZipFile),
-        opened(file) as content,
-        ZipFile(content) as archive,
-    ):
+    with suppress(BadZipFile), opened(file) as content, ZipFile(content) as archive:
         stated = sum(part.file_size for part in archive.infolist())
     if stated > size:
         raise ValueError(f"{file} states {stated:,} bytes, and has {size:,}")

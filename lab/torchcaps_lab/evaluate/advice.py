@@ -90,10 +90,7 @@ def _remedies(images: Examples, summary: Mapping[str, Any]) -> Remedies:
 
 
 def _no_single_cause(
-    findings: Findings,
-    images: Examples,
-    summary: Mapping[str, Any],
-    metrics: Metrics,
+    findings: Findings, images: Examples, summary: Mapping[str, Any], metrics: Metrics
 ) -> Iterator[Hint]:
     """Where nothing stands out, but not all is right."""
     if findings.accuracy >= GOOD:
@@ -117,10 +114,7 @@ def _larger(images: Examples, summary: Mapping[str, Any]) -> str:
 
 
 def _pretrained(
-    findings: Findings,
-    images: Examples,
-    summary: Mapping[str, Any],
-    timm: bool,
+    findings: Findings, images: Examples, summary: Mapping[str, Any], timm: bool
 ) -> Iterator[Hint]:
     """Photos that are too few to learn from them alone what photos look like."""
     counts = summary.get("train_per_class", {}).values()
@@ -211,10 +205,7 @@ def _confused(
 
 
 def _showing(
-    findings: Findings,
-    images: Examples,
-    labels: list[int],
-    commands: Commands,
+    findings: Findings, images: Examples, labels: list[int], commands: Commands
 ) -> str:
     """The command that shows what images of some classes were taken for."""
     first = [

@@ -21,10 +21,7 @@ def default_sweep() -> Tensor:
 
 
 def perturb(
-    model: CapsuleClassifier,
-    capsules: Capsules,
-    target: Tensor,
-    values: Tensor,
+    model: CapsuleClassifier, capsules: Capsules, target: Tensor, values: Tensor
 ) -> Tensor:
     r"""Decode the capsule of one class with each number of its pose moved by each
     value.
@@ -115,10 +112,7 @@ def encoded(model: CapsuleNetwork, images: Tensor, at_once: int = 64) -> Capsule
 
 
 def carried(
-    model: CapsuleClassifier,
-    poses: Tensor,
-    source: Tensor,
-    target: Tensor,
+    model: CapsuleClassifier, poses: Tensor, source: Tensor, target: Tensor
 ) -> Tensor:
     """Poses (B, *pose) of classes ``source`` (B,) as poses of the classes ``target``
     (B,) that mean the same.

@@ -283,9 +283,7 @@ def _counted(batch: Batch) -> tuple[int, ...]:
 
 
 def _opened(
-    name: str,
-    classifier: Classifier,
-    samples: "Callable[[], Examples | None] | None",
+    name: str, classifier: Classifier, samples: "Callable[[], Examples | None] | None"
 ) -> _Opened:
     """A network as the page shows it; a `ValueError` if there is nothing to show."""
     if why := why_unexplored(name, classifier):
@@ -369,10 +367,7 @@ class Explorer:
         """
         opened = next(iter(self._networks.values()))
         # Raised again when they are asked for.
-        with (
-            self._lock,
-            suppress(ValueError, OSError),
-        ):
+        with self._lock, suppress(ValueError, OSError):
             self._described(opened)
             opened.warm_up()
 
@@ -385,12 +380,7 @@ class Explorer:
         with self._lock:
             return self._described(self._opened(name))
 
-    def look(
-        self,
-        network: str,
-        file: bytes,
-        name: str = "the picture",
-    ) -> str:
+    def look(self, network: str, file: bytes, name: str = "the picture") -> str:
         """Show a network the picture in a file, and return the number of the look.
 
         Raises:
@@ -402,12 +392,7 @@ class Explorer:
             pixels = opened.classifier.reader.uploaded(file, name)
             return self._store(opened.look(pixels))
 
-    def read(
-        self,
-        network: str,
-        text: str,
-        label: Label = None,
-    ) -> str:
+    def read(self, network: str, text: str, label: Label = None) -> str:
         """Show a network a text, and return the number of the look.
 
         Args:
@@ -429,12 +414,7 @@ class Explorer:
                 )
             return self._store(opened.read(text, label))
 
-    def sample(
-        self,
-        network: str,
-        label: int | None = None,
-        number: int = 0,
-    ) -> str:
+    def sample(self, network: str, label: int | None = None, number: int = 0) -> str:
         """Show a network one of its test images, or texts, and return the number of the
         look.
 
@@ -532,10 +512,7 @@ class Explorer:
         return self._exhibit(look, "routing", None, RoutingSteps.of)
 
     def decode(
-        self,
-        look: str,
-        pose: list[float],
-        target: int | None = None,
+        self, look: str, pose: list[float], target: int | None = None
     ) -> list[str]:
         """Draw a pose in the capsule of a class, or of each class, as ``data:``
         addresses.
@@ -557,11 +534,7 @@ class Explorer:
             )
 
     def compare(
-        self,
-        look: str,
-        target: int,
-        routing: str | None,
-        steps: int | None,
+        self, look: str, target: int, routing: str | None, steps: int | None
     ) -> dict[str, Any]:
         """Route the same image and transforms to the classes with another routing:
         activations, assignments, pose.
@@ -597,11 +570,7 @@ class Explorer:
         return self._once((look, "compare", target, routing, steps), made)
 
     def swap(
-        self,
-        look: str,
-        target: int,
-        other: str,
-        other_target: int,
+        self, look: str, target: int, other: str, other_target: int
     ) -> dict[str, Any] | None:
         """:class:`~torchcaps_lab.report.pictures.PoseSwap` of two looks; None without a
         decoder.

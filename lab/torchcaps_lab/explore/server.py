@@ -301,10 +301,7 @@ def _is_of_another_page(request: "Request") -> bool:
     send but the second header.
     """
     # The latter: of another port.
-    if request.headers.get("sec-fetch-site") in (
-        "cross-site",
-        "same-site",
-    ):
+    if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
         return True
     origin = request.headers.get("origin")
     host = request.headers.get("host")

@@ -43,9 +43,7 @@ class Boxed(NamedTuple):
 
     @staticmethod
     def figure(
-        images: "Sequence[Boxed]",
-        classes: Sequence[str],
-        columns: int = 5,
+        images: "Sequence[Boxed]", classes: Sequence[str], columns: int = 5
     ) -> "Figure":
         """Draw images with boxes and the names of their classes; true boxes are dotted
         and white.

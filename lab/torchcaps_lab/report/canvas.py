@@ -187,12 +187,7 @@ def lay(
     belongs.
     """
     height, width = image.shape[-2:]
-    left, right, bottom, top = extent or Extent(
-        0.0,
-        float(width),
-        float(height),
-        0.0,
-    )
+    left, right, bottom, top = extent or Extent(0.0, float(width), float(height), 0.0)
     axes.imshow(
         cells, extent=(left, right, bottom, top), interpolation="nearest", **options
     )
@@ -238,11 +233,7 @@ def heat_maps(
         image: as large as the images that they belong to, (C, H, W).
         extent: the part of the image that a map covers; None for all of it.
     """
-    scale = {
-        "cmap": "magma",
-        "vmin": 0.0,
-        "vmax": max(maps.max().item(), 1e-6),
-    }
+    scale = {"cmap": "magma", "vmin": 0.0, "vmax": max(maps.max().item(), 1e-6)}
     for axes, cells in zip(drawn, maps, strict=True):
         lay(axes, cells.numpy(), image, extent, **scale)
     bar: dict[str, Any] = {

@@ -75,16 +75,7 @@ def _group_handed_down(layer: Layer, group: int, shares: Tensor | None) -> Tenso
         activation = R.new_ones(J)
     else:
         types = slice(group * J, (group + 1) * J)
-        shares = (
-            shares[..., types, :]
-            .reshape(
-                len(R),
-                R.shape[1],
-                J,
-                -1,
-            )
-            .to(R.dtype)
-        )
+        shares = shares[..., types, :].reshape(len(R), R.shape[1], J, -1).to(R.dtype)
         activation = (
             layer.capsules.activation[..., types]
             .reshape(len(R), R.shape[1], 1, J)

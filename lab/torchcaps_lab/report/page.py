@@ -170,10 +170,7 @@ class _Drawn(NamedTuple):
 
 
 def _draw(
-    exhibit: Exhibit,
-    report: Path,
-    drawn: set[str],
-    marks: dict[str, str],
+    exhibit: Exhibit, report: Path, drawn: set[str], marks: dict[str, str]
 ) -> Iterator[_Drawn]:
     """Saves the pictures of an exhibit, beside those drawn before; ``marks`` are those
     of the page so far, by word.
@@ -235,9 +232,7 @@ def _gallery(pictures: Sequence[_Drawn]) -> str:
 def _with_commands(text: str) -> str:
     """A text, with what is to be typed, between backticks, as code."""
     return re.sub(
-        r"`([^`]+)`",
-        lambda typed: f"<code>{_unbroken(typed[1])}</code>",
-        escape(text),
+        r"`([^`]+)`", lambda typed: f"<code>{_unbroken(typed[1])}</code>", escape(text)
     )
 
 

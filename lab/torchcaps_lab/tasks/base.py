@@ -201,11 +201,7 @@ class Answer:
             only = {"class": self.classes[0], "length": self.lengths[self.classes[0]]}
         else:
             only = {}
-        row = {
-            **only,
-            "classes": list(self.classes),
-            "lengths": dict(self.lengths),
-        }
+        row = {**only, "classes": list(self.classes), "lengths": dict(self.lengths)}
         row["probabilities"] = dict(self.probabilities)
         if self.calibrated is not None:
             row["calibrated"] = dict(self.calibrated)
@@ -365,10 +361,7 @@ class Task(ABC):
 
     @abstractmethod
     def examine(
-        self,
-        network: ClassifierNetwork,
-        images: Examples,
-        batch_size: int = 128,
+        self, network: ClassifierNetwork, images: Examples, batch_size: int = 128
     ) -> Examination:
         """Test a network on images, ``batch_size`` at a time; its training mode is
         restored.
@@ -385,10 +378,7 @@ class Task(ABC):
         """
 
     def drawings(
-        self,
-        answer: Answer,
-        picture: Tensor,
-        classes: Sequence[str],
+        self, answer: Answer, picture: Tensor, classes: Sequence[str]
     ) -> dict[str, bytes]:
         """What is written beside an answer: files by the ends of their names.
 
@@ -403,10 +393,7 @@ class Task(ABC):
         return {}
 
     def explored(
-        self,
-        network: ClassifierNetwork,
-        image: Tensor,
-        picture: Tensor,
+        self, network: ClassifierNetwork, image: Tensor, picture: Tensor
     ) -> Exhibit:
         """Return what the page of ``torchcaps explore`` shows of an image, if the task
         :attr:`explores`.

@@ -90,10 +90,7 @@ class Classification(Task):
         return {"accuracy": prediction.activation.argmax(1) == batch.labels}
 
     def examine(
-        self,
-        network: ClassifierNetwork,
-        images: Examples,
-        batch_size: int = 128,
+        self, network: ClassifierNetwork, images: Examples, batch_size: int = 128
     ) -> Examination:
         """Accuracy, balanced accuracy, error, confusion matrix, and precision and
         recall of each class.

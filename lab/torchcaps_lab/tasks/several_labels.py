@@ -151,10 +151,7 @@ class SeveralLabels(Task):
 
     @staticmethod
     def _reconstruction(
-        network: Any,
-        prediction: Prediction,
-        batch: Batch,
-        criteria: Criteria,
+        network: Any, prediction: Prediction, batch: Batch, criteria: Criteria
     ) -> Tensor:
         if batch.parts is None:
             return criteria.reconstruction(prediction.reconstruction, batch.pictures)
@@ -171,10 +168,7 @@ class SeveralLabels(Task):
         return {"accuracy": (predicted == batch.labels).all(1)}
 
     def examine(
-        self,
-        network: ClassifierNetwork,
-        images: Examples,
-        batch_size: int = 128,
+        self, network: ClassifierNetwork, images: Examples, batch_size: int = 128
     ) -> Examination:
         """Exact accuracy, F1 over all labels (``micro_f1``) and as the mean of the
         classes (``macro_f1``), the mean average precision of the classes, and for each
@@ -198,10 +192,7 @@ class SeveralLabels(Task):
         )
 
     def _examination(
-        self,
-        activation: Tensor,
-        labels: Tensor,
-        images: Examples,
+        self, activation: Tensor, labels: Tensor, images: Examples
     ) -> Examination:
         predicted = self.predicted_classes(activation)
         accuracy = (predicted == labels).all(1).double().mean().item()

@@ -207,10 +207,7 @@ def count_of(things: Sequence[Thing]) -> Counter[int]:
 
 @torch.no_grad()
 def look_for_things(
-    network: Any,
-    images: Examples,
-    threshold: float = 0.5,
-    batch_size: int = 128,
+    network: Any, images: Examples, threshold: float = 0.5, batch_size: int = 128
 ) -> Looked:
     """What a network finds in images that know their things; classes above the
     threshold are there, and their things.
@@ -313,11 +310,7 @@ def mean_average_precision(candidates: Things, true: Things) -> dict[str, float]
     precision = torch.from_numpy(judge.eval["precision"])[
         ..., 0, -1
     ]  # [overlaps, recalls, classes], all sizes
-    each = {
-        "map": precision,
-        "map_50": precision[:1],
-        "map_75": precision[5:6],
-    }
+    each = {"map": precision, "map_50": precision[:1], "map_75": precision[5:6]}
     return {
         name: scores[scores >= 0].mean().item() for name, scores in each.items()
     }  # -1: a class that never occurs

@@ -41,19 +41,11 @@ class History(Callback):
     """
 
     def __init__(
-        self,
-        path: Path,
-        show: Callable[[str], None] | None,
-        measure: str,
+        self, path: Path, show: Callable[[str], None] | None, measure: str
     ) -> None:
         self.path = path
         self.show = show
-        self.shown = {
-            f"train_{measure}",
-            "train_loss",
-            f"val_{measure}",
-            "val_loss",
-        }
+        self.shown = {f"train_{measure}", "train_loss", f"val_{measure}", "val_loss"}
         self.rows: list[dict[str, float]] = []
         # Seconds of a stage before the first epoch count to that.
         self.before = self._started = self._rate = 0.0

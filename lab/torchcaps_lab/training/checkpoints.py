@@ -75,10 +75,7 @@ class WholeCheckpoints(TorchCheckpointIO):
         self._owned(path).unlink(missing_ok=True)
 
     def save_checkpoint(
-        self,
-        checkpoint: dict[str, Any],
-        path: Any,
-        storage_options: Any = None,
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
     ) -> None:
         """Writes the file whole, or not at all.
 
@@ -187,10 +184,7 @@ def read_checkpoint(path: Path) -> Mapping[str, Any]:
 
 
 def check_network(
-    path: Path,
-    checkpoint: Mapping[str, Any],
-    learner: nn.Module,
-    changes: str = "",
+    path: Path, checkpoint: Mapping[str, Any], learner: nn.Module, changes: str = ""
 ) -> None:
     """Checks, before Lightning does, whether a checkpoint is of this network, for a
     clearer error.
@@ -267,10 +261,7 @@ class Fingerprint(Callback):
     """
 
     def __init__(
-        self,
-        options: Mapping[str, Any],
-        train: Examples,
-        validation: Examples,
+        self, options: Mapping[str, Any], train: Examples, validation: Examples
     ) -> None:
         self.examples = train.what
         self.started: dict[str, Any] = {

@@ -6,15 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any, NamedTuple, cast
 
-from torchcaps.spec import (
-    Argument,
-    Spec,
-    UnknownOption,
-    complete,
-    declared,
-    fit,
-    meant,
-)
+from torchcaps.spec import Argument, Spec, UnknownOption, complete, declared, fit, meant
 from torchcaps.whole import expanded
 from torchcaps_lab.options.declarations import OURS, Schedule, trainer_arguments
 from torchcaps_lab.options.reading import merged

@@ -33,10 +33,7 @@ def not_finite(model: nn.Module) -> list[str]:
 
 @torch.no_grad()
 def first_not_finite(
-    model: ClassifierNetwork,
-    task: Task,
-    batch: Batch,
-    criteria: Criteria,
+    model: ClassifierNetwork, task: Task, batch: Batch, criteria: Criteria
 ) -> str:
     """Runs a batch through a network and says where the first number that is not finite
     appears.

@@ -416,12 +416,7 @@ def whole_groups(batches: int, accumulate: int, limit: int | float) -> Groups:
     return Groups(limited, accumulate, limit)
 
 
-def rehearse(
-    learner: Learner,
-    images: Examples,
-    steps: int,
-    epochs: int,
-) -> None:
+def rehearse(learner: Learner, images: Examples, steps: int, epochs: int) -> None:
     """Makes one step with two images on a copy, to see whether network, task, loss,
     optimizer and scheduler fit.
 

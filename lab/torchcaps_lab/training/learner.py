@@ -45,10 +45,7 @@ REMEDY = (
 
 
 def with_gradients(
-    task: Task,
-    network: ClassifierNetwork,
-    criteria: Criteria,
-    batch: Batch,
+    task: Task, network: ClassifierNetwork, criteria: Criteria, batch: Batch
 ) -> Any:
     """The loss of a batch, for a step without a trainer; the network has its gradients,
     and no others.

@@ -152,11 +152,7 @@ class Loaders(L.LightningDataModule):
     """
 
     def __init__(
-        self,
-        train: Examples,
-        validation: Examples,
-        schedule: Schedule,
-        speed: Speed,
+        self, train: Examples, validation: Examples, schedule: Schedule, speed: Speed
     ) -> None:
         super().__init__()
         self.composition = train.composition

@@ -60,10 +60,7 @@ class Need(NamedTuple):
 
 
 def check_memory(
-    subject: Subject,
-    optimizer: OptimizerFactory,
-    schedule: Schedule,
-    running: Running,
+    subject: Subject, optimizer: OptimizerFactory, schedule: Schedule, running: Running
 ) -> Need:
     """Counts the memory of a training before its network is made.
 
@@ -86,10 +83,7 @@ def check_memory(
 
 
 def check_device(
-    need: Need,
-    trainer: Trainer,
-    subject: Subject,
-    schedule: Schedule,
+    need: Need, trainer: Trainer, subject: Subject, schedule: Schedule
 ) -> None:
     """Compares what a training needs with the free memory of the accelerator that it
     will run on.
@@ -165,12 +159,7 @@ def _on_the_machine(need: Need, running: Running) -> int:
 
 
 def _too_large(
-    model: str,
-    need: Need,
-    schedule: Schedule,
-    have: int,
-    whose: str,
-    advice: str,
+    model: str, need: Need, schedule: Schedule, have: int, whose: str, advice: str
 ) -> str:
     """The message."""
     parts = (

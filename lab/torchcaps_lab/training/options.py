@@ -260,10 +260,7 @@ class Optimisation(declarations.OptimisationOptions):
         )
 
     def scheduled(
-        self,
-        optimizer: torch.optim.Optimizer,
-        steps: float,
-        epochs: int,
+        self, optimizer: torch.optim.Optimizer, steps: float, epochs: int
     ) -> dict[str, Any]:
         """The scheduler of a training, and whether it steps each epoch or each step, as
         Lightning takes them.

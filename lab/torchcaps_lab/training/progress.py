@@ -74,12 +74,7 @@ class ProgressLine(Callback):
             parts = [part for part in pl_module.modules() if isinstance(part, Routing)]
             self._hooks = [part.register_forward_hook(self._watch) for part in parts]
 
-    def _watch(
-        self,
-        routing: Any,
-        inputs: Any,
-        routed: Routed,
-    ) -> None:
+    def _watch(self, routing: Any, inputs: Any, routed: Routed) -> None:
         with torch.no_grad():
             choice = routed.votes.choose_backend(routed.similarity)
             self._backends.add(choice.backend)
@@ -125,10 +120,7 @@ class ProgressLine(Callback):
         self._forget()
 
     def on_exception(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        exception: BaseException,
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
         """Makes room for what is said of it."""
         self._write("")

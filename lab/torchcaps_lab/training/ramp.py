@@ -52,12 +52,7 @@ class Ramps:
             self._check(name, ramp, routings)
         self.set(Progress(0, 1))
 
-    def _check(
-        self,
-        name: str,
-        ramp: Ramp,
-        routings: Sequence[Routing],
-    ) -> None:
+    def _check(self, name: str, ramp: Ramp, routings: Sequence[Routing]) -> None:
         if not self.routings[name]:
             kinds = (
                 ", ".join(sorted({type(module).__name__ for module in routings}))

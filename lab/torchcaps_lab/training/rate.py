@@ -29,10 +29,7 @@ HOPELESS = 4
 
 
 def find_rate(
-    subject: Subject,
-    optimisation: Optimisation,
-    schedule: Schedule,
-    running: Running,
+    subject: Subject, optimisation: Optimisation, schedule: Schedule, running: Running
 ) -> float:
     """A tenth of the rate at which the loss is least, in 100 steps whose rate grows
     from 1e-6 to 1 (Smith 2017).

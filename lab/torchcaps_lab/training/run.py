@@ -252,10 +252,7 @@ def _verdict(network: ClassifierNetwork, test: Examples) -> dict[str, Any]:
 
 
 def save(
-    network: ClassifierNetwork,
-    folder: RunFolder,
-    subject: Subject,
-    task: Task,
+    network: ClassifierNetwork, folder: RunFolder, subject: Subject, task: Task
 ) -> None:
     """Saves a network with everything needed to use it, which becomes its ``extra``: the
     names of the classes, the preprocessing, the task.
@@ -276,10 +273,7 @@ def save(
 
 
 def _check_network(
-    folder: RunFolder,
-    subject: Subject,
-    options: TrainingOptions,
-    allow_changes: bool,
+    folder: RunFolder, subject: Subject, options: TrainingOptions, allow_changes: bool
 ) -> None:
     """Raises a ValueError if another network is to go on with a run."""
     recorded = read_options(folder.config)

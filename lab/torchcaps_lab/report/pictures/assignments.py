@@ -145,11 +145,7 @@ class Assignments(OfImages):
         yield Picture("assignments.png", "Images and maps of the shares", figure)
 
     def _overlay(
-        self,
-        maps: ShareMaps,
-        scale: "ScalarMappable",
-        axes: "Axes",
-        place: int,
+        self, maps: ShareMaps, scale: "ScalarMappable", axes: "Axes", place: int
     ) -> None:
         """The map of an image over it, which is grey and paler, so that colours stand
         out.

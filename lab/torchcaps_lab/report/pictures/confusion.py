@@ -49,10 +49,7 @@ class Confusion(Exhibit):
 
     @classmethod
     def of(
-        cls,
-        findings: Findings,
-        classes: Sequence[str],
-        what: str = "images",
+        cls, findings: Findings, classes: Sequence[str], what: str = "images"
     ) -> "Confusion":
         """Make the exhibit of examples of one class each.
 

@@ -125,14 +125,7 @@ class LayerActivations(OfImages):
         figure = canvas.new_figure(wide, high * rows + above + 0.3, "constrained")
         grid = figure.add_gridspec(rows, N)
         for place, axes in enumerate(
-            canvas.row_of(
-                figure,
-                grid,
-                0,
-                range(N),
-                canvas.sized(self.pictures),
-                high,
-            )
+            canvas.row_of(figure, grid, 0, range(N), canvas.sized(self.pictures), high)
         ):
             canvas.show(axes, self.pictures[place])
             canvas.set_title(axes, titles[place])
@@ -141,14 +134,7 @@ class LayerActivations(OfImages):
             canvas.heat_maps(
                 figure, drawn, layer.activation, self.pictures, layer.extent
             )
-        drawn = canvas.row_of(
-            figure,
-            grid,
-            rows - 1,
-            range(N),
-            "classes",
-            high,
-        )
+        drawn = canvas.row_of(figure, grid, rows - 1, range(N), "classes", high)
         _draw_bars(drawn, self.classes, self.names, 0.7 * height)
         yield Picture(
             "layer_activations.png",
@@ -158,10 +144,7 @@ class LayerActivations(OfImages):
 
 
 def _draw_bars(
-    drawn: Sequence["Axes"],
-    classes: Tensor,
-    names: Sequence[str],
-    aspect: float,
+    drawn: Sequence["Axes"], classes: Tensor, names: Sequence[str], aspect: float
 ) -> None:
     """Draw the activations of each image of the classes, the strongest in red; all
     named, or of many the strongest.

@@ -150,10 +150,7 @@ class LearningCurves(Exhibit):
 
 
 def _panel(
-    metrics: Metrics,
-    quantity: str,
-    unit: str,
-    columns: Mapping[str, str],
+    metrics: Metrics, quantity: str, unit: str, columns: Mapping[str, str]
 ) -> Panel | None:
     """The curves, by name, of these columns of the metrics; None if there are none."""
     curves = {}
@@ -171,11 +168,7 @@ def _panel(
 def _performance(metrics: Metrics) -> tuple[Panel, ...]:
     """The loss, and accuracy or else error, or else what the task measures."""
     of_tasks = _measured(metrics)[:_MEASURES]
-    for measured in (
-        ("accuracy",),
-        ("error",),
-        of_tasks,
-    ):
+    for measured in (("accuracy",), ("error",), of_tasks):
         panels = [_split_panel(metrics, quantity) for quantity in measured]
         if any(panels):
             break
@@ -210,10 +203,7 @@ def _health(metrics: Metrics) -> tuple[Panel, ...]:
 
 
 def _draw_curves(
-    axes: "Axes",
-    panel: Panel,
-    colours: Mapping[str, str],
-    widths: Sequence[float],
+    axes: "Axes", panel: Panel, colours: Mapping[str, str], widths: Sequence[float]
 ) -> None:
     for (name, curve), width in zip(panel.curves.items(), widths, strict=True):
         marker = "o" if len(curve.values) <= 40 else ""

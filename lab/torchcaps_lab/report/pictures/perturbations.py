@@ -130,10 +130,7 @@ class Perturbations(Exhibit):
 
 
 def _grid(
-    grid: Tensor,
-    values: Tensor,
-    changes: Sequence[float],
-    title: str,
+    grid: Tensor, values: Tensor, changes: Sequence[float], title: str
 ) -> "Figure":
     """The images (D, V, C, H, W) of one capsule as its pose moves, and behind each row
     how much they change.

@@ -63,10 +63,7 @@ class Reliability(Exhibit):
 
     @classmethod
     def of(
-        cls,
-        findings: Findings,
-        calibration: Calibration | None,
-        what: str = "images",
+        cls, findings: Findings, calibration: Calibration | None, what: str = "images"
     ) -> "Reliability | None":
         """Make the exhibit of examples of one class each; None for activations that are
         not finite.
@@ -104,10 +101,7 @@ class Reliability(Exhibit):
             )
         how = "" if calibration is None else str(calibration)
         return cls(
-            title="Confidence and accuracy",
-            text=text,
-            curves=curves,
-            calibration=how,
+            title="Confidence and accuracy", text=text, curves=curves, calibration=how
         )
 
     @classmethod

@@ -44,10 +44,7 @@ class Summary(Exhibit):
 
     @classmethod
     def of(
-        cls,
-        title: str,
-        recorded: Mapping[str, Any],
-        measured: Sequence[Quantity],
+        cls, title: str, recorded: Mapping[str, Any], measured: Sequence[Quantity]
     ) -> "Summary":
         """Any task may bring measures of its own; those of classification are
         :func:`measures`.
