@@ -2,8 +2,8 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,14 @@ votes.
 DYNAMIC = partial(create_routing, "dynamic", steps=3)
 EM = partial(EMRouting.preset, "standardised", steps=3)
 """With standardised costs, which suit any size of layer."""
+MNIST: dict[str, Any] = {"image_shape": (1, 28, 28), "classes": 10}
+MATRIXCAPSNET = {
+    "image_shape": (1, 32, 32),
+    "classes": 5,
+    "channels": 64,
+    "types": (8, 16, 16),
+}
+"""Arguments of the small MatrixCapsNet for smallNORB that is measured on GPUs."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +79,14 @@ class Case(ABC):
 
 
 def call_of(
-    case: Case, backend: str, training: bool, device: str = "cpu"
+    case: Case,
+    backend: str | None,
+    training: bool,
+    device: str = "cpu",
+    **compiling: Any,
 ) -> Callable[[], object]:
     """The forward pass of a case, or its training step without the optimizer, as a
-    function without arguments.
+    function without arguments; compiled with these options of `torch.compile`, if any.
 
     A training step clears the gradients first, and leaves new ones.
     """
@@ -85,14 +97,22 @@ def call_of(
         tensor for tensor in (*module.parameters(), *inputs) if tensor.requires_grad
     ]
 
+    def run() -> Any:
+        output = case.forward(module, inputs)
+        return case.loss(output, inputs) if training else output
+
+    if compiling:
+        torch.compiler.reset()  # of the limit of compilations
+        run = torch.compile(run, **compiling)
+
     def call() -> object:
         for leaf in leaves:
             leaf.grad = None
         with tc.use_backend(backend), torch.set_grad_enabled(training):
-            output = case.forward(module, inputs)
+            result = run()
             if training:
-                case.loss(output, inputs).backward()
-        return None if training else output
+                result.backward()
+        return None if training else result
 
     return call
 
@@ -136,17 +156,55 @@ class LayerCase(Case):
 
 
 @dataclass(frozen=True)
+class SlotsCase(Case):
+    """A layer that finds slots in features.
+
+    Args:
+        layer: the function that makes the layer.
+        features: how many there are, and the numbers of each.
+    """
+
+    layer: Callable[[], nn.Module]
+    features: tuple[int, int]
+
+    def build(self) -> nn.Module:
+        """The layer."""
+        return self.layer()
+
+    def inputs(self, device: str) -> tuple[Tensor, ...]:
+        """The features."""
+        shape = self.batch, *self.features
+        return (torch.randn(*shape, device=device, requires_grad=True),)
+
+    def forward(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Any:
+        """The slots: capsules, or their poses alone."""
+        return module(*inputs)
+
+    def loss(self, output: Any, inputs: tuple[Tensor, ...]) -> Tensor:
+        """The mean of squared poses."""
+        pose: Tensor = output.pose if isinstance(output, tc.Capsules) else output
+        return pose.square().mean()
+
+
+@dataclass(frozen=True)
 class NetworkCase(Case):
-    """A registered network on images of MNIST with labels, with its usual loss."""
+    """A registered network on images with labels, with its usual loss.
+
+    Args:
+        arguments: those of the network, with ``image_shape`` and ``classes``; default:
+            those of MNIST.
+    """
+
+    arguments: Mapping[str, Any] = field(default_factory=MNIST.copy)
 
     def build(self) -> nn.Module:
         """The network."""
-        return tc.create_model(self.name, image_shape=(1, 28, 28), classes=10)
+        return tc.create_model(self.name, **self.arguments)
 
     def inputs(self, device: str) -> tuple[Tensor, ...]:
         """Images and labels."""
-        images = torch.rand(self.batch, 1, 28, 28)
-        labels = torch.arange(self.batch) % 10
+        images = torch.rand(self.batch, *self.arguments["image_shape"])
+        labels = torch.arange(self.batch) % self.arguments["classes"]
         return images.to(device), labels.to(device)
 
     def forward(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Any:
@@ -197,13 +255,17 @@ _MATRIX = (4, 4)
 
 
 def class_caps(
-    batch: int, side: int, classes: int, routing: Callable[[], Routing] = DYNAMIC
+    batch: int,
+    side: int,
+    classes: int,
+    routing: Callable[[], Routing] = DYNAMIC,
+    coordinates: bool = False,
 ) -> LayerCase:
     """Class capsules over a square map with 32 types, whose places share transforms."""
     return LayerCase(
         f"ClassCaps, {classes} classes, batch {batch}",
         batch,
-        partial(tc.ClassCaps, 32, classes, 8, 16, coordinates=False),
+        partial(tc.ClassCaps, 32, classes, 8, 16, coordinates=coordinates),
         (side, side, 32),
         (8,),
         routing,

@@ -27,7 +27,19 @@ from torch import Tensor, nn
 
 import torchcaps as tc
 from benchmarks import host, slots
-from benchmarks.cases import DIGITCAPS, EM, YardstickCase
+from benchmarks.cases import (
+    CASES,
+    MATRIXCAPSNET,
+    Case,
+    NetworkCase,
+    SlotsCase,
+    YardstickCase,
+    call_of,
+    class_caps,
+    with_batch,
+)
+from benchmarks.measure import peak_on_gpu, timed
+from benchmarks.report import MIB
 from torchcaps.models import ClassifierNetwork
 from torchcaps.routing import create_routing, list_routings
 
@@ -92,102 +104,36 @@ class Trial:
 
     Args:
         name: of it, with the batch.
-        build: makes the module.
-        inputs: makes what it takes.
-        objective: from the module and its inputs to a number.
+        case: what is timed.
         stored: whether it is timed with stored votes, too.
         profiled: whether the processor's time is looked into.
     """
 
     name: str
-    build: Callable[[], nn.Module]
-    inputs: Callable[[], Inputs]
-    objective: Callable[..., Tensor]
+    case: Case
     stored: bool = True
     profiled: bool = False
-
-
-def _of_layer(module: nn.Module, *inputs: Tensor) -> Tensor:
-    parents = module(tc.Capsules(*inputs))
-    return parents.pose.square().sum() + parents.activation.sum()
-
-
-def _of_slots(module: nn.Module, features: Tensor) -> Tensor:
-    answer = module(features)
-    pose: Tensor = answer.pose if isinstance(answer, tc.Capsules) else answer
-    return pose.square().mean()
-
-
-def _of_capsnet(module: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    output = module(images, labels)
-    loss = tc.margin_loss(output.activation, labels)
-    return loss + 0.0005 * tc.reconstruction_loss(output.reconstruction, images)
-
-
-def _of_matrixcapsnet(module: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    return tc.spread_loss(module(images).activation, labels, 0.5)
-
-
-def _of_yardstick(module: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(module(images), labels)
-
-
-def _children(batch: int, *shape: int, pose: tuple[int, ...]) -> Inputs:
-    poses = torch.randn(batch, *shape, *pose) * 0.3
-    return poses, torch.rand(batch, *shape)
-
-
-def _images(batch: int, size: int, classes: int) -> Inputs:
-    return torch.rand(batch, 1, size, size), torch.arange(batch) % classes
 
 
 def trials(small: bool) -> list[Trial]:
     """What is timed; ``small``: at sizes for trying the command."""
     few = 2 if small else 64
-    matrix = (4, 4)
-    conv = partial(tc.CapsConv2d, 32, 32, matrix, matrix, 3, 2)
-    network = partial(
-        tc.create_model,
-        "matrixcapsnet",
-        image_shape=(1, 32, 32),
-        classes=5,
-        channels=64,
-        types=(8, 16, 16),
-    )
-    capsnet = partial(tc.create_model, "capsnet", image_shape=(1, 28, 28), classes=10)
     digits = [4] if small else [128, 2048]
-    layers = [
-        Trial(
-            f"DigitCaps {batch}",
-            DIGITCAPS,
-            partial(_children, batch, 1152, pose=(8,)),
-            _of_layer,
-            profiled=batch == digits[0],
-        )
-        for batch in digits
-    ]
+    matrix = NetworkCase("matrixcapsnet", few, MATRIXCAPSNET)
     return [
-        *layers,
+        *(
+            Trial(
+                f"DigitCaps {batch}",
+                with_batch(CASES["digitcaps"], batch),
+                profiled=batch == digits[0],
+            )
+            for batch in digits
+        ),
         *_heads(small),
         *_slots(small),
-        Trial(
-            f"ConvCaps1 {few}",
-            lambda: conv(routing=EM()),
-            partial(_children, few, 14, 14, 32, pose=matrix),
-            _of_layer,
-        ),
-        Trial(
-            f"MatrixCapsNet 64-8-16 {few}",
-            network,
-            partial(_images, few, 32, 5),
-            _of_matrixcapsnet,
-        ),
-        Trial(
-            f"CapsNet {2 * few}",
-            capsnet,
-            partial(_images, 2 * few, 28, 10),
-            _of_capsnet,
-        ),
+        Trial(f"ConvCaps1 {few}", with_batch(CASES["convcaps1"], few)),
+        Trial(f"MatrixCapsNet 64-8-16 {few}", matrix),
+        Trial(f"CapsNet {2 * few}", with_batch(CASES["capsnet"], 2 * few)),
     ]
 
 
@@ -196,19 +142,14 @@ def _heads(small: bool) -> Iterator[Trial]:
     sizes = ((2, 3, 5),) if small else ((128, 7, 10), (8, 14, 100), (8, 7, 1000))
     for batch, side, classes in sizes:
         for name in ("dynamic", "kmeans"):
+            routing = partial(create_routing, name)
             # Routing to 1000 classes would store 6 GB of votes.
             yield Trial(
                 f"Head {name} {batch} x {side}x{side}, {classes}",
-                partial(_head, name, classes),
-                partial(_children, batch, side, side, 32, pose=(8,)),
-                _of_layer,
+                class_caps(batch, side, classes, routing, coordinates=True),
                 stored=classes < 1000,
                 profiled=classes == sizes[0][-1],
             )
-
-
-def _head(routing: str, classes: int) -> nn.Module:
-    return tc.ClassCaps(32, classes, 8, 16, routing=create_routing(routing))
 
 
 def _slots(small: bool) -> Iterator[Trial]:
@@ -218,18 +159,13 @@ def _slots(small: bool) -> Iterator[Trial]:
         batch, count, dim, parents = sizes
         name = f"{batch} x {count} x {dim}, {parents}"
         for kind in ("Slots", "Textbook"):
+            layer = partial(_slot_layer, kind, sizes)
             yield Trial(
                 f"{kind} {name}",
-                partial(_slot_layer, kind, sizes),
-                partial(_features, sizes),
-                _of_slots,
+                SlotsCase(kind, batch, layer, (count, dim)),
                 stored=False,
                 profiled=sizes in (tiny, slots.SIZES["cuda"][0]),
             )
-
-
-def _features(sizes: slots.Sizes) -> Inputs:
-    return (torch.randn(*sizes[:3]),)
 
 
 def _slot_layer(kind: str, sizes: slots.Sizes) -> nn.Module:
@@ -245,57 +181,10 @@ def _milliseconds(call: Callable[[], object], device: str) -> float:
         from triton.testing import do_bench
 
         return float(do_bench(call, warmup=20, rep=150, return_mode="median"))
-    times = []
-    for _ in range(3):
-        begin = time.perf_counter()
-        call()
-        times.append(1000 * (time.perf_counter() - begin))
-    return statistics.median(times)
+    return 1000 * statistics.median([timed(call, device) for _ in range(3)])
 
 
-def _memory(call: Callable[[], object], device: str) -> float | None:
-    if device == "cpu":
-        return None
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    call()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / 2**20
-
-
-def _calls(
-    trial: Trial, device: str, **compiling: Any
-) -> tuple[Callable[[], None], ...]:
-    """The forward pass and the training step, on the device."""
-    torch.manual_seed(0)
-    module = trial.build().to(device)
-    inputs = tuple(tensor.to(device) for tensor in trial.inputs())
-    for tensor in inputs:
-        if tensor.is_floating_point() and trial.objective in (_of_layer, _of_slots):
-            tensor.requires_grad_()
-    leaves = [
-        tensor for tensor in (*module.parameters(), *inputs) if tensor.requires_grad
-    ]
-    objective: Callable[..., Tensor] = partial(trial.objective, module)
-    if compiling:
-        torch.compiler.reset()  # of the limit of compilations
-        objective = torch.compile(objective, **compiling)
-
-    def forward() -> None:
-        with torch.no_grad():
-            objective(*inputs)
-
-    def step() -> None:
-        for leaf in leaves:
-            leaf.grad = None
-        objective(*inputs).backward()
-
-    return forward, step
-
-
-def _graph(call: Callable[[], None]) -> Callable[[], object]:
+def _graph(call: Callable[[], object]) -> Callable[[], object]:
     """The call as a CUDA graph."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -318,21 +207,24 @@ def time_trial(trial: Trial, way: str, device: str) -> Timing:
             ``naive`` for stored votes.
         device: ``cuda`` or ``cpu``.
     """
-    backend = "naive" if way == "naive" else ("triton" if device == "cuda" else None)
-    with tc.use_backend(backend):
-        options = {"fullgraph": True} if way == "compiled" else {}
-        forward, step = _calls(trial, device, **options)
-        if way == "graph":
-            return Timing(
-                trial.name, way, None, _milliseconds(_graph(step), device), None
-            )
-        return Timing(
-            trial.name,
-            way,
-            _milliseconds(forward, device),
-            _milliseconds(step, device),
-            _memory(step, device),
-        )
+    backend = "naive" if way == "naive" else _backend(device)
+    options = {"fullgraph": True} if way == "compiled" else {}
+    step = call_of(trial.case, backend, True, device, **options)
+    if way == "graph":
+        return Timing(trial.name, way, None, _milliseconds(_graph(step), device), None)
+    forward = call_of(trial.case, backend, False, device, **options)
+    return Timing(
+        trial.name,
+        way,
+        _milliseconds(forward, device),
+        _milliseconds(step, device),
+        peak_on_gpu(step) / MIB if device == "cuda" else None,
+    )
+
+
+def _backend(device: str) -> str | None:
+    """The kernels of Triton on a GPU, and what is chosen on a CPU."""
+    return "triton" if device == "cuda" else None
 
 
 def timings(device: str, show: Callable[[str], None], until: float) -> Iterator[Timing]:
@@ -341,14 +233,8 @@ def timings(device: str, show: Callable[[str], None], until: float) -> Iterator[
     ways = ["eager", "graph", "naive", "compiled"]
     if small:
         ways = ["eager", "naive"]
-    yardstick = YardstickCase("yardstick", 128)
     batch = 4 if small else 128
-    plain = Trial(
-        f"CapsNet's CNN {batch}",
-        yardstick.build,
-        partial(_images, batch, 28, 10),
-        _of_yardstick,
-    )
+    plain = Trial(f"CapsNet's CNN {batch}", YardstickCase("yardstick", batch))
     pairs = [
         (trial, way)
         for way in ways
@@ -375,9 +261,8 @@ def profiles(device: str, show: Callable[[str], None]) -> dict[str, Any]:
         if not trial.profiled:
             continue
         try:
-            with tc.use_backend("triton" if device == "cuda" else None):
-                _, step = _calls(trial, device)
-                result = results[trial.name] = host.profile(step, device)
+            step = call_of(trial.case, _backend(device), True, device)
+            result = results[trial.name] = host.profile(step, device)
         except Exception as error:
             show(f"{trial.name} profile: {type(error).__name__}: {str(error)[:200]}")
             continue
@@ -390,28 +275,24 @@ def profiles(device: str, show: Callable[[str], None]) -> dict[str, Any]:
 
 def _checked_layers(name: str) -> Iterator[tuple[str, nn.Module, Inputs]]:
     """Four small layers with a routing, and their children in float64."""
+    routing = create_routing(name)
     matrix = (4, 4)
-    shapes = {
-        "vectors": ((16, 96), (8,)),
-        "matrices": ((12, 50), matrix),
-        "windows": ((4, 9, 9, 6), matrix),
-        "places": ((4, 5, 5, 6), (8,)),
+    window = {"competition": "window"} if routing.within_window else {}
+    layers: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
+        "vectors": (partial(tc.CapsLinear, 96, 10, 8, 16), (16, 96)),
+        "matrices": (partial(tc.CapsLinear, 50, 9, matrix, matrix), (12, 50)),
+        "windows": (
+            partial(tc.CapsConv2d, 6, 5, matrix, matrix, 3, 2, **window),
+            (4, 9, 9, 6),
+        ),
+        "places": (partial(tc.ClassCaps, 6, 10, 8, 16), (4, 5, 5, 6)),
     }
-    for kind, (shape, pose) in shapes.items():
+    for kind, (make, shape) in layers.items():
         torch.manual_seed(0)
-        routing = create_routing(name)
-        if kind == "vectors":
-            layer: nn.Module = tc.CapsLinear(96, 10, 8, 16, routing=routing)
-        elif kind == "matrices":
-            layer = tc.CapsLinear(50, 9, matrix, matrix, routing=routing)
-        elif kind == "places":
-            layer = tc.ClassCaps(6, 10, 8, 16, routing=routing)
-        else:
-            conv = partial(tc.CapsConv2d, 6, 5, matrix, matrix, 3, 2, routing=routing)
-            layer = conv(competition="window") if routing.within_window else conv()
-        poses = torch.randn(*shape, *pose, dtype=torch.float64) * 0.5
+        layer = make(routing=create_routing(name)).double()
+        poses = torch.randn(*shape, *layer.in_pose, dtype=torch.float64) * 0.5
         activation = torch.rand(*shape, dtype=torch.float64)
-        yield kind, layer.double(), (poses, activation)
+        yield kind, layer, (poses, activation)
 
 
 def _checked_networks(device: str) -> Iterator[tuple[str, nn.Module, Inputs]]:

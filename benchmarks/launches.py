@@ -12,6 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 from unittest import mock
@@ -21,7 +22,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchcaps as tc
-from torchcaps.routing import EMRouting, create_routing
+from benchmarks import cases
+from benchmarks.cases import (
+    DYNAMIC,
+    MATRIXCAPSNET,
+    Case,
+    NetworkCase,
+    SlotsCase,
+    class_caps,
+    with_batch,
+)
+from torchcaps.routing import create_routing
 
 MEMORY = ("empty", "lift_fresh", "_unsafe_view", "detach", "_local_scalar_dense")
 """Operations that take memory, look at it in another way, or read a number."""
@@ -107,91 +118,42 @@ def _imagined_gpu(counter: _Counter) -> Iterator[None]:
         yield
 
 
-Work = Callable[[], Sequence[Tensor]]
-"""A forward pass: what gradients are taken of, one number or tensors that are given
-gradients.
-"""
+_HEAD = partial(class_caps, 2, 7, 10, coordinates=True)
+"""Over a map of 7 x 7 places."""
+
+CASES: dict[str, Case] = {
+    "DigitCaps": cases.CASES["digitcaps"],
+    "ConvCaps1 32-32": cases.CASES["convcaps1"],
+    "MatrixCapsNet 64-8-16": NetworkCase("matrixcapsnet", 2, MATRIXCAPSNET),
+    "CapsNet": cases.CASES["capsnet"],
+    "Head, dynamic": _HEAD(DYNAMIC),
+    "Head, kmeans": _HEAD(partial(create_routing, "kmeans")),
+    "Head, kmeans, evidence": _HEAD(partial(create_routing, "kmeans", evidence=True)),
+    "Slots": SlotsCase("Slots", 2, partial(tc.Slots, 7, 64, features=64), (128, 64)),
+}
 
 
-def _digitcaps(batch: int) -> Work:
-    layer = tc.CapsLinear(1152, 10, 8, 16)
-    children = torch.randn(batch, 1152, 8, requires_grad=True)
-    return lambda: _tensors(layer(children))
-
-
-def _convcaps(batch: int) -> Work:
-    routing = EMRouting.preset("standardised", steps=3)
-    layer = tc.CapsConv2d(32, 32, (4, 4), (4, 4), 3, 2, routing=routing)
-    pose = torch.randn(batch, 14, 14, 32, 4, 4, requires_grad=True)
-    activation = torch.rand(batch, 14, 14, 32, requires_grad=True)
-    return lambda: _tensors(layer(tc.Capsules(pose, activation)))
-
-
-def _tensors(capsules: tc.Capsules) -> Sequence[Tensor]:
-    return capsules.pose, capsules.activation
-
-
-def _matrixcapsnet(batch: int) -> Work:
-    network = tc.create_model(
-        "matrixcapsnet",
-        image_shape=(1, 32, 32),
-        classes=5,
-        channels=64,
-        types=(8, 16, 16),
-    )
+def _forward_of(case: Case) -> Callable[[], Sequence[Tensor]]:
+    """A forward pass: what gradients are taken of, the loss of a network or the
+    capsules of a layer.
+    """
+    module = case.build()
     # As after the first steps of a training, in which batch normalisation takes seven
     # operations more.
-    state = network.state_dict()
+    state = module.state_dict()
     for name, tensor in state.items():
         if name.endswith("num_batches_tracked"):
             tensor.fill_(1000)
-    network.load_state_dict(state)
-    images = torch.rand(batch, 1, 32, 32)
-    labels = torch.arange(batch) % 5
-    return lambda: [tc.spread_loss(network(images).activation, labels, 0.5)]
+    module.load_state_dict(state)
+    inputs = case.inputs("cpu")
 
+    def forward() -> Sequence[Tensor]:
+        output = case.forward(module, inputs)
+        if isinstance(output, tc.Capsules):
+            return output
+        return [case.loss(output, inputs)]
 
-def _capsnet(batch: int) -> Work:
-    network = tc.create_model("capsnet", image_shape=(1, 28, 28), classes=10)
-    images = torch.rand(batch, 1, 28, 28)
-    labels = torch.arange(batch) % 10
-
-    def loss() -> Sequence[Tensor]:
-        output = network(images, labels)
-        margin = tc.margin_loss(output.activation, labels)
-        return [margin + 0.0005 * tc.reconstruction_loss(output.reconstruction, images)]
-
-    return loss
-
-
-def _head(routing: str, **settings: Any) -> Callable[[int], Work]:
-    """Class capsules over a map of 7 x 7 places with 32 types of capsules."""
-
-    def work(batch: int) -> Work:
-        layer = tc.ClassCaps(32, 10, 8, 16, routing=create_routing(routing, **settings))
-        pose = torch.randn(batch, 7, 7, 32, 8, requires_grad=True)
-        activation = torch.rand(batch, 7, 7, 32)
-        return lambda: _tensors(layer(tc.Capsules(pose, activation)))
-
-    return work
-
-
-def _slots(batch: int) -> Work:
-    layer = tc.Slots(7, 64, features=64)
-    features = torch.randn(batch, 128, 64, requires_grad=True)
-    return lambda: _tensors(layer(features))
-
-
-CASES = {
-    "DigitCaps": _digitcaps,
-    "ConvCaps1 32-32": _convcaps,
-    "MatrixCapsNet 64-8-16": _matrixcapsnet,
-    "CapsNet": _capsnet,
-    "Head, dynamic": _head("dynamic"),
-    "Head, kmeans": _head("kmeans"),
-    "Head, kmeans, evidence": _head("kmeans", evidence=True),
-    "Slots": _slots,
-}
+    return forward
 
 
 def launches(case: str, batch: int = 2) -> Launches:
@@ -201,7 +163,7 @@ def launches(case: str, batch: int = 2) -> Launches:
         case: one of :data:`CASES`.
         batch: of images; the count hardly depends on it.
     """
-    work = CASES[case](batch)
+    work = _forward_of(with_batch(CASES[case], batch))
     counter = _Counter()
     with _imagined_gpu(counter):
         work()  # what is made once is made here

@@ -104,7 +104,7 @@ def peak_memory(
     loaded; None if the system does not give it, or the process was killed.
     """
     if device == "cuda":
-        return _peak_on_gpu(call_of(case, backend, training, device))
+        return peak_on_gpu(call_of(case, backend, training, device))
     if not HAVE_PEAK:
         return None
     return in_new_process(_peak_of, case, backend, training, threads)
@@ -123,7 +123,8 @@ def in_new_process(function: Callable[..., int], *arguments: Any) -> int | None:
             return None
 
 
-def _peak_on_gpu(call: Call) -> int:
+def peak_on_gpu(call: Call) -> int:
+    """Bytes by which one call raises the allocated memory of a GPU at its peak."""
     call()
     torch.cuda.synchronize()
     gc.collect()

@@ -96,7 +96,7 @@ for name in ("torchcaps_lab", "safetensors", "yaml", "lightning", "torchvision",
     sys.modules[name] = None  # an import of it fails
 from benchmarks import gpu
 for trial in gpu.trials(small=True):
-    trial.build()
+    trial.case.build()
 print(len([*gpu._checked_networks("cuda")]))
 """
 
