@@ -37,7 +37,7 @@ from benchmarks.hostile import TRIED, harmless, texts
 from benchmarks.report import Show, markdown
 from torchcaps.models import create_model, load_pretrained
 from torchcaps_lab.data import load_image
-from torchcaps_lab.options.reading import read_options
+from torchcaps_lab.options.reading import merged, read_options
 from torchcaps_lab.run_folder import RunFolder
 from torchcaps_lab.training.checkpoints import newest_checkpoint, read_checkpoint
 from torchcaps_lab.training.command_line import training_options
@@ -309,27 +309,19 @@ def _is_refused(path: Path, weights: Mapping[str, Tensor]) -> bool:
     return all(torch.equal(read[name], weight) for name, weight in weights.items())
 
 
-def _train(folder: Path, epochs: int) -> None:
-    options = {**OPTIONS, "epochs": epochs, "run": str(folder)}
-    train_with(RunFolder(folder), training_options(options))
-
-
-def _train_bounded(folder: Path, epochs: int, most_bytes: int | None) -> None:
-    if most_bytes is not None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
-    _train(folder, epochs)
-
-
-def named_exit(log_file: Path, act: Callable[..., None], *arguments: Any) -> None:
-    """Acts in a child process, which exits with 0, with 1 after a named error, or with
-    2 after a crash.
+def _train(folder: Path, changes: Mapping[str, Any], most_bytes: int | None) -> None:
+    """Trains in a child process, which exits with 0, with 1 after a named error, or
+    with 2 after a crash.
     """
-    with log_file.open("w") as log:
+    with (folder.parent / f"{folder.name}.log").open("w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
         try:
-            act(*arguments)
+            if most_bytes is not None:
+                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
+            options = merged({**OPTIONS, "run": str(folder)}, changes)
+            train_with(RunFolder(folder), training_options(options))
         except NAMED:
             traceback.print_exc()
             os._exit(1)
@@ -339,27 +331,16 @@ def named_exit(log_file: Path, act: Callable[..., None], *arguments: Any) -> Non
         os._exit(0)
 
 
-def start(
-    folder: Path, epochs: int | None = None, most_bytes: int | None = None
-) -> Any:
-    """Starts or resumes a training in a child process."""
-    arguments = (
-        folder.parent / f"{folder.name}.log",
-        _train_bounded,
-        folder,
-        epochs or OPTIONS["epochs"],
-        most_bytes,
-    )
-    process = FORK.Process(target=named_exit, args=arguments)
+def start(folder: Path, most_bytes: int | None = None, **changes: Any) -> Any:
+    """Starts or resumes a training in a child process, with changes of the options."""
+    process = FORK.Process(target=_train, args=(folder, changes, most_bytes))
     process.start()
     return process
 
 
-def finish(
-    folder: Path, epochs: int | None = None, most_bytes: int | None = None
-) -> int:
+def finish(folder: Path, most_bytes: int | None = None, **changes: Any) -> int:
     """Trains in a child process, waits for it and returns its exit status."""
-    process = start(folder, epochs, most_bytes)
+    process = start(folder, most_bytes, **changes)
     process.join()
     return int(process.exitcode)
 

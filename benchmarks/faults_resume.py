@@ -12,14 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.faults import FORK, OPTIONS, fault, named_exit, same
+from benchmarks.faults import fault, finish, same, start
 from torchcaps.models import create_model, list_models
-from torchcaps_lab.run_folder import RunFolder
-from torchcaps_lab.training.command_line import training_options
-from torchcaps_lab.training.run import train_with
 
 WATCHING = {"name": "ReduceLROnPlateau", "patience": 0, "threshold": 0.5}
-CYCLE = {"name": "OneCycleLR", "max_lr": 0.01}
 VARIANTS: dict[str, dict[str, Any]] = {
     "a rate that watches": {"scheduler": WATCHING},
     "and an average": {
@@ -42,23 +38,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
 MOST_KILLS = 3
 
 
-def _train(folder: Path, variant: dict[str, Any]) -> None:
-    trainer = {**OPTIONS["trainer"], **variant.get("trainer", {})}
-    options = training_options(
-        {**OPTIONS, **variant, "trainer": trainer, "run": str(folder)}
-    )
-    train_with(RunFolder(folder), options)
-
-
-def _start(folder: Path, variant: dict[str, Any]) -> Any:
-    process = FORK.Process(
-        target=named_exit,
-        args=(folder.parent / f"{folder.name}.log", _train, folder, variant),
-    )
-    process.start()
-    return process
-
-
 @fault(
     "SIGKILL again and again, with rates, averages and ends that act",
     "resumed to the same bits",
@@ -71,18 +50,16 @@ def kills_of_all(folder: Path, count: int, chance: random.Random) -> Iterator[bo
         unbroken = folder / name / "unbroken"
         began = time.perf_counter()
         unbroken.parent.mkdir()
-        _start(unbroken, variant).join()
+        finish(unbroken, **variant)
         seconds = time.perf_counter() - began
         for number in range(count):
             run = folder / name / f"killed-{number}"
             for _ in range(chance.randint(1, MOST_KILLS)):
-                process = _start(run, variant)
+                process = start(run, **variant)
                 process.join(chance.uniform(0, seconds))
                 process.kill()
                 process.join()
-            last = _start(run, variant)
-            last.join()
-            yield last.exitcode == 0 and same(run, unbroken)
+            yield finish(run, **variant) == 0 and same(run, unbroken)
 
 
 @fault(

@@ -266,10 +266,6 @@ def without_users() -> dict[str, list[str]]:
     return unused
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds none."""
-
-
 def run(options: argparse.Namespace, show: Callable[[str], None]) -> None:
     """Show the options without a user."""
     kinds.load()
