@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torchcaps.whole import opened, owned, resolved, sweep, written_whole
 from torchcaps_lab.data import Examples
 from torchcaps_lab.data.base import mixed_digest
+from torchcaps_lab.training.diverged import not_finite
 
 _ENDS = ("epochs", "stop_at", "patience")
 _PLACES = ("run", "import", "report", "speed.resident", "data.root", "data.data_dir")
@@ -162,11 +163,7 @@ def read_checkpoint(path: Path) -> Mapping[str, Any]:
             )
         epoch = checkpoint["epoch"]
         Version(checkpoint["pytorch-lightning_version"])
-        floating = {
-            name: tensor
-            for name, tensor in checkpoint["state_dict"].items()
-            if tensor.is_floating_point()
-        }
+        bad = not_finite(checkpoint["state_dict"])
     except Exception as error:  # torch.load raises almost anything on a damaged file
         raise ValueError(f"checkpoint {path} is damaged: {error}") from error
     if type(epoch) is not int or epoch < 0:
@@ -174,7 +171,6 @@ def read_checkpoint(path: Path) -> Mapping[str, Any]:
             f"checkpoint {path} is damaged: its epoch must be a whole number, got "
             f"{epoch!r:.80}"
         )
-    bad = [name for name, tensor in floating.items() if not tensor.isfinite().all()]
     if bad:
         raise ValueError(
             f"checkpoint {path} is damaged: {', '.join(bad[:5])} holds numbers that "

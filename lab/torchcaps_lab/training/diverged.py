@@ -1,5 +1,6 @@
 """Finds the first number in a network that is not finite."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,11 +23,11 @@ class TrainingDiverged(FloatingPointError):
     """
 
 
-def not_finite(model: nn.Module) -> list[str]:
+def not_finite(state: Mapping[str, Tensor]) -> list[str]:
     """The names of weights and buffers with numbers that are not finite."""
     return [
         name
-        for name, tensor in model.state_dict().items()
+        for name, tensor in state.items()
         if tensor.is_floating_point() and not bool(tensor.isfinite().all())
     ]
 
@@ -44,7 +45,7 @@ def first_not_finite(
     """
     if not bool(batch.inputs.isfinite().all()):
         return "images of the batch are not finite"
-    if bad := not_finite(model):
+    if bad := not_finite(model.state_dict()):
         return f"weights are not finite since a step before: {', '.join(bad[:3])}" + (
             ", ..." if len(bad) > 3 else ""
         )

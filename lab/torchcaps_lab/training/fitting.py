@@ -29,7 +29,6 @@ from torchcaps_lab.data import Examples
 from torchcaps_lab.look import counted
 from torchcaps_lab.options.declarations import Schedule, TrainerOptions
 from torchcaps_lab.run_folder import is_first_process
-from torchcaps_lab.tasks import Criteria
 from torchcaps_lab.training.callbacks import (
     ONE_AN_EPOCH,
     History,
@@ -436,7 +435,7 @@ def rehearse(learner: Learner, images: Examples, steps: int, epochs: int) -> Non
     try:
         # In training, batch normalisation of two images may fail.
         network = copy.deepcopy(learner.model).eval()
-        criteria = copy.deepcopy(Criteria(learner.loss, learner.reconstruction))
+        criteria = copy.deepcopy(learner.criteria)
     # Weights that are computed from others cannot be copied: no rehearsal.
     except RuntimeError:
         return

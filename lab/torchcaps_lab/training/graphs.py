@@ -1,7 +1,7 @@
 """CUDA graphs where they pay: replayed steps do not wait for Python."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import lightning as L
 import torch
@@ -25,8 +25,17 @@ WARM_UP = 3
 """Steps until a graph is replayed: one compiles, one records, one replays."""
 
 
-class Prospect(NamedTuple):
-    """What the choice of CUDA graphs depends on.
+def graphs_pay(
+    device: str,
+    steps: float,
+    processes: int = 1,
+    group: int = 1,
+    ramps: bool = False,
+) -> bool:
+    """Return whether graphs save more time in a training than compiling takes.
+
+    Only on a GPU, where Python is slower than the kernels. Several processes, gradients
+    that are added up and settings that change would need graphs of their own.
 
     Args:
         device: the type of the device, such as ``"cuda"``.
@@ -34,31 +43,14 @@ class Prospect(NamedTuple):
         processes: the processes that train together.
         group: batches whose gradients are added up before a step.
         ramps: whether settings of the network change during the training.
-    """
-
-    device: str
-    steps: float
-    processes: int = 1
-    group: int = 1
-    ramps: bool = False
-
-
-def graphs_pay(prospect: Prospect) -> bool:
-    """Return whether graphs save more time in a training than compiling takes.
-
-    Only on a GPU, where Python is slower than the kernels. Several processes, gradients
-    that are added up and settings that change would need graphs of their own.
-
-    Args:
-        prospect: the prospect of the training.
 
     Example:
-        >>> from torchcaps_lab.training.graphs import Prospect, graphs_pay
-        >>> graphs_pay(Prospect("cuda", 1_000)), graphs_pay(Prospect("cuda", 20_000))
+        >>> from torchcaps_lab.training.graphs import graphs_pay
+        >>> graphs_pay("cuda", 1_000), graphs_pay("cuda", 20_000)
         (False, True)
     """
-    single = prospect.processes == 1 and prospect.group == 1 and not prospect.ramps
-    return prospect.device == "cuda" and single and prospect.steps * GAIN > COMPILING
+    single = processes == 1 and group == 1 and not ramps
+    return device == "cuda" and single and steps * GAIN > COMPILING
 
 
 class Graphs(Callback):
@@ -80,8 +72,14 @@ class Graphs(Callback):
         """Compiles, and makes the first steps on a batch without any effect."""
         if not isinstance(pl_module, Learner) or pl_module.speed.compile is not None:
             return
-        prospect = prospect_of(trainer, pl_module)
-        if not graphs_pay(prospect):
+        steps = trainer.estimated_stepping_batches - trainer.global_step
+        if not graphs_pay(
+            trainer.strategy.root_device.type,
+            steps,
+            trainer.world_size,
+            trainer.accumulate_grad_batches,
+            bool(pl_module.optimisation.ramp),
+        ):
             return
         pl_module.run = Speed(compile=self.mode).step()
         loader: Any = trainer.train_dataloader
@@ -97,8 +95,8 @@ class Graphs(Callback):
             self.show(f"steps are not compiled, since that failed: {_reason(error)}")
             return
         self.show(
-            f"steps are replayed as CUDA graphs, which pays for {prospect.steps:,.0f} "
-            "steps; --speed.compile off trains without"
+            f"steps are replayed as CUDA graphs, which pays for {steps:,.0f} steps; "
+            "--speed.compile off trains without"
         )
 
 
@@ -106,14 +104,3 @@ def _reason(error: Exception) -> str:
     """The first line of what a compiler said, without what torch puts around it."""
     cause = getattr(error, "inner_exception", error)
     return str(cause).strip().partition("\n")[0] or type(cause).__name__
-
-
-def prospect_of(trainer: L.Trainer, learner: Learner) -> Prospect:
-    """A training at its start, or where it goes on."""
-    return Prospect(
-        trainer.strategy.root_device.type,
-        trainer.estimated_stepping_batches - trainer.global_step,
-        trainer.world_size,
-        trainer.accumulate_grad_batches,
-        bool(learner.optimisation.ramp),
-    )

@@ -13,7 +13,6 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from torchcaps.models.backbone import Backbone
 from torchcaps_lab.data import Batch
-from torchcaps_lab.tasks import Criteria
 from torchcaps_lab.training.learner import Learner, with_gradients
 from torchcaps_lab.training.loaders import Loaders, Shard, train_loader
 
@@ -111,10 +110,9 @@ def train_head(
     loader = train_loader(images, how.batch_size, how.seed, sampler=how.sampler)
     optimizer = learner.optimisation.optimizer(head)
     falling = CosineAnnealingLR(optimizer, how.frozen_epochs * len(loader))
-    criteria = Criteria(learner.loss, learner.reconstruction)
 
     def with_clipped(batch: Batch) -> Any:
-        loss = with_gradients(learner.task, network, criteria, batch)
+        loss = with_gradients(learner.task, network, learner.criteria, batch)
         if clip:
             nn.utils.clip_grad_norm_(head, clip)
         return loss

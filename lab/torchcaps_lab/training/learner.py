@@ -3,7 +3,7 @@
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, cast
 
@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from torchcaps.losses import ReconstructionLoss
-from torchcaps.models import ClassifierNetwork, Prediction
+from torchcaps.models import ClassifierNetwork
 from torchcaps.numerics import Progress
 from torchcaps_lab.data import Batch, Preprocess, mixed_seed
-from torchcaps_lab.tasks import Classification, Criteria, Task
+from torchcaps_lab.tasks import Classification, Criteria, Forward, Task
+from torchcaps_lab.tasks.base import Losses
 from torchcaps_lab.training.checkpoints import check_optimizer
 from torchcaps_lab.training.diverged import (
     TrainingDiverged,
@@ -150,6 +151,11 @@ class Learner(L.LightningModule):
         # Whether a checkpoint's settings of optimizer and scheduler give way.
         self.replaces_settings = False
         self.means = nn.ModuleDict()
+
+    @property
+    def criteria(self) -> Criteria:
+        """The losses that were chosen."""
+        return Criteria(self.loss, self.reconstruction)
 
     @property
     def compiled(self) -> bool:
@@ -291,11 +297,8 @@ class Learner(L.LightningModule):
         gradients = [(weight, weight.grad) for weight in self.model.parameters()]
         devices = [] if self.device.type == "cpu" else [self.device]
         with torch.random.fork_rng(devices, device_type=self.device.type):
-            batch = self.seen(batch, self.current_epoch)
-            batch = batch._replace(inputs=self.speed.arrange(batch.inputs))
-            criteria = Criteria(self.loss, self.reconstruction)
-            forward = partial(self.run, self.model)
-            _, parts = self.task.loss(self.model, forward, batch, criteria)
+            seen = self.seen(batch, self.current_epoch)
+            _, parts = self._losses(partial(self.run, self.model), seen)
             torch.stack(list(parts.values())).sum().backward()
         for buffer, before in buffers:
             buffer.copy_(before)
@@ -339,8 +342,8 @@ class Learner(L.LightningModule):
             return
         where = ""
         if batch is not None:
-            criteria = Criteria(self.loss, self.reconstruction)
-            where = f": {first_not_finite(self.model, self.task, batch, criteria)}"
+            fault = first_not_finite(self.model, self.task, batch, self.criteria)
+            where = f": {fault}"
         when = f"step {step + 1}" if step >= 0 else "another process"
         raise TrainingDiverged(
             f"the loss is not finite since epoch {self.current_epoch + 1}, "
@@ -359,7 +362,7 @@ class Learner(L.LightningModule):
         """
         self._check_loss(None)
         epoch = self.current_epoch + 1
-        if bad := not_finite(self.model):
+        if bad := not_finite(self.model.state_dict()):
             raise TrainingDiverged(
                 f"weights are not finite after epoch {epoch}: {', '.join(bad[:3])}. "
                 f"{REMEDY}"
@@ -393,16 +396,19 @@ class Learner(L.LightningModule):
         """Loss and measures on the validation images."""
         self._step(self.model, batch, "val", batch_idx)
 
+    def _losses(self, forward: Forward, batch: Batch) -> Losses:
+        """The prediction for a batch, and the parts of its loss."""
+        batch = batch._replace(inputs=self.speed.arrange(batch.inputs))
+        return self.task.loss(self.model, forward, batch, self.criteria)
+
     def _step(
         self,
-        forward: Callable[[Tensor, Tensor | None], Prediction],
+        forward: Forward,
         batch: Batch,
         stage: str,
         batch_idx: int,
     ) -> Tensor:
-        batch = batch._replace(inputs=self.speed.arrange(batch.inputs))
-        criteria = Criteria(self.loss, self.reconstruction)
-        prediction, parts = self.task.loss(self.model, forward, batch, criteria)
+        prediction, parts = self._losses(forward, batch)
         first, *following = parts.values()
         loss = sum(following, first)
         figures = {**(parts if following else {}), "loss": loss}

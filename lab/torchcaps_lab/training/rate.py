@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from torchcaps_lab.options.declarations import Schedule
-from torchcaps_lab.tasks import Criteria
 from torchcaps_lab.training.learner import Learner, with_gradients
 from torchcaps_lab.training.loaders import train_loader
 from torchcaps_lab.training.memory import check_memory
@@ -54,7 +53,6 @@ def find_rate(
         schedule.seed,
         running.speed,
     )
-    criteria = Criteria(learner.loss, learner.reconstruction)
     optimizer = optimisation.optimizer(network.parameters())
     loader = train_loader(
         subject.data.train, schedule.batch_size, schedule.seed, sampler=schedule.sampler
@@ -67,7 +65,11 @@ def find_rate(
             group["lr"] = rate
         loss: Any = optimizer.step(
             partial(
-                with_gradients, learner.task, network, criteria, learner.seen(batch, 0)
+                with_gradients,
+                learner.task,
+                network,
+                learner.criteria,
+                learner.seen(batch, 0),
             )
         )
         losses.append(float(loss.detach()))
