@@ -11,6 +11,7 @@ from torchcaps_lab.data.plain_text import check_class_names
 from torchcaps_lab.data.reader import READERS, Reader
 from torchcaps_lab.evaluate.calibration import Calibration
 from torchcaps_lab.tasks import Task, as_task
+from torchcaps_lab.tasks.doubt import Doubt, doubts_in
 
 _FIELDS = ("classes", "task", "reader", "calibration")
 
@@ -24,6 +25,7 @@ class Card:
         task: what the network is for.
         reader: how its inputs are read and prepared.
         calibration: how activations become probabilities; None if nothing was fitted.
+        doubts: what tells inputs that the network does not know, by name.
         extra: what others saved beside these, by name, ready for JSON.
 
     Example:
@@ -37,6 +39,7 @@ class Card:
     task: Task
     reader: Reader
     calibration: Calibration | None = None
+    doubts: Mapping[str, Doubt] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -54,12 +57,16 @@ class Card:
         classes = saved.get("classes")
         if classes is not None:
             check_class_names(classes, "the name of a class")
+        task = as_task(saved.get("task", "classification"))
+        doubts = doubts_in(task.doubts, saved)
+        known = {*_FIELDS, *doubts}
         return cls(
             tuple(classes) if classes else None,
-            as_task(saved.get("task", "classification")),
+            task,
             _reader_of(network).suited(network),
             Calibration.from_config(saved.get("calibration")),
-            {name: value for name, value in saved.items() if name not in _FIELDS},
+            doubts,
+            {name: value for name, value in saved.items() if name not in known},
         )
 
     @classmethod
@@ -76,15 +83,15 @@ class Card:
         return cls(tuple(data.classes), task, reader)
 
     def with_extra(self, name: str, value: Any) -> "Card":
-        """Return this card with something beside it; None takes it away."""
-        extra = {key: entry for key, entry in self.extra.items() if key != name}
-        return replace(self, extra=extra if value is None else {**extra, name: value})
+        """Return this card with something beside it."""
+        return replace(self, extra={**self.extra, name: value})
 
     def saved(self) -> dict[str, Any]:
         """The card, ready for JSON: :meth:`of` reads it."""
         calibration = None if self.calibration is None else self.calibration.config()
         saved = {
             **self.extra,
+            **{name: doubt.config() for name, doubt in self.doubts.items()},
             "task": self.task.saved(),
             "reader": {"name": self.reader.name, **self.reader.config()},
             "calibration": calibration,

@@ -25,7 +25,6 @@ from torchcaps_lab.data.reader import Read, Unread
 from torchcaps_lab.look import Fit
 from torchcaps_lab.report.cards import facts_card
 from torchcaps_lab.tasks import Answer, Examination, Task, as_task
-from torchcaps_lab.tasks.doubt import doubts_in, saved_doubts
 from torchcaps_lab.tasks.labels import finite_warning
 from torchcaps_lab.tasks.things import finds_things, with_things
 
@@ -106,7 +105,7 @@ class Classifier:
             preprocess=preprocess, image_shape=image_shape, resize=resize
         )
         self.calibration = card.calibration
-        self.doubts = doubts_in(card.task.doubts, card.extra)
+        self.doubts = dict(card.doubts)
         self.extra = dict(card.extra)
         self.run: Path | None = None
         self.named = bool(classes or card.classes)
@@ -122,16 +121,14 @@ class Classifier:
     @property
     def card(self) -> Card:
         """What is saved with the network, so that it is opened as this classifier."""
-        card = Card(
+        return Card(
             self.classes if self.named else None,
             self.task,
             self.reader,
             self.calibration,
+            self.doubts,
             self.extra,
         )
-        for name, config in saved_doubts(self.task.doubts, self.doubts).items():
-            card = card.with_extra(name, config)
-        return card
 
     @property
     def preprocess(self) -> Preprocess:

@@ -18,7 +18,6 @@ from torchcaps.optional_imports import needing
 from torchcaps.whole import check_writable, opened, written_whole
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data.transforms.preprocess import RANDOM
-from torchcaps_lab.tasks.doubt import saved_doubts
 
 SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}
 KINDS = {"onnx": "an ONNX file", "torch-export": "an exported program"}
@@ -195,7 +194,8 @@ def _notes(classifier: Classifier, outputs: list[str]) -> dict[str, Any]:
         },
         "outputs": outputs,
         "calibration": None if calibration is None else calibration.config(),
-        **saved_doubts(classifier.task.doubts, classifier.doubts),
+        **dict.fromkeys(classifier.task.doubts),
+        **{name: doubt.config() for name, doubt in classifier.doubts.items()},
     }
 
 

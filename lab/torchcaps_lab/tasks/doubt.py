@@ -158,14 +158,3 @@ def doubts_in(names: Sequence[str], saved: Mapping[str, Any]) -> dict[str, Doubt
             kind: type[Doubt] = DOUBTS.find(name)
             doubts[name] = kind.from_config(saved[name])
     return doubts
-
-
-def saved_doubts(names: Sequence[str], doubts: Mapping[str, Doubt]) -> dict[str, Any]:
-    """The doubts of a task, ready for JSON, by name; None for one that was not fitted.
-
-    Args:
-        names: the names of the doubts.
-        doubts: those that were fitted, by name.
-    """
-    every = dict.fromkeys([*names, *doubts])
-    return {name: doubts[name].config() if name in doubts else None for name in every}

@@ -262,12 +262,14 @@ def save(
     """
     validation = subject.data.validation.prepared(subject.preprocess)
     calibration = task.calibrate(network, validation)
-    card = Card.of_training(subject.data, subject.preprocess, task)
-    card = replace(card, calibration=calibration)
+    doubts = {}
     for name in task.doubts:
         kind: type[Doubt] = DOUBTS.find(name)
         doubt = kind.fit(network, validation)
-        card = card.with_extra(name, None if doubt is None else doubt.config())
+        if doubt is not None:
+            doubts[name] = doubt
+    card = Card.of_training(subject.data, subject.preprocess, task)
+    card = replace(card, calibration=calibration, doubts=doubts)
     network.extra = card.saved()
     network.save_pretrained(folder.model, **network.extra)
 
