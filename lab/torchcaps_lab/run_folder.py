@@ -1,5 +1,6 @@
 """The folder of a run."""
 
+import csv
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +19,7 @@ from torchcaps.whole import (
     folder_instead,
     owned,
     read_json,
+    read_text,
     seen_from,
     sweep,
     write_whole,
@@ -206,6 +208,22 @@ def read_summary(folder: RunFolder) -> dict[str, Any]:
     """
     summary: dict[str, Any] = read_json(folder.summary, LARGEST_NOTE)
     return summary
+
+
+def read_metrics(folder: RunFolder) -> list[dict[str, float]]:
+    """Return what was measured in each epoch of a run, by name.
+
+    Raises:
+        ValueError: if the file is damaged.
+    """
+    text = read_text(folder.metrics, LARGEST_NOTE)
+    try:
+        return [
+            {name: float(value) for name, value in row.items() if value}
+            for row in csv.DictReader(text.splitlines())
+        ]
+    except (ValueError, TypeError, csv.Error) as error:
+        raise ValueError(f"{folder.metrics} is damaged: {error}") from error
 
 
 def is_first_process() -> bool:

@@ -2,7 +2,6 @@
 once it is done.
 """
 
-import csv
 import importlib.util
 import math
 import re
@@ -17,12 +16,12 @@ from torch import nn
 from recipes.kit.options import different
 from torchcaps.models import ImageClassifier, load_pretrained
 from torchcaps.spec import fit, make
-from torchcaps.whole import LARGEST_NOTE, RUN_FILE, read_text
+from torchcaps.whole import RUN_FILE
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data import DataSet, Examples, find_data_dir
 from torchcaps_lab.evaluate import examine
 from torchcaps_lab.options.reading import read_options
-from torchcaps_lab.run_folder import RunFolder, read_summary
+from torchcaps_lab.run_folder import RunFolder, read_metrics, read_summary
 from torchcaps_lab.training.command_line import training_options
 from torchcaps_lab.training.run import machine, train_with
 
@@ -85,9 +84,8 @@ class Trained:
 
     def by_epoch(self, *names: str) -> dict[str, list[float]]:
         """Columns of the metrics of its run, epoch by epoch."""
-        text = read_text(RunFolder(self.folder).metrics, LARGEST_NOTE)
-        rows = list(csv.DictReader(text.splitlines()))
-        return {name: [float(row[name]) for row in rows] for name in names}
+        rows = read_metrics(RunFolder(self.folder))
+        return {name: [row[name] for row in rows] for name in names}
 
     @property
     def validation_accuracy(self) -> float:

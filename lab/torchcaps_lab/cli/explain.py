@@ -2,13 +2,12 @@
 assignment maps.
 """
 
-import csv
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchcaps.whole import LARGEST_NOTE, check_writable, owned, read_text
+from torchcaps.whole import check_writable, owned
 from torchcaps_lab.cli.places import Existing, Split, Trained
-from torchcaps_lab.run_folder import RunFolder, read_summary
+from torchcaps_lab.run_folder import RunFolder, read_metrics, read_summary
 
 if TYPE_CHECKING:
     from torchcaps_lab.data import DataSet
@@ -60,7 +59,7 @@ def command(
         # These were found on the test images of the run.
         for name in ("verdict", "routing"):
             summary.pop(name, None)
-    metrics = _read_metrics(of_run.metrics) if of_run.metrics.exists() else []
+    metrics = read_metrics(of_run) if of_run.metrics.exists() else []
     page = classifier.task.report(
         place, classifier.network, classifier.prepared(images), summary, metrics
     )
@@ -69,16 +68,3 @@ def command(
             f"the task {classifier.task.name!r} of this run draws no report"
         )
     print(page)
-
-
-def _read_metrics(path: Path) -> list[dict[str, float]]:
-    """The rows of the epochs."""
-    text = read_text(path, LARGEST_NOTE)
-    try:
-        rows = csv.DictReader(text.splitlines())
-        metrics = []
-        for row in rows:
-            metrics.append({name: float(value) for name, value in row.items() if value})
-        return metrics
-    except (ValueError, TypeError, csv.Error) as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
