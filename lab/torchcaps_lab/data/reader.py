@@ -262,10 +262,23 @@ class Reader(ABC):
     def collate(self, rows: Sequence[Tensor]) -> Tensor:
         """Inputs that :meth:`read` made, as one batch."""
 
-    @abstractmethod
-    def named(self, names: Sequence[str]) -> Iterable[Any]:
+    def named(self, names: Sequence[str]) -> Iterator[Any]:
         """The inputs that are named on a command line; an :class:`Unread` in place of
         what cannot be read.
+        """
+        for name in names:
+            try:
+                yield from self.inputs_of(name)
+            except (ValueError, OSError) as error:
+                yield Unread(name, error)
+
+    @abstractmethod
+    def inputs_of(self, name: str) -> Iterable[Any]:
+        """The inputs that one name stands for, such as those in a folder; an
+        :class:`Unread` in place of one that cannot be read.
+
+        Raises:
+            ValueError: there are none.
         """
 
     @abstractmethod

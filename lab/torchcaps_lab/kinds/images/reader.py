@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from io import BytesIO
@@ -411,27 +411,26 @@ class ImageReader(Reader):
         generator = torch.Generator().manual_seed(0)
         return torch.rand(count, *self.image_shape, generator=generator)
 
-    def named(self, names: Sequence[str]) -> Iterator[Path]:
-        """The named files, with folders, tables and patterns expanded; missing files
-        are reported when they are read.
+    def inputs_of(self, name: str) -> list[Path]:
+        """The named file, or those of a folder, a table or a pattern; a missing file is
+        reported when it is read.
 
         Raises:
-            ValueError: if a folder holds no images, no file fits a pattern, or a name
-                is empty.
+            ValueError: a folder holds no images, no file fits a pattern, or the name is
+                empty.
         """
-        for name in names:
-            if not name:
-                raise ValueError(
-                    "images must be names of files or folders, got an empty one"
-                )
-            files = self._files(name)
-            if not files:
-                raise ValueError(
-                    f"there are no images in {name}"
-                    if Path(name).is_dir()
-                    else f"no file fits the pattern {name}"
-                )
-            yield from files
+        if not name:
+            raise ValueError(
+                "images must be names of files or folders, got an empty one"
+            )
+        files = self._files(name)
+        if not files:
+            raise ValueError(
+                f"there are no images in {name}"
+                if Path(name).exists()
+                else f"no file fits the pattern {name}"
+            )
+        return files
 
     def _files(self, name: str) -> list[Path]:
         """The image files that one name stands for."""

@@ -196,20 +196,25 @@ class SeriesReader(Reader):
             )
         return replace(series, scale=self.scale)
 
-    def named(self, names: Sequence[str]) -> Iterable[Any]:
-        """All series of files, and the sounds and files of series in folders."""
-        for name in names:
-            path = Path(name)
-            inside = Place(path).with_suffix(*FILES, *SOUNDS) if path.is_dir() else []
-            if path.is_dir() and not inside:
+    def inputs_of(self, name: str) -> Iterable[Any]:
+        """All series of a file, or the sounds or the files of series in a folder,
+        whichever the network takes.
+        """
+        path = Path(name)
+        inside: list[Path] = []
+        if path.is_dir():
+            # Beside sounds there may be tables about them.
+            suffixes = FILES if self.scale.sound is None else SOUNDS
+            inside = Place(path).with_suffix(*suffixes)
+            if not inside:
                 raise ValueError(
-                    f"there are no series in {name}: {', '.join((*FILES, *SOUNDS))}"
+                    f"there are no series in {name}: {', '.join(suffixes)}"
                 )
-            for file in inside or [path]:
-                if file.suffix.lower() in FILES:
-                    yield from inputs_in(file, partial(series_in, form=self.scale.form))
-                else:
-                    yield file
+        for file in inside or [path]:
+            if file.suffix.lower() in FILES:
+                yield from inputs_in(file, partial(series_in, form=self.scale.form))
+            else:
+                yield file
 
     def notes(self) -> dict[str, Any]:
         """The scale, and how sounds become series."""

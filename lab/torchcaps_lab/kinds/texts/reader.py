@@ -247,14 +247,14 @@ class TextReader(Reader):
         """The texts in the words of the network."""
         return TextSet.require(super().fitted(examples)).in_words(self.words)
 
-    def named(self, names: Sequence[str]) -> Iterable[Any]:
-        """Texts, lines of files, the texts of tables, or whole files in folders."""
-        for name in names:
-            path = Path(name)
-            if path.suffix.lower() in TABLES and is_there(path.is_file):
-                yield from inputs_in(path, self._in_table)
-            else:
-                yield from named_texts([name])
+    def inputs_of(self, name: str) -> Iterable[Any]:
+        """A text, the lines of a file, the texts of a table, or whole files in a
+        folder.
+        """
+        path = Path(name)
+        if path.suffix.lower() in TABLES and is_there(path.is_file):
+            return inputs_in(path, self._in_table)
+        return named_texts([name])
 
     def _in_table(self, path: Path) -> Iterable[Any]:
         """The texts of a table, or its lines if it lacks the column of texts."""
