@@ -15,6 +15,7 @@ from tests.kinds.shapes import COLOURS, picture
 from tests.runs import status
 from torchcaps.spec import fit
 from torchcaps_lab.data import DataSet
+from torchcaps_lab.kinds.images.reader import ImageReader
 from torchcaps_lab.options.guess import guess
 
 WORDS = ("storm", "flood", "fire", "help", "sun", "walk", "happy", "cat")
@@ -150,6 +151,23 @@ def test_the_folder_of_a_competition_of_pictures() -> None:
     assert data["root"] == str(Path("dogs/train.csv"))
     assert data["label"] == "breed"
     assert "test.csv" in seen.why["tables"]
+    # What a network is asked about may stand in a table alone.
+    reader = ImageReader((3, 8, 8))
+    assert [*reader.inputs_of("dogs/test.csv")] == [Path("dogs/test/unknown.png")]
+
+
+def test_a_larger_table_to_test_on_lacks_the_labels() -> None:
+    """The ages in it were asked about."""
+    for part, count, more in (("train", 12, ",breed"), ("test", 20, "")):
+        photos(f"dogs/{part}", count)
+        rows = [f"{part}/{row}.png,{row + 0.5}" for row in range(count)]
+        if more:
+            rows = [f"{row},{'ab'[number % 2]}" for number, row in enumerate(rows)]
+        Path(f"dogs/{part}.csv").write_text("\n".join([f"id,age{more}", *rows]))
+    for given in ({}, {"data": {"label": "breed"}}):
+        data = guess("dogs", given).options["data"]
+        assert data["root"] == str(Path("dogs/train.csv"))
+        assert data["label"] == "breed"
 
 
 @pytest.mark.parametrize("between", [" ", ", "])

@@ -190,6 +190,10 @@ def table_of_images(
     named = None if place.is_file else _table_of_splits(place.path, given)
     if not tables or (named is not None and len(named.tables) > 1):
         return named
+    if named is not None:
+        # Those of other splits lack the labels, as in competitions.
+        unlabelled = {*tables_of_splits(place.path).values()} - {*named.tables.values()}
+        tables = [path for path in tables if path not in unlabelled]
     images = ImagesByName(place.folder)
     read = [_table_of(path, images, given) for path in tables]
     complete = [table for table in read if table is not None]
@@ -281,7 +285,7 @@ def _table_of(
         cells = Table(path).cells()
     except NoHeader:
         return None
-    if len(cells.columns) < 2 or not cells.rows:
+    if not cells.rows:
         return None
     files = [name for name in cells.columns if _names_images(cells, name, images)]
     files = files or [
