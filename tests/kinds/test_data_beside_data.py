@@ -118,7 +118,11 @@ def test_a_table_of_sounds_says_where_sounds_are_read_from() -> None:
     for row in range(12):
         Path(f"clips/{row}.wav").write_bytes(b"RIFF")
     Path("sounds.csv").write_text("\n".join(["file,label", *rows]))
-    for path in ("sounds.csv", "."):
+    Path("set/meta").mkdir(parents=True)
+    Path("clips").rename("set/clips")
+    Path("set/meta/sounds.csv").write_text(Path("sounds.csv").read_text())
+    Path("set/meta/broken.csv").write_text("a,b\n1\n2\n")
+    for path in ("sounds.csv", ".", "set"):
         with pytest.raises(ValueError, match=r"'file'.*names sounds.*LABEL/0\.wav"):
             guess(path)
 

@@ -47,6 +47,7 @@ from torchcaps_lab.kinds.series.table import (
     form_of_series,
 )
 from torchcaps_lab.look import (
+    TABLES,
     Guess,
     Place,
     data_asked,
@@ -92,18 +93,19 @@ class SeriesReader(Reader):
         published = filter(part_of_table, place.with_suffix(".tsv"))
         archives += filter(is_ucr, published)
         sounds = place.with_suffix(*SOUNDS)
-        tables = {} if archives else tables_of(place)
+        if sounds:
+            _check_no_labels(place)
+        tables = {} if archives or sounds else tables_of(place)
         if tables:
             table, *_ = tables.values()
             cells = Table(table).cells()
             columns = Columns.of(cells)
             _check_no_sounds(table, cells, columns)
-            if not sounds:
-                form = form_of_series(table, cells, columns, asked)
-                if form is None:
-                    return None
-                root = table if "all" in tables else place.path
-                return _of_table(root, form, cells, columns, given)
+            form = form_of_series(table, cells, columns, asked)
+            if form is None:
+                return None
+            root = table if "all" in tables else place.path
+            return _of_table(root, form, cells, columns, given)
         if archives or sounds:
             train = _trained(archives, len(sounds))
             highest, why = _highest(sounds)
@@ -276,6 +278,16 @@ def _highest(sounds: Sequence[Path]) -> tuple[dict[str, float], dict[str, str]]:
     return {"highest": highest}, {"data.highest": f"{highest:g} Hz, {sampled}"}
 
 
+def _check_no_labels(place: Place) -> None:
+    """Raise a `ValueError` if a table at a place of sounds names these."""
+    for table in place.with_suffix(*TABLES):
+        try:
+            cells = Table(table).cells()
+        except ValueError:
+            continue  # it is read for nothing else
+        _check_no_sounds(table, cells, Columns.of(cells))
+
+
 def _check_no_sounds(table: Path, cells: Cells, columns: Columns) -> None:
     """Raise a `ValueError` if a table names the files of sounds."""
     for column in columns.of_role("file"):
@@ -285,7 +297,8 @@ def _check_no_sounds(table: Path, cells: Cells, columns: Columns) -> None:
                 f"column {column.name!r} of {table} names sounds, such as {sound}. "
                 "Sounds are read from a folder for each class: put them into folders "
                 f"named as their labels, such as {Path('sounds', 'LABEL', sound.name)}, "
-                "then: torchcaps train sounds"
+                "then: torchcaps train sounds. If the sounds lie in folders of their "
+                "classes already, move the table away"
             )
 
 
