@@ -91,6 +91,7 @@ def test_a_folder_for_each_picture_and_its_mask_is_no_class() -> None:
         ("{}/gold", "{}/gold/{{}}_mask.png", "0_mask"),
         ("{}/a", "{}/gt/{{}}.png", "--data.images train/a --data.masks train/gt"),
         ("a/{}", "notes/{}/{{}}.png", "--data.images a/train --data.masks notes/train"),
+        ("images/{}", "masks/{}/{{}}.png", "images/train --data.masks masks/train"),
     ],
 )
 def test_masks_in_the_folders_of_splits_are_no_pictures(

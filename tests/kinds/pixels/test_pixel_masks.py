@@ -352,7 +352,8 @@ def test_other_masks_are_read_as_those_of_the_run(
         labels = labels_of(number)
         save(tmp_path / "new/images" / f"{number}.png", labels)
         save(tmp_path / "new/masks" / f"{number}.png", VALUES[labels])
-    own = {"names": ["ground", "cell"], "values": [0, 9], "ignore": 200}
+    own: dict[str, Any] = {"names": ["ground", "cell"], "values": [0, 9], "ignore": 200}
+    own["channels"] = 3
     # A data set of the user's own may not be imported.
     for name, shared in (("mine.Masks", {}), ("masks", own)):
         data = {"data": {"name": name, "root": "moved", "fold": 2, **own}}
@@ -360,4 +361,5 @@ def test_other_masks_are_read_as_those_of_the_run(
         named, _ = other_data(str(tmp_path), str(tmp_path / "new"), None, None)
         assert named.arguments.get("ignore") == shared.get("ignore")
         assert named.arguments.get("fold") == 0
-    assert named.make().classes == ("ground", "cell")
+    data = named.make()
+    assert (data.classes, data.channels) == (("ground", "cell"), 3)

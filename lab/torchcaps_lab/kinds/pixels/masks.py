@@ -161,7 +161,7 @@ class Masks(DataSet):
     gives = "pixels"
     reads = "pixels"
     model = "segcaps"
-    shared = ("names", "values", "ignore", "nearest")
+    shared = ("names", "values", "ignore", "nearest", "channels")
 
     root: str | Path
     images: str = "images"

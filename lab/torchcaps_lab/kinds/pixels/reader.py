@@ -81,7 +81,7 @@ class PixelReader(ImageReader):
         usual = {**dict(zip(_NAMED, _NAMED, strict=True)), **named}
         folders = ((usual["images"], usual["masks"], named), *_FOLDERS)
         for images, masks, arguments in folders:
-            if (place.path / images).is_dir() and (place.path / masks).is_dir():
+            if (place.path / images).is_dir() and _has_files(place.path / masks):
                 guess = _of_masks(place.path, images, arguments)
                 pictures = image_files(place.path / images)
                 return watched(guess, given, len(pictures) * 4 // 5 // 10)
@@ -113,6 +113,13 @@ class PixelReader(ImageReader):
             if (folder / images).is_dir() and (folder / masks).is_dir():
                 return image_files(folder / images)
         return image_files(folder)
+
+
+def _has_files(folder: Path) -> bool:
+    """Whether a folder of masks has some itself: those in folders for each split are
+    looked at pair by pair.
+    """
+    return folder.is_dir() and bool(Place(folder).top or not image_files(folder))
 
 
 def _check_masks(place: Place) -> None:
