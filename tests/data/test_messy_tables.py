@@ -69,6 +69,13 @@ def test_a_header_of_numbers_is_an_example(tmp_path: Path) -> None:
     assert table(tmp_path, "0,1,2\n1,0.1,0.2\n").columns == ("0", "1", "2")
 
 
+def test_a_header_with_a_label_that_comes_again_is_an_example(tmp_path: Path) -> None:
+    """Its two texts were taken for the names of two columns."""
+    with pytest.raises(ValueError, match="such as label,text"):
+        table(tmp_path, "3,Wins,Ajax won\n1,Rain,It rains\n3,Loses,It lost\n")
+    assert table(tmp_path, "town,2024\nUlm,7\n").columns == ("town", "2024")
+
+
 def test_a_name_of_a_column_in_several_lines(tmp_path: Path) -> None:
     assert table(tmp_path, '"x\n(cm) ",y\n1,2\n').columns == ("x (cm)", "y")
 

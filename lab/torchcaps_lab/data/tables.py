@@ -148,6 +148,8 @@ class Table:
         written_above = bool(self.delimiter) and len(self.columns) > 1
         if written_above and not may_name(self.columns):
             raise no_header(path, self.columns, ("label", "t0", "t1"))
+        if written_above and self._begins_with_label():
+            raise no_header(path, self.columns, ("label", "text"))
         self._times = Counter(self.columns)
         self._places = first_places(self.columns)
 
@@ -213,6 +215,19 @@ class Table:
                 raise ValueError(
                     f"{self.path} has {times} columns {name!r}: each needs its own name"
                 )
+
+    def _begins_with_label(self) -> bool:
+        """Whether the only number in the header is in its column again, as the label of
+        a text is.
+        """
+        numbers = [place for place, name in enumerate(self.columns) if is_number(name)]
+        if len(numbers) != 1:
+            return False
+        (place,) = numbers
+        return any(
+            row.cells[place : place + 1] == (self.columns[place],)
+            for row in islice(self._all_rows(), 1, _LOOKED_AT)
+        )
 
     def _misfit(self, cells: Sequence[str], width: int) -> str:
         """Why a row cannot be used, for people; empty if it can. Empty cells at its end
