@@ -278,7 +278,15 @@ def test_pictures_alone_need_the_task(trained: Callable[..., Classifier]) -> Non
         trained([(IMAGES[0], 1)] * 9, task="objects", size=16)
 
 
-def test_a_data_frame_is_read_from_a_file() -> None:
-    frame = type("Frame", (), {"to_csv": None, "shape": (8, 2)})()
-    with pytest.raises(ValueError, match=r"data\.to_csv"):
-        tc.train(frame, show=None)
+@pytest.mark.parametrize(
+    ("base", "columns", "example"),
+    [
+        (object, "columns", r"train\(data\['text'\], data\['label'\]\)"),
+        (dict, "column_names", r"train\(data\['train'\]\['text'\]"),
+    ],
+)
+def test_a_table_is_given_by_its_columns(base: Any, columns: str, example: str) -> None:
+    """Data sets of Hugging Face were to be saved as .csv, with their images."""
+    table = type("Table", (base,), {columns: None, "shape": (8, 2)})()
+    with pytest.raises(ValueError, match=example):
+        tc.train(table, show=None)

@@ -230,10 +230,13 @@ def _in_python(
     """
     if isinstance(data, type):
         return Guess({"data": {"name": DATASETS.name_of(data)}}, {})
-    if hasattr(data, "to_csv"):
+    if hasattr(data, "columns") or hasattr(data, "column_names"):
+        # Of pandas, of polars, or of Hugging Face, which may have splits.
+        table = "data['train']" if isinstance(data, dict) else "data"
         raise ValueError(
-            "a table is read from a file: data.to_csv('table.csv', index=False), then "
-            f"torchcaps.train('table.csv'), got a {type(data).__name__}"
+            f"a table must be given by its columns, as in torchcaps.train({table}['text'], "
+            f"{table}['label']), or as a file, as in torchcaps.train('table.csv'), got a "
+            f"{type(data).__name__}"
         )
     readers = _readers()
     if kind is None:
