@@ -139,6 +139,23 @@ def test_programs_take_other_lengths(
         torch.testing.assert_close(program(inputs)[0], expected, rtol=1e-4, atol=1e-4)
 
 
+def test_answers_are_compared_at_two_lengths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(model: Any, images: Any, part: Path, notes: Any) -> Any:
+        part.touch()
+        least = images.shape[-1]
+        return lambda inputs: [
+            values * (1 if inputs.shape[-1] == least else 2) for values in model(inputs)
+        ]
+
+    monkeypatch.setattr("torchcaps_lab.cli.exporting._write_program", write)
+    network = create_model("series_capsnet", channels=(4,), strides=(1,)).eval()
+    network.extra["reader"] = reader_of(network)
+    with pytest.raises(ValueError, match="the answers of an exported program differ"):
+        export(Classifier(network), tmp_path / "file.pt2", "torch-export")
+
+
 def test_the_pixels_of_slots_are_written() -> None:
     network = create_model("slot_autoencoder", image_shape=(3, 8, 8), classes=3).eval()
     names = Exported(Classifier(network)).names(torch.rand(2, 3, 8, 8))
