@@ -111,10 +111,6 @@ REFUSED = [
     (["--trainer.precision", "5-true"], "cannot train as asked .*precision 5-true"),
     (["--trainer.strategy", "magic"], "cannot train as asked .*magic"),
     (
-        ["--trainer.devices", "2", "--batch_size", "33"],
-        "batch_size must be a multiple of the 2 processes",
-    ),
-    (
         ["--trainer.gradient_clip_val", "-1"],
         "gradient_clip_val must be at least 0, got -1.0",
     ),

@@ -150,7 +150,8 @@ class Schedule:
             top of a pretrained backbone are trained, on features of a few views of each
             image that are computed once; they take seconds; the learning rate falls
             from the optimizer's own to 0; 0 trains all layers from the start.
-        batch_size: number of images in a step, over all processes together.
+        batch_size: number of images in a step, over all processes together, each of
+            which takes the same number.
         seed: the seed of the initial weights, the order of the images and their random
             changes.
         sampler: 'shuffled' takes each training image once in an epoch; 'balanced' takes

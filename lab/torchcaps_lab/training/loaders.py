@@ -91,7 +91,8 @@ def train_loader(
 
     Args:
         images: the training images.
-        batch_size: over all processes together; made smaller if there are fewer images.
+        batch_size: over all processes together; made smaller if there are fewer images,
+            or if it cannot be shared out evenly.
         seed: the seed of the order, together with the epoch.
         rank: the rank of this process.
         processes: how many there are.
@@ -101,20 +102,15 @@ def train_loader(
             there are fewer.
 
     Raises:
-        ValueError: if the batch cannot be shared out evenly, there is not one image for
-            each process, or classes that cannot be balanced.
+        ValueError: if there is not one image for each process, or classes that cannot
+            be balanced.
     """
-    if batch_size < 1 or batch_size % processes:
-        raise ValueError(
-            f"batch_size must be a multiple of the {processes} processes, such as "
-            f"{max(1, -(-batch_size // processes)) * processes}, got {batch_size}"
-        )
     if len(images) < processes:
         raise ValueError(
             f"{len(images)} training {images.what} cannot be shared out to {processes} "
             "processes"
         )
-    share = min(batch_size, len(images) // processes * processes) // processes
+    share = max(1, min(batch_size, len(images)) // processes)
     if sampler == "balanced":
         labels = one_class_each(images, "sampler").cpu()
         draw: Callable[..., Tensor] = partial(balanced_order, labels)
