@@ -191,6 +191,18 @@ def test_coco_annotations_with_small_things_over_large_ones(folder: Path) -> Non
     assert torch.equal(data.test.labels[0], expected)
 
 
+def test_coco_annotations_may_name_pictures_in_another_way(folder: Path) -> None:
+    """Without suffixes, and with letters like ä of two characters on the disk."""
+    old = folder / "images/cell3.png"
+    old.rename(folder / "images" / "cella\u0308.png")
+
+    def change(content: dict[str, Any]) -> None:
+        content["images"][3]["file_name"] = "cell\u00e4"
+        content["images"][5]["file_name"] = "cell5"
+
+    assert len(coco(folder, change).train) == 9
+
+
 def without_image(content: dict[str, Any]) -> None:
     """Without the image 5 and its annotations."""
     cut_out("images", "id", 5)(content)

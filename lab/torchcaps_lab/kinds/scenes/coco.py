@@ -232,13 +232,17 @@ class Coco:
         return frame.mask(mask)
 
     def _entry(self, picture: Path) -> Picture:
-        """What the file says of a picture."""
-        entries = self._entries.get(picture.name, [])
+        """What the file says of a picture, whose suffix may be missing there."""
+        path = PurePosixPath(composed(picture.as_posix()))
+        spellings = path, path.with_suffix("")
+        entries = next(
+            filter(None, (self._entries.get(way.name) for way in spellings)), []
+        )
         if len(entries) > 1:
             entries = [
                 entry
                 for entry in entries
-                if picture.as_posix().endswith(f"/{_file_of(entry)}")
+                if any(f"{way}".endswith(f"/{_file_of(entry)}") for way in spellings)
             ]
         if not entries:
             raise FileNotFoundError(
