@@ -63,6 +63,14 @@ def test_rows_of_another_width_than_the_header(content: str, tmp_path: Path) -> 
         list(table(tmp_path, content).rows([]))
 
 
+def test_decimal_commas_between_commas_are_told(tmp_path: Path) -> None:
+    rows = "\n".join(f"{row},-0,{row}5,a" for row in range(4))
+    with pytest.raises(ValueError, match=r"decimal commas.*semicolons"):
+        list(table(tmp_path, f"t,x,label\n{rows}").rows([]))
+    with pytest.raises(ValueError, match=r"between quotes$"):
+        list(table(tmp_path, "t,x\na,b,c\n").rows([]))
+
+
 def test_a_header_of_numbers_is_an_example(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must name its columns"):
         table(tmp_path, "0,0.5,0.25\n1,0.1,0.2\n")

@@ -45,6 +45,9 @@ there.
 _EXCEL = re.compile(r"\"?sep=(.)\"?\r?\n")
 """The first line by which Excel is told what stands between cells."""
 
+_DECIMALS = re.compile(r"(?<![^,])\s*[-+]?\d+,\d+\s*(?![^,])")
+"""Two cells that may be one number with a decimal comma."""
+
 _COMMENTS = re.compile(r"(#[^\n]*\n|\s*\n)+")
 
 
@@ -175,18 +178,26 @@ class Table:
         next(rows, None)
         count = 0
         others = 0
+        decimals = 0
         for row in rows:
             if any(map(_value, row.cells)):
                 yield row
                 count += 1
                 alone = len(row.cells) == 1 < len(self.columns)
-                others += alone or any(row.cells[len(self.columns) :])
+                if alone or any(row.cells[len(self.columns) :]):
+                    others += 1
+                    decimals += bool(_DECIMALS.search(",".join(row.cells)))
         if 2 * others > count:
+            cells = f"a cell that holds {self.delimiter!r} must stand between quotes"
+            if self.delimiter == "," and decimals == others:
+                cells += (
+                    ". If its numbers have decimal commas, save it with semicolons "
+                    "between the cells"
+                )
             raise ValueError(
                 f"{self.path}: {others:,} of {count:,} rows have not as many cells as "
                 f"the first line names columns: {some(self.columns)}. The "
-                "first line must name every column, and a cell that holds "
-                f"{self.delimiter!r} must stand between quotes"
+                f"first line must name every column, and {cells}"
             )
 
     def cells(self) -> Cells:
