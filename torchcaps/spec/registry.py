@@ -120,8 +120,9 @@ class Registry(dict[str, Any]):
         package = package_of(self.base.__module__)
         # A class of the user's goes by its path.
         from_here = [cls for cls in matching if package_of(cls.__module__) == package]
-        self.check_arguments((from_here or matching)[0])
-        return (from_here or matching)[0]
+        cls = (from_here or matching)[0]
+        self.check_arguments(cls)
+        return cls
 
     def check_arguments(self, cls: type) -> None:
         """Refuse a class with an argument that would take the place of the class's own
