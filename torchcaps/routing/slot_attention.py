@@ -195,7 +195,7 @@ class _Attention:
         self.place_query: Tensor | None = None
         if native and not folded.by_matrix_products(J, P):
             self.pooled = fused.folded.pooled
-            self.options["shared"] = fused.folded.Shared(poses)
+            self.options["shared"] = fused.folded.SharedPoses(poses)
             self.place_query = poses.new_zeros(B, 1, J, 1)
         # The mass is the sum of 1.
         self.children = poses, poses.new_ones(1, N), children.weights

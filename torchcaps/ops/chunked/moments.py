@@ -53,7 +53,7 @@ def _split(call: Call, parents: Tensor) -> Tensor:
     return columns_of(parents, M).unflatten(-1, (M, -1)).contiguous()
 
 
-class Tile:
+class TileVotes:
     """The votes of one tile, and what E- and M-step make of them."""
 
     def __init__(self, call: Call, options: Options) -> None:
@@ -232,7 +232,7 @@ class ChunkedScores(torch.autograd.Function):
         call = Call.of(tensors, None)
         scores = call.children.new_empty(sizes_of(call)[: 2 if reduced else 3])
         for rows, columns in tile_grid(call.children, call.transforms):
-            tile = Tile(_part(call, rows, columns), options)
+            tile = TileVotes(_part(call, rows, columns), options)
             logits = tile.logits()
             if reduced:
                 scores[rows, columns] = tile.log_partition(logits).T
@@ -266,7 +266,7 @@ def _moments_backward(tensors: Tensors, upstream: Any, options: Options) -> Tens
     for rows, columns in tile_grid(call.children, call.transforms):
         part = _part(call, rows, columns)
         out = _part(grads, rows, columns)
-        tile = Tile(part, options)
+        tile = TileVotes(part, options)
         grad_votes = _split(part, grad_sum[rows]).expand_as(tile.votes)
         grad_share = (tile.votes * grad_votes).sum((2, 3)) + grad_mass[rows].T
         if grad_scatter is not None:
@@ -299,7 +299,7 @@ def _scores_backward(
     grads = call.gradients()
     for rows, columns in tile_grid(call.children, call.transforms):
         out = _part(grads, rows, columns)
-        tile = Tile(_part(call, rows, columns), options)
+        tile = TileVotes(_part(call, rows, columns), options)
         if reduced:
             logits = tile.logits()
             assignment = (logits - tile.log_partition(logits)[:, None]).exp()
@@ -312,14 +312,19 @@ def _scores_backward(
     return listed(grads)
 
 
-def _by_rows(call: Call, options: Options) -> Iterator[tuple[slice, Iterator[Tile]]]:
+def _by_rows(
+    call: Call, options: Options
+) -> Iterator[tuple[slice, Iterator[TileVotes]]]:
     """For each slice of the batch, its tiles."""
     grid = tile_grid(call.children, call.transforms)
     for rows, tiles in groupby(grid, itemgetter(0)):
-        yield rows, (Tile(_part(call, rows, columns), options) for _, columns in tiles)
+        yield (
+            rows,
+            (TileVotes(_part(call, rows, columns), options) for _, columns in tiles),
+        )
 
 
-def _summed(tiles: Iterator[Tile]) -> tuple[Tensor, Tensor]:
+def _summed(tiles: Iterator[TileVotes]) -> tuple[Tensor, Tensor]:
     """Mass (J, B) and sum (J, D, M, B) over the tiles."""
     mass: Tensor | float = 0.0
     total: Tensor | float = 0.0
@@ -332,7 +337,7 @@ def _summed(tiles: Iterator[Tile]) -> tuple[Tensor, Tensor]:
     return mass, total
 
 
-def _scattered(tiles: Iterator[Tile]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _scattered(tiles: Iterator[TileVotes]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Mass (J, B), sum and scatter (J, D, M, B) over the tiles, and what the mean is
     more than sum / mass, rounded.
 

@@ -169,7 +169,7 @@ class _Route(torch.autograd.Function):
         return None, *gradients(work, function, tensors, upstream)
 
 
-class Shared:
+class SharedPoses:
     """The poses of several steps, whose gradients are added up in one tensor, and passed
     on once.
 
@@ -188,7 +188,7 @@ def pooled(
     *tensors: Tensor | None,
     leaky: bool = False,
     epsilon: float | None = None,
-    shared: Shared | None = None,
+    shared: SharedPoses | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """One step, as :func:`torchcaps.ops.folded.pooled`.
 

@@ -80,7 +80,7 @@ class _Distances:
         self.poses = torch.cat([poses, products], -1)
         # The mass is the sum of 1.
         self.places = poses.new_ones(1, poses.shape[1])
-        self.shared = folded.Shared(self.poses)
+        self.shared = folded.SharedPoses(self.poses)
         self.of_products = (-sharpness * twice * gram).expand(
             poses.shape[0], -1, -1, -1
         )
