@@ -132,3 +132,4 @@ def test_the_page_describes_every_routing_of_the_library() -> None:
     page = (Path(__file__).parent.parent / "docs" / "routings.md").read_text()
     begin, end = routings.marks_of(routings.DESCRIPTIONS)
     assert f"{begin}\n{routings.words(list_routings())}\n{end}" in page
+    routings.put_into(page, routings.FIGURES, "which it has the marks for")
