@@ -310,7 +310,7 @@ def confused_pairs(confusion: Tensor, count: int) -> list[tuple[int, int, int]]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[torch.device]:
-    """The model in evaluation mode and without gradients inside the ``with`` block;
+    """Put a model in evaluation mode, without gradients, inside the ``with`` block;
     gives its device.
     """
     modes = {module: module.training for module in model.modules()}
@@ -389,8 +389,8 @@ class Answers(NamedTuple):
 def ask(
     model: ClassifierNetwork, image_set: Examples, batch_size: int = 256
 ) -> Answers:
-    """Runs a network over images, in evaluation mode; the network is left in the mode
-    it came in.
+    """Run a network over images in evaluation mode, and leave it in the mode in which
+    it came.
 
     What the images show is not needed here: labels, masks of labels or anything else
     may be compared with the answers.
@@ -450,7 +450,7 @@ def check_asked(model: ClassifierNetwork, image_set: Examples, batch_size: int) 
 def examine(
     model: ClassifierNetwork, image_set: Examples, batch_size: int = 256
 ) -> Findings:
-    """What a network says about images of one class each, and what is true.
+    """Compare the answers of a network with the labels of images of one class each.
 
     Arguments and errors are those of :func:`ask`, and a `ValueError` if images have
     several classes.

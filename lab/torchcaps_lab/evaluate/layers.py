@@ -145,7 +145,7 @@ class Layer:
 
 
 def observe_layers(model: nn.Module, images: Tensor) -> dict[str, Layer]:
-    """Runs a network once and keeps what every layer of capsules did.
+    """Run a network once and keep what every layer of capsules did.
 
     A layer is any module that returns :class:`~torchcaps.Capsules`; a module around it
     that passes the same capsules on is not counted again. Its routing is what the

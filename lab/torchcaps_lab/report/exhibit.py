@@ -209,9 +209,7 @@ def register_exhibit(
 
 
 def list_exhibits() -> dict[str, type[Exhibit]]:
-    """All exhibits that there are, by kind: those with a place first, in the order of a
-    report.
-    """
+    """Return all exhibits by kind: those with a place first, in the order of a report."""
     return dict(
         sorted(
             EXHIBITS.items(),

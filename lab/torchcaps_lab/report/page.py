@@ -79,8 +79,8 @@ def exhibits_of_classifier(
     summary: Mapping[str, Any],
     metrics: Metrics,
 ) -> Iterator[Exhibit]:
-    """What there is to show of a network for images of one class each, in the order of
-    a report.
+    """Return the exhibits of a network for images of one class each, in the order of a
+    report.
 
     These are the registered exhibits with a place.
 
@@ -114,7 +114,7 @@ def _placed() -> list[type[Exhibit]]:
 
 
 def write_page(folder: str | Path, exhibits: Iterable[Exhibit]) -> Path:
-    """Writes ``report/index.html`` with a section for each exhibit, its pictures, and
+    """Write ``report/index.html`` with a section for each exhibit, its pictures, and
     ``report/exhibits.json``.
 
     ``exhibits.json`` holds ``{"format": 1, "exhibits": [...]}``, with what

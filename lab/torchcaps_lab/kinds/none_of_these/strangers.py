@@ -250,8 +250,8 @@ class Apart(NamedTuple):
 
 
 def told_apart(known: Tensor, strange: Tensor, threshold: float) -> Apart:
-    """Measure how well scores tell (N,) images of the classes from (M,) strangers; what
-    lies above the threshold is told as strange.
+    """Measure how well scores separate (N,) images of the classes from (M,) strangers.
+    A score above the threshold counts as strange.
 
     Raises:
         ValueError: if there are none of either.
