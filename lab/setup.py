@@ -19,6 +19,7 @@ setup(
         "docstring_parser>=0.15,<1",
         "filelock>=3.20.1",  # before, a lock that is a link emptied its target
         "imagehash>=4.3,<5",
+        "jinja2>=3.1,<4",
         "lightning>=2.6.4,<3",  # 2.6.2 and 2.6.3 on PyPI carried malware
         "matplotlib>=3.8,<4",
         "msgspec>=0.19,<1",

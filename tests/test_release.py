@@ -132,6 +132,7 @@ def test_the_wheel_of_the_lab_has_all_and_needs_torchcaps_of_its_version(
         "torchcaps_lab/explore/page/index.html",
         "torchcaps_lab/data/mnist.py",
         "torchcaps_lab/py.typed",
+        "torchcaps_lab/report/page.html.jinja",
     } <= {*names}
     assert f"Version: {torchcaps.__version__}\n" in metadata
     assert f"Requires-Dist: torchcaps[hub]=={torchcaps.__version__}\n" in metadata
