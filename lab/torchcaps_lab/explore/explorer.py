@@ -4,7 +4,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from threading import RLock
 from typing import Any
@@ -64,6 +64,7 @@ class Look:
         observation: the observation of that image only.
         label: its class or classes, if that is known.
         counted: whether the label has each class as often as it is in the image.
+        made: what was made of it already, ready for JSON.
 
     Example:
         >>> from torchcaps_lab.report import Observation, Selection
@@ -82,6 +83,7 @@ class Look:
     observation: Observation
     label: Label = None
     counted: bool = False
+    made: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -351,7 +353,6 @@ class Explorer:
             for name, classifier in classifiers.items()
         }
         self._looks: OrderedDict[str, Look | _Shown] = OrderedDict()
-        self._made: dict[tuple[Any, ...], Any] = {}
         self._count = secrets.randbits(
             40
         )  # a page that was open before the server started has numbers of its own
@@ -447,12 +448,7 @@ class Explorer:
         kept longer; or does nothing.
         """
         with self._lock:
-            if self._looks.pop(look, None) is not None:
-                self._made = {
-                    key: exhibit
-                    for key, exhibit in self._made.items()
-                    if key[0] != look
-                }
+            self._looks.pop(look, None)
 
     def answer(self, look: str) -> dict[str, Any]:
         """The first results of a look: network, label, activations, and which classes
@@ -567,7 +563,7 @@ class Explorer:
                 name: exhibit and exhibit.to_json() for name, exhibit in shown.items()
             } | {"picture": drawn}
 
-        return self._once((look, "compare", target, routing, steps), made)
+        return self._once(look, ("compare", target, routing, steps), made)
 
     def swap(
         self, look: str, target: int, other: str, other_target: int
@@ -672,17 +668,17 @@ class Explorer:
             )
             return None if exhibit is None else exhibit.to_json()
 
-        return self._once((look, kind, target), made)
+        return self._once(look, (kind, target), made)
 
-    def _once(self, key: tuple[Any, ...], make: Callable[[Look], Any]) -> Any:
-        """What is made of a look, whose number is the first part of the key; made when
-        it is first asked for.
-        """
+    def _once(
+        self, look: str, key: tuple[Any, ...], make: Callable[[Look], Any]
+    ) -> Any:
+        """What is made of a look, when it is first asked for."""
         with self._lock:
-            taken = self._look(key[0])
-            if key not in self._made:
-                self._made[key] = make(taken)
-            return self._made[key]
+            taken = self._look(look)
+            if key not in taken.made:
+                taken.made[key] = make(taken)
+            return taken.made[key]
 
 
 def _asked_about(look: Look, target: int) -> Observation:
