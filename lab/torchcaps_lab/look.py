@@ -86,6 +86,11 @@ _UNREAD = {
         "a .json file is read if it is as of COCO and names images by their paths "
         "below a folder; save a table as .jsonl, with an object of JSON in each line"
     ),
+    (".xml",): (
+        "boxes in .xml files are read if there is one for each image, as of Pascal VOC; "
+        "save those of other programs, such as CVAT, as of COCO"
+    ),
+    (".txt",): "if this is a table, give it the suffix .csv or .tsv",
     (".csv", ".tsv", ".jsonl"): (
         "a table is read if a column holds texts, or names images below its folder"
     ),

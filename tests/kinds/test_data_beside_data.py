@@ -3,6 +3,7 @@
 import pickle
 import re
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -230,12 +231,25 @@ def test_a_table_with_other_classes_than_the_folders_is_asked_about() -> None:
     assert guess("skin").options["data"]["name"] == "ImageFolder"
 
 
-@pytest.mark.parametrize("name", ["labels.xlsx", "labels.parquet", "all.zip"])
-def test_what_is_not_read_beside_loose_pictures_is_named(name: str) -> None:
-    photos("loose")
-    Path("loose", name).write_bytes(b"PK")
-    with pytest.raises(ValueError, match=f"{name}: (save|unpack) this"):
-        guess("loose")
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("labels.xlsx", "save this"),
+        ("labels.parquet", "save this"),
+        ("all.zip", "unpack this"),
+        ("annotations.xml", "boxes in .xml files .* CVAT"),
+        ("labels.txt", "if this is a table"),  # Excel's "Unicode text"
+    ],
+)
+def test_what_is_not_read_beside_loose_pictures_is_named(
+    name: str, advice: str
+) -> None:
+    for folder in ("loose", "loose/pictures"):
+        photos(folder)
+        Path("loose", name).write_bytes(b"PK")
+        with pytest.raises(ValueError, match=f"{name}: {advice}"):
+            guess("loose")
+        shutil.rmtree("loose")
 
 
 @pytest.mark.parametrize("name", ["train.parquet", "data.arrow"])

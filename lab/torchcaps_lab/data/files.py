@@ -206,8 +206,8 @@ class Listing(Listed):
                 f", and {counted(count, self.what)} outside of class folders: put those "
                 f"of each class into a folder of its name{self.unlabelled}"
             )
-        # A .json file beside other data describes them.
-        others.sort(key=lambda path: path.suffix.lower() == ".json")
+        # A .json or .txt file beside other data describes them.
+        others.sort(key=lambda path: path.suffix.lower() in (".json", ".txt"))
         unread = (
             f"; {path.name}: {advice_on(path)}" for path in others if advice_on(path)
         )
