@@ -16,7 +16,9 @@ from tests.kinds.shapes import COLOURS, picture
 from tests.runs import status
 from torchcaps.spec import fit
 from torchcaps_lab.data import DataSet
+from torchcaps_lab.data.files import list_folder
 from torchcaps_lab.kinds.images.reader import ImageReader
+from torchcaps_lab.kinds.images.sets.files import ImageListing
 from torchcaps_lab.options.guess import guess
 
 WORDS = ("storm", "flood", "fire", "help", "sun", "walk", "happy", "cat")
@@ -250,6 +252,12 @@ def test_what_is_not_read_beside_loose_pictures_is_named(
         with pytest.raises(ValueError, match=f"{name}: {advice}"):
             guess("loose")
         shutil.rmtree("loose")
+
+
+def test_pictures_without_labels_are_no_test_of_a_network() -> None:
+    photos("loose")
+    with pytest.raises(ValueError, match="use torchcaps predict"):
+        list_folder(ImageListing(("gold", "navy"), root=Path("loose")))
 
 
 @pytest.mark.parametrize("name", ["train.parquet", "data.arrow"])

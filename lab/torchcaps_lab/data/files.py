@@ -146,10 +146,16 @@ class Listing(Listed):
                 )
             files += [ListedFile(self._name(file), category, file) for file in paths]
         if not learned and not files:
+            # Of a network, the classes are known.
+            otherwise = "to get answers without labels, use torchcaps predict"
+            if part != "all":
+                otherwise = (
+                    "or give the folder to train on alone, and a share of it is put "
+                    "aside to test on"
+                )
             self.refused.append(
                 f"{folder} holds no {self.what} in folders of "
-                f"classes{self._reasons(folder)}{self._loose(folder)}; or give the "
-                "folder to train on alone, and a share of it is put aside to test on"
+                f"classes{self._reasons(folder)}{self._loose(folder)}; {otherwise}"
             )
         self._leave_out_loose(folder)
 
