@@ -115,12 +115,7 @@ class Composition(ABC):
         """The shape of the results, from images of the shape `raw`, (C, H, W)."""
 
     @abstractmethod
-    def __call__(
-        self,
-        batch: Batch,
-        epoch: int,
-        seed: int,
-    ) -> Batch:
+    def __call__(self, batch: Batch, epoch: int, seed: int) -> Batch:
         """Puts images together, on the device of the batch.
 
         Args:
@@ -466,17 +461,6 @@ class Examples(Dataset[Batch]):
         used = self._used_labels()
         masks[:, places[used]] = self.labels[:, used]
         return replace(self, labels=masks, classes=classes)
-
-    def joined(self, other: Self) -> Self:
-        """These and others of the same size and classes."""
-        inputs = torch.cat([self.inputs, other.inputs])
-        labels = torch.cat([self.labels, other.labels])
-        files = self._files_with(other)
-        return replace(self, inputs=inputs, labels=labels, files=files)
-
-    def _files_with(self, other: "Examples") -> tuple[str, ...] | None:
-        """The names of the files of these and others; None if neither are files."""
-        return (*(self.files or ()), *(other.files or ())) or None
 
     def subset(self, indices: Tensor) -> "Examples":
         """Return the images at `indices`, int64 (M,), in that order."""

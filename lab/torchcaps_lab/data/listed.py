@@ -338,18 +338,11 @@ class ListedData(DataSet):
             )
 
     def load_train(self) -> Examples:
-        """Read what to train on, including what is for validation unless that has a
-        place of its own.
-        """
-        train, validation = (
-            self._splits.sets[part] for part in ("train", "validation")
-        )
-        if "validation" in self.listed.parts or not len(validation):
-            return train
-        return train.joined(validation)
+        """Read what to train on, without what is for validation."""
+        return self._splits.sets["train"]
 
     def load_validation(self) -> Examples | None:
-        """Read what is in `val`, if that folder is there."""
+        """Read what is for validation, if the source has a part for it."""
         if "validation" in self.listed.parts:
             return self._splits.sets["validation"]
         return None
@@ -467,22 +460,20 @@ class ListedData(DataSet):
                     "exists any more"
                 )
             sets, problems = self._decode(manifest, decoded)
-            if not problems:
-                read = _Splits(sets, manifest, self._same_content)
-                if (
-                    self._followed is not None
-                    or self._parts(left_out, same := read.same) == manifest
-                ):
-                    return read
-                for part, examples in sets.items():
-                    decoded |= zip(
-                        (entry.name for entry in manifest.parts[part]),
-                        examples.inputs,
-                        strict=True,
-                    )
-            elif not self.skip_broken:
+            if problems and not self.skip_broken:
                 raise all_broken(list(problems.values()), self.advice)
-            left_out |= {name: problem.why for name, problem in problems.items()}
+            if problems:
+                left_out |= {name: problem.why for name, problem in problems.items()}
+                continue
+            splits = _Splits(sets, manifest, self._same_content)
+            if self._followed is not None:
+                return splits
+            same = splits.same
+            if self._parts(left_out, same) == manifest:
+                return splits
+            for part, examples in sets.items():
+                names = [entry.name for entry in manifest.parts[part]]
+                decoded |= zip(names, examples.inputs, strict=True)
 
     def _parts(self, left_out: dict[str, str], same: Mapping[str, str]) -> Manifest:
         """Which files belong to which split, without those in ``left_out``; files of

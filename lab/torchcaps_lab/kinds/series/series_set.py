@@ -1,8 +1,8 @@
 """Labelled series of any length, and how they are brought to one scale."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Self
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -178,15 +178,6 @@ class SeriesSet(PlainExamples):
         rows = self._on_device(indices)
         scaled = padded([self.scale(row) for row in rows_of_series], channels)
         return Batch(scaled, self.labels[rows], rows, padded(rows_of_series, channels))
-
-    def joined(self, other: Self) -> Self:
-        """These and other series."""
-        rows = list(map(self.row, range(len(self))))
-        rows += map(other.row, range(len(other)))
-        inputs = padded(rows, self.image_shape[0])
-        labels = torch.cat([self.labels, other.labels])
-        files = self._files_with(other)
-        return replace(self, inputs=inputs, labels=labels, files=files)
 
 
 def padded(rows: Sequence[Tensor], channels: int) -> Tensor:

@@ -1,8 +1,8 @@
 """Labelled texts as numbers of words."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -123,19 +123,10 @@ class TextSet(PlainExamples):
             return self
         return TextSet.of(self.texts, self.labels, self.classes, words, self.files)
 
-    def joined(self, other: Self) -> Self:
-        """These and other texts, in the words of these."""
-        texts = self.texts + other.texts
-        labels = torch.cat([self.labels, other.labels])
-        files = self._files_with(other)
-        return self.of(texts, labels, self.classes, self.words, files)
-
-    def subset(self, indices: Tensor) -> "TextSet":
-        """The texts at ``indices``, int64 (M,), in that order."""
-        rows = self._rows(indices)
-        return replace(
-            self, **rows, texts=tuple(self.texts[index] for index in indices.tolist())
-        )
+    def _rows(self, indices: Tensor) -> dict[str, Any]:
+        rows = super()._rows(indices)
+        texts = tuple(self.texts[index] for index in indices.tolist())
+        return {**rows, "texts": texts}
 
     def _fetch(self, indices: list[int]) -> Batch:
         rows = self._on_device(indices)
@@ -145,12 +136,7 @@ class TextSet(PlainExamples):
         return Batch(words, self.labels[rows], rows, words)
 
 
-def joined(
-    texts: Examples,
-    count: int,
-    parts: int = 2,
-    seed: int = 0,
-) -> TextSet:
+def joined(texts: Examples, count: int, parts: int = 2, seed: int = 0) -> TextSet:
     """Join texts of different classes, which training never shows together, with masks
     as labels.
 
