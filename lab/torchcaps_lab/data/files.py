@@ -4,7 +4,7 @@ these.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -51,28 +51,25 @@ class ListedFile(Item):
         return self.path
 
 
-def items_of_files(
-    files: Iterable[ListedFile],
-    item_of: Callable[[ListedFile], Item],
-    broken: type[BrokenItem],
-    listed: Listed,
-) -> list[Item]:
-    """The items that files hold, one each; tells ``listed`` of those that cannot be
-    read.
+def items_in(
+    files: Listed, item_of: Callable[[ListedFile], Item], broken: type[BrokenItem]
+) -> Listed:
+    """List the items that files hold, one each.
 
     Args:
-        files: the files.
+        files: the files, listed.
         item_of: reads one of them.
         broken: the error for one that cannot be read.
-        listed: what takes the problems.
     """
-    items = []
-    for file in files:
-        try:
-            items.append(item_of(file))
-        except (OSError, ValueError) as error:
-            listed.broken[file.name] = broken.of(file.path, error)
-    return items
+    listed = Listed(left_out=files.left_out, notes=files.notes)
+    for part, of_part in files.parts.items():
+        listed.parts[part] = []
+        for file in of_part:
+            try:
+                listed.parts[part].append(item_of(file))
+            except (OSError, ValueError) as error:
+                listed.broken[file.name] = broken.of(file.path, error)
+    return listed
 
 
 @dataclass
@@ -124,7 +121,11 @@ class Listing(Listed):
             inside = self._without_empty(inside)
         names = tuple(inside)
         if not learned:
-            self._refuse_others(names, folder)
+            try:
+                places_of(names, self.classes, str(folder))
+            except UnknownClasses as error:
+                self.refused.append(str(error))
+                self.unknown += error.names
         elif len(names) < 2:
             self.refused.append(
                 f"{folder} must hold a folder for each of two or more classes, got "
@@ -227,13 +228,6 @@ class Listing(Listed):
                 f"class folders without {self.what} are left out: {some(empty)}",
             )
         return {name: paths for name, paths in inside.items() if paths}
-
-    def _refuse_others(self, names: Sequence[str], folder: Path) -> None:
-        try:
-            places_of(names, self.classes, str(folder))
-        except UnknownClasses as error:
-            self.refused.append(str(error))
-            self.unknown += error.names
 
     def below(self, folder: Path, seen: set[Path]) -> Iterator[Path]:
         """The files in a folder, however deep; links are followed, each folder is read
@@ -366,25 +360,20 @@ def looked_through(listing: FilesListed) -> FilesListed:
         raise FileNotFoundError(f"root {root} does not exist{seen_from(root)}")
     if not root.is_dir():
         raise NotADirectoryError(f"root {root} is not a folder")
-    _add_parts(listing)
+    parts = _part_folders(root, type(listing))
+    if parts is None:
+        listing.add("all", root)
+    else:
+        for part in PART_NAMES:
+            if part in parts:
+                listing.add(part, parts[part])
+        listing.find_test(listing.what)
+        listing._leave_out_loose(root)
     if listing.hidden:
         count = counted(len(listing.hidden), f"hidden {listing.what}")
         names = some(sorted(map(listing._name, listing.hidden)))
         listing.notes += (f"{count} left out: {names}",)
     return listing
-
-
-def _add_parts(listing: Listing) -> None:
-    """Lists the folders of splits, or the folder as one."""
-    parts = _part_folders(listing.root, type(listing))
-    if parts is None:
-        listing.add("all", listing.root)
-        return
-    for part in PART_NAMES:
-        if part in parts:
-            listing.add(part, parts[part])
-    listing.find_test(listing.what)
-    listing._leave_out_loose(listing.root)
 
 
 def _hint_inside(folders: Sequence[Path]) -> str:
@@ -437,7 +426,7 @@ def _part_folders(root: Path, kind: type[Listing]) -> dict[str, Path] | None:
         unnamed and one_name and all(len(_folders(path)) < 2 for path in named.values())
     ):
         return None
-    holding = [path for path in unnamed if _holds_any(path, kind)]
+    holding = [path for path in unnamed if any(kind(root=path).below(path, set()))]
     _refuse_doubtful(root, named, holding, kind.what)
     return named
 
@@ -467,7 +456,3 @@ def _refuse_doubtful(
             f"{named['train']}, of which a share is put "
             "aside to test on"
         )
-
-
-def _holds_any(folder: Path, kind: type[Listing]) -> bool:
-    return any(True for _ in kind(root=folder).below(folder, set()))

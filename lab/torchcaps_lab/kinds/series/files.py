@@ -24,7 +24,7 @@ from torchcaps_lab.data.files import (
     ClassFolders,
     ListedFile,
     Listing,
-    items_of_files,
+    items_in,
     list_folder,
 )
 from torchcaps_lab.data.listed import BrokenItem, Listed
@@ -143,21 +143,16 @@ def _of_sounds(
     """
     files = [path for path in sorted(root.iterdir()) if not is_junk(path)]
     flat = [_sound_by_name(path) for path in files if path.suffix.lower() in SOUNDS]
-    if flat:
-        listed = Listed(parts={"all": flat})
-    else:
-        listing = list_folder(
+    sounds = Listed(parts={"all": flat})
+    if not flat:
+        sounds = list_folder(
             _SoundFiles(classes, root=root, class_folders=class_folders)
         )
-        listed = Listed(left_out=listing.left_out, notes=listing.notes)
-        listed.parts |= {
+        sounds.parts = {
             part: [_of_speaker(file, part, class_folders) for file in files]
-            for part, files in listing.parts.items()
+            for part, files in sounds.parts.items()
         }
-    read = partial(_heard, sound)
-    for part, sounds in listed.parts.items():
-        listed.parts[part] = items_of_files(sounds, read, BrokenSound, listed)
-    return listed
+    return items_in(sounds, partial(_heard, sound), BrokenSound)
 
 
 class BrokenSound(BrokenItem):
@@ -310,64 +305,39 @@ def _pieces(file: Any, size: int, fewer: int) -> Iterator[Tensor]:
     most, and not more than its bytes can hold.
 
     Raises:
-        ValueError: if that is not so, or a sample is no finite number.
+        ValueError: if that is not so, or a sample is no finite number, or their mean is
+            next to nothing of the channels: noise is what is left then.
     """
-    file.seekable = lambda: (
-        False
-    )  # soundfile seeks to where it is, which fails where a file states a wrong length
+    # soundfile seeks to where it is, which fails where a file states a wrong length.
+    file.seekable = lambda: False
     stated = file.frames if file.frames < _OPEN else 0
     most = _DENSEST * size + _ALWAYS
-    heard = 0
-    power = _Power()
     _check_count(stated, most, size)
-    while len(
-        samples := file.read(
-            max(1, _AT_ONCE // file.channels), dtype="float32", always_2d=True
-        )
-    ):
+    heard = 0
+    # The sums of the squares of the channels, their mean, and of their mean.
+    power = power_of_mean = 0.0
+    at_once = max(1, _AT_ONCE // file.channels)
+    while len(samples := file.read(at_once, dtype="float32", always_2d=True)):
         heard += len(samples)
         _check_count(heard, most, size)
-        piece = torch.from_numpy(samples).mean(1)
+        channels = torch.from_numpy(samples)
+        piece = channels.mean(1)
         if not piece.isfinite().all():
             raise ValueError("it holds NaN or infinite samples")
-        power = power.plus(samples, piece)
+        power += channels.double().square().mean(1).sum().item()
+        power_of_mean += piece.double().square().sum().item()
         yield piece
-    power.check()
+    if power_of_mean < _LEAST_POWER * power:
+        raise ValueError(
+            "its channels are of opposite phase: their mean has "
+            f"{power_of_mean / power:.1g} of their power, and is noise; turn one of "
+            "them round, or keep one alone"
+        )
     if heard < stated - fewer:
         raise ValueError(
             f"it states {stated:,} samples and holds {heard:,}: it is cut off, or "
             "damaged"
         )
-
-
-class _Power(NamedTuple):
-    """How strong the samples of a sound are.
-
-    Args:
-        channels: the sum of their squares, the mean of all channels.
-        mean: that of the mean of the channels.
-    """
-
-    channels: float = 0.0
-    mean: float = 0.0
-
-    def plus(self, samples: Any, mean: Tensor) -> "_Power":
-        """With more samples, (L, C), and their mean, (L,)."""
-        channels = torch.from_numpy(samples).double().square().mean(1).sum().item()
-        return _Power(
-            self.channels + channels, self.mean + mean.double().square().sum().item()
-        )
-
-    def check(self) -> None:
-        """Raise a `ValueError` if the mean is next to nothing of the channels: noise is
-        what is left then.
-        """
-        if self.mean < _LEAST_POWER * self.channels:
-            raise ValueError(
-                "its channels are of opposite phase: their mean has "
-                f"{self.mean / self.channels:.1g} of their power, and is noise; turn "
-                "one of them round, or keep one alone"
-            )
 
 
 def _check_count(count: int, most: int, size: int) -> None:
@@ -384,21 +354,20 @@ def _tables(root: Path) -> dict[str, Path]:
     """
     tables: dict[str, Path] = {}
     own = f"{resolved(root).name}_"
+    files = [path for path in root.iterdir() if path.suffix.lower() in FILES]
     for path in sorted(
-        root.iterdir(),
-        key=lambda path: (not path.stem.startswith(own), _place(path), path.name),
+        files,
+        key=lambda path: (
+            not path.stem.startswith(own),
+            FILES.index(path.suffix.lower()),
+            path.name,
+        ),
     ):
         part = part_of_table(path)
-        if _place(path) < len(FILES) and part is not None:
+        if part is not None:
             tables.setdefault(part, path)
     names = {path.stem.rpartition("_")[0] for path in tables.values()}
     return tables if len(names) == 1 else {}
-
-
-def _place(path: Path) -> int:
-    if path.suffix.lower() in FILES:
-        return FILES.index(path.suffix.lower())
-    return len(FILES)
 
 
 def _sound_by_name(path: Path) -> ListedFile:
@@ -546,12 +515,7 @@ class _Stated(NamedTuple):
             None if labels is None else frozenset(map(str.lower, labels)),
         )
 
-    def check(
-        self,
-        series: Tensor,
-        label: str,
-        title: str,
-    ) -> None:
+    def check(self, series: Tensor, label: str, title: str) -> None:
         """Raise a `ValueError` that names a series if it is not what the header
         states.
         """

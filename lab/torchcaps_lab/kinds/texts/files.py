@@ -12,7 +12,7 @@ from torchcaps_lab.data.files import (
     ClassFolders,
     ListedFile,
     Listing,
-    items_of_files,
+    items_in,
     list_folder,
 )
 from torchcaps_lab.data.listed import BrokenItem, Item, Listed
@@ -124,17 +124,8 @@ def list_texts(
             alone = form._replace(split=None)
             listed.parts[part] = _table(path, alone, listed)["all"]
         return listed
-    return _folder(root, known, class_folders)
-
-
-def _folder(
-    root: Path, classes: tuple[str, ...], class_folders: ClassFolders | None
-) -> Listed:
-    listing = list_folder(_TextFiles(classes, root=root, class_folders=class_folders))
-    listed = Listed(left_out=listing.left_out, notes=listing.notes)
-    for part, files in listing.parts.items():
-        listed.parts[part] = items_of_files(files, _text_in, BrokenText, listed)
-    return listed
+    listing = list_folder(_TextFiles(known, root=root, class_folders=class_folders))
+    return items_in(listing, _text_in, BrokenText)
 
 
 def _text_in(file: ListedFile) -> TextItem:
