@@ -2,7 +2,7 @@
 doubts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -72,18 +72,7 @@ class DataReport:
 
     def lines(self) -> list[str]:
         """The whole report for people, line by line."""
-        lines = []
-        for part, counts in self.classes.items():
-            count = self.examples[part]
-            classes = counted(len(counts), "classes")
-            # Pictures of which nothing is known have none.
-            labelled = any(counts.values()) or not count
-            of_classes = f" of {classes}" if labelled else ""
-            lines.append(f"{part}: {counted(count, self.what)}{of_classes}")
-            for name, number in counts.items() if labelled else ():
-                share = number / max(count, 1)
-                lines.append(f"  {name}: {number:,} ({share:.1%})")
-        lines += self.notes
+        lines = [*class_lines(self.examples, self.classes, self.what), *self.notes]
         return lines + [f"PROBLEM: {problem}" for problem in self.problems]
 
     def advised(self, options: Mapping[str, Any]) -> dict[str, str] | None:
@@ -91,3 +80,23 @@ class DataReport:
         if not self.examples:
             return None
         return {"--data.skip_broken": "true"} if self.broken else {}
+
+
+def class_lines(
+    examples: Mapping[str, int], classes: Mapping[str, Mapping[str, int]], what: str
+) -> Iterator[str]:
+    """Tell people how many examples each split has, and how many show each class.
+
+    Args:
+        examples: how many examples each split has.
+        classes: how many of them show each class, by split.
+        what: what the examples are called.
+    """
+    for part, counts in classes.items():
+        count = examples[part]
+        # Pictures of which nothing is known have no classes.
+        labelled = any(counts.values()) or not count
+        of_classes = f" of {counted(len(counts), 'classes')}" if labelled else ""
+        yield f"{part}: {counted(count, what)}{of_classes}"
+        for name, number in counts.items() if labelled else ():
+            yield f"  {name}: {number:,} ({number / max(count, 1):.1%})"

@@ -232,19 +232,13 @@ class Manifest:
             seen |= digests
         return counts
 
-    def copies(self) -> list[list[tuple[str, Entry]]]:
-        """Groups of images with the same content in several splits or classes, each
-        with its split.
-        """
+    def by_content(self) -> list[list[tuple[str, Entry]]]:
+        """Group the images of the same content, each with its split."""
         groups: dict[str, list[tuple[str, Entry]]] = {}
         for part, entries in self.parts.items():
             for entry in entries:
                 groups.setdefault(entry.digest, []).append((part, entry))
-        return [
-            rows
-            for rows in groups.values()
-            if len(_parts_of(rows)) > 1 or len(_classes_of(rows)) > 1
-        ]
+        return [*groups.values()]
 
 
 def one_digest(shown: Mapping[str, str]) -> dict[str, str]:
@@ -274,14 +268,6 @@ def one_digest(shown: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _parts_of(rows: Sequence[tuple[str, Entry]]) -> set[str]:
-    return {part for part, _ in rows}
-
-
-def _classes_of(rows: Sequence[tuple[str, Entry]]) -> set[str]:
-    return {entry.category for _, entry in rows}
-
-
 _REPEATS = {
     "validation": "the training split, so validation cannot show overfitting",
     "test": "the training or validation split, so the test measures nothing new",
@@ -303,16 +289,14 @@ def copies_lines(manifest: Manifest, things: str = "images") -> list[str]:
     """Tell people which images, or other items, are in several splits, which in several
     classes, and which splits have none of their own.
     """
-    groups = manifest.copies()
+    groups = manifest.by_content()
+    in_parts = [rows for rows in groups if len({part for part, _ in rows}) > 1]
+    in_classes = [rows for rows in groups if len({row.category for _, row in rows}) > 1]
     lines = []
-    for places, places_of in (
-        ("parts of the data", _parts_of),
-        ("classes", _classes_of),
-    ):
+    for places, alike in (("parts of the data", in_parts), ("classes", in_classes)):
         names = [
             " = ".join(f"{entry.name} ({part})" for part, entry in rows)
-            for rows in groups
-            if len(places_of(rows)) > 1
+            for rows in alike
         ]
         if names:
             lines.append(
@@ -324,10 +308,11 @@ def copies_lines(manifest: Manifest, things: str = "images") -> list[str]:
 
 def several_lines(manifest: Manifest, things: str = "images") -> list[str]:
     """Tell people which images, or other items, are there more than once."""
-    names: dict[str, list[str]] = {}
-    for entry in chain.from_iterable(manifest.parts.values()):
-        names.setdefault(entry.digest, []).append(entry.name)
-    several = [" = ".join(copies) for copies in names.values() if len(copies) > 1]
+    several = [
+        " = ".join(entry.name for _, entry in rows)
+        for rows in manifest.by_content()
+        if len(rows) > 1
+    ]
     if not several:
         return []
     return [f"{counted(len(several), things)} with copies: {some(several, '; ')}"]

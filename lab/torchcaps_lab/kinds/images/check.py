@@ -5,7 +5,6 @@ classes, formats, sizes, copies, broken files.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.whole import expanded
+from torchcaps_lab.data.counts import class_lines
 from torchcaps_lab.data.files import ClassFolders, ListedFile, looked_through
 from torchcaps_lab.data.listed import Listed
 from torchcaps_lab.data.manifest import (
@@ -51,8 +51,6 @@ _FEW = 10  # images of a class that are hardly enough to learn what it looks lik
 # Times the images of the smallest class, above which a class counts more than others
 _UNEVEN = 5
 _THIN = 8  # pixels of the shorter side, or share of the longer one
-
-_UNSEEN = torch.zeros(0)
 
 
 @dataclass(frozen=True)
@@ -130,15 +128,7 @@ class ImagesReport:
 
     def lines(self) -> list[str]:
         """The whole report for people, line by line."""
-        lines = []
-        for part, classes in self.classes.items():
-            total = self.images[part]
-            shown = counted(len(classes), "classes")
-            lines.append(f"{part}: {counted(total, 'images')} of {shown}")
-            lines += [
-                f"  {name}: {count:,} ({count / max(total, 1):.1%})"
-                for name, count in classes.items()
-            ]
+        lines = [*class_lines(self.images, self.classes, "images")]
         for title, counts in (
             ("formats", self.formats),
             ("pixels", self.modes),
@@ -178,15 +168,20 @@ class _Look(NamedTuple):
 
     pixels: str
     look: Tensor
-    format: str = ""
-    mode: str = ""
-    size: str = ""
-    frames: int = 1
-    turned: bool = False
-    extent: Extent | None = None
-    blank: bool = False
-    outside: str = ""
-    broken: str = ""
+    format: str
+    mode: str
+    height: int
+    width: int
+    frames: int
+    turned: bool
+    extent: Extent | None
+    blank: bool
+    outside: str
+
+    @property
+    def size(self) -> str:
+        """Height and width, for people."""
+        return f"{self.height} x {self.width}"
 
 
 def check_folder(
@@ -246,10 +241,7 @@ def check_table(named: TableOfImages, skip_broken: bool = False) -> ImagesReport
     return check_images(listed, skip_broken)
 
 
-def check_images(
-    listing: Listed,
-    skip_broken: bool = False,
-) -> ImagesReport:
+def check_images(listing: Listed, skip_broken: bool = False) -> ImagesReport:
     """Reads every image in full, one after the other; only the report is kept.
 
     Args:
@@ -257,28 +249,25 @@ def check_images(
         skip_broken: whether files that cannot be read are left out, which is no
             problem.
     """
-    files = list(chain.from_iterable(listing.parts.values()))
-    looks = dict(
-        zip(
-            files,
-            threaded(lambda index: _look(files[index].path), range(len(files))),
-            strict=True,
-        )
-    )
-    deep = all(look.extent is not None for look in looks.values() if not look.broken)
-    if not deep:  # one range is for all images, so none is guessed for some of them
-        looks = {
-            file: look._replace(broken=look.broken or look.outside)
-            for file, look in looks.items()
-        }
-    readable_files = {file: look for file, look in looks.items() if not look.broken}
-    broken = {file.name: look.broken for file, look in looks.items() if look.broken}
+    files: list[Any] = listing.items
+    read = [*threaded(lambda index: _look(files[index].path), range(len(files)))]
+    # One range is for all images, so none is guessed for some of them.
+    deep = all(isinstance(look, str) or look.extent is not None for look in read)
+    looks: dict[ListedFile, _Look] = {}
+    broken: dict[str, str] = {}
+    for file, look in zip(files, read, strict=True):
+        if isinstance(look, str):
+            broken[file.name] = look
+        elif look.outside and not deep:
+            broken[file.name] = look.outside
+        else:
+            looks[file] = look
     parts = {}
     for part, rows in listing.parts.items():
         parts[part] = tuple(
-            Entry(file.name, file.category, readable_files[file].pixels)
+            Entry(file.name, file.category, looks[file].pixels)
             for file in rows
-            if file in readable_files
+            if file in looks
         )
     manifest = Manifest(listing.classes, parts)
     counts = {}
@@ -287,28 +276,27 @@ def check_images(
             label for entry in entries for label in listing.labels_of(entry.category)
         )
         counts[part] = {name: of_class[name] for name in listing.classes}
+    trained = counts["all"] if "all" in counts else counts["train"]
     levels = range_for(
-        look.extent for look in readable_files.values() if look.extent is not None
+        look.extent for look in looks.values() if look.extent is not None
     )
     return ImagesReport(
         images={part: len(entries) for part, entries in parts.items()},
         classes=counts,
-        formats=_ranked([look.format for look in readable_files.values()]),
-        modes=_ranked([look.mode for look in readable_files.values()]),
-        sizes=_ranked([look.size for look in readable_files.values()]),
+        formats=_ranked([look.format for look in looks.values()]),
+        modes=_ranked([look.mode for look in looks.values()]),
+        sizes=_ranked([look.size for look in looks.values()]),
         extreme=tuple(
             f"{file.name} ({look.size})"
-            for file, look in readable_files.items()
-            if _is_extreme(look)
+            for file, look in looks.items()
+            if _is_extreme(look.height, look.width)
         ),
-        moving=tuple(
-            file.name for file, look in readable_files.items() if look.frames > 1
-        ),
-        turned=sum(look.turned for look in readable_files.values()),
+        moving=tuple(file.name for file, look in looks.items() if look.frames > 1),
+        turned=sum(look.turned for look in looks.values()),
         broken={} if skip_broken else broken,
         left_out={**listing.left_out, **(broken if skip_broken else {})},
         copies=tuple(several_lines(manifest)),
-        near_copies=tuple(_near_copies(readable_files)),
+        near_copies=tuple(_near_copies(looks)),
         folders=tuple(listing.refused),
         contradictions=(
             *copies_lines(manifest),
@@ -316,12 +304,12 @@ def check_images(
         ),
         notes=(
             *listing.notes,
-            *_too_few(counts),
+            *_too_few(trained, [part for part in PARTS[1:] if part not in counts]),
             *_lacking(counts),
-            *_uneven(counts),
+            *_uneven(trained),
             *names_doubts(listing.classes),
-            *_doubts(readable_files),
-            *_of_range(levels, readable_files),
+            *_doubts(looks),
+            *_of_range(levels, looks),
         ),
         range=levels if deep else None,
     )
@@ -333,32 +321,32 @@ def _sides(size: str) -> tuple[int, int]:
     return int(height), int(width)
 
 
-def _look(path: Path) -> _Look:
+def _look(path: Path) -> _Look | str:
+    """What is in a file; or why it cannot be read."""
     try:
         with opened(path) as image:
             kind = image.format or ""
             mode = image.mode
             frames = getattr(image, "n_frames", 1)
-            turned = is_turned(
-                image
-            )  # before the pixels are decoded, which turns those of TIFF
+            # Before the pixels are decoded, which turns those of TIFF.
+            turned = is_turned(image)
             extent = extent_of(image)
             levels = None if extent is None else range_for([extent])
             outside = "" if levels is None else _outside(image)
             upright = pictured(image, levels)
             digest = pixels_digest(image if isinstance(image, Bands) else upright)
     except BrokenImage as problem:
-        return _Look("", _UNSEEN, broken=problem.why)
+        return problem.why
     except OSError as error:
-        return _Look("", _UNSEEN, broken=str(error.strerror))
-    size = f"{upright.height} x {upright.width}"
+        return str(error.strerror)
     blank = upright.getextrema() in (((0, 0),) * 3, ((255, 255),) * 3)
     return _Look(
         digest,
         look_of(upright),
         kind,
         mode,
-        size,
+        upright.height,
+        upright.width,
         frames,
         turned,
         extent,
@@ -411,28 +399,20 @@ def _outside(image: Any) -> str:
     return ""
 
 
-def _too_few(counts: dict[str, dict[str, int]]) -> list[str]:
-    """Tell people of classes with too few images to put any aside for validation or test."""
-    aside = [
-        part
-        for part in PARTS
-        if part not in counts and not (part == "train" and "all" in counts)
-    ]
-    shared = counts["all"] if "all" in counts else counts["train"]
+def _too_few(trained: dict[str, int], aside: list[str]) -> list[str]:
+    """Tell people of classes with too few images to put any aside for some parts."""
     few = [
-        f"{name} ({count})" for name, count in shared.items() if 0 < count <= len(aside)
+        f"{name} ({count})"
+        for name, count in trained.items()
+        if 0 < count <= len(aside)
     ]
     what = "too few images of a class to put some aside for"
     return [f"{what} {' and '.join(aside)}: {some(few)}"] if few else []
 
 
-def _uneven(counts: dict[str, dict[str, int]]) -> list[str]:
+def _uneven(trained: dict[str, int]) -> list[str]:
     """Tell people of classes with few images to learn from, or far fewer than another."""
-    shared = {
-        name: count
-        for name, count in counts.get("all", counts.get("train", {})).items()
-        if count
-    }
+    shared = {name: count for name, count in trained.items() if count}
     few = [f"{name} ({count})" for name, count in shared.items() if count < _FEW]
     what = f"classes with fewer than {_FEW} images, barely enough to learn from"
     lines = [f"{what}: {some(few)}"] if few else []
@@ -446,8 +426,8 @@ def _uneven(counts: dict[str, dict[str, int]]) -> list[str]:
     return lines
 
 
-def _is_extreme(look: _Look) -> bool:
-    short, long = sorted(map(int, look.size.split(" x ")))
+def _is_extreme(height: int, width: int) -> bool:
+    short, long = sorted((height, width))
     return short < _THIN or long >= _THIN * short
 
 
@@ -488,8 +468,7 @@ def _near_copies(looks: dict[ListedFile, _Look]) -> list[str]:
         for name, place in zip(names, first, strict=True)
         if place >= 0
     ]
-    if near:
-        return [
-            f"{counted(len(near), 'images')} nearly the same as another one: {some(near)}"
-        ]
-    return []
+    line = (
+        f"{counted(len(near), 'images')} nearly the same as another one: {some(near)}"
+    )
+    return [line] if near else []
