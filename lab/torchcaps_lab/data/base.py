@@ -97,9 +97,8 @@ class DataSet(ABC):
     validation_share: ProperShare = argument(
         default=0.1, alias="validation", kw_only=True
     )
-    seed: Annotated[int, Within(-(2**63))] = argument(
-        default=0, kw_only=True
-    )  # what torch takes
+    # What torch takes.
+    seed: Annotated[int, Within(-(2**63))] = argument(default=0, kw_only=True)
 
     @property
     def resize(self) -> Fit:

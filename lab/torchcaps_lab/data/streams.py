@@ -16,9 +16,8 @@ from torchcaps.whole import opened
 
 _READ = 1 << 24  # bytes read at once
 _SHRINKS = 64  # bytes that are read of one of gzip: pictures have 2 to 10, text 20
-_ALWAYS = (
-    1 << 26
-)  # bytes that are read of any file: labels of few classes have 1,000 of one of gzip
+# Bytes that are read of any file: labels of few classes have 1,000 of one of gzip.
+_ALWAYS = 1 << 26
 
 
 def digest_of(source: Path | BytesIO, algorithm: str = "sha256") -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchcaps.numerics import NotNegative, Size
 from torchcaps.spec import Within
 from torchcaps_lab.data.transforms.draws import Draws, RandomChange
-from torchcaps_lab.data.transforms.steps import margins
+from torchcaps_lab.data.transforms.steps import margins, windows
 
 Pixels = Annotated[int, Within(0)]
 """How far images are shifted."""
@@ -56,11 +56,7 @@ class RandomShift(RandomChange):
         side = 2 * self.pixels + 1
         choice = draws.integers(None) % (side * side)
         padded = F.pad(images, (self.pixels,) * 4)
-        windows = padded.unfold(2, images.shape[2], 1).unfold(
-            3, images.shape[3], 1
-        )  # (B, C, side, side, H, W)
-        rows = torch.arange(len(images), device=images.device)
-        return windows[rows, :, choice // side, choice % side]
+        return windows(padded, images.shape[2:], choice // side, choice % side)
 
 
 @dataclass(frozen=True)
@@ -93,11 +89,8 @@ class RandomCrop(RandomChange):
         integers = draws.integers(_CROP)
         vertical, horizontal = margins(images, self.size)
         choice = integers % ((vertical + 1) * (horizontal + 1))
-        windows = images.unfold(2, self.size, 1).unfold(
-            3, self.size, 1
-        )  # (B, C, top, left, size, size)
-        rows = torch.arange(len(images), device=images.device)
-        return windows[rows, :, choice // (horizontal + 1), choice % (horizontal + 1)]
+        top, left = choice // (horizontal + 1), choice % (horizontal + 1)
+        return windows(images, (self.size, self.size), top, left)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, NamedTuple
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.numerics import NotNegative, Share, Size
@@ -23,6 +22,7 @@ from torchcaps_lab.data.transforms.draws import RandomChange
 from torchcaps_lab.data.transforms.steps import (
     MOST_PIXELS,
     centre_crop,
+    nearest,
     normalise,
     rescale,
     standardise,
@@ -231,13 +231,7 @@ class Preprocess:
             )
         return channels, self.crop, self.crop
 
-    def train(
-        self,
-        images: Tensor,
-        indices: Tensor,
-        epoch: int,
-        seed: int = 0,
-    ) -> View:
+    def train(self, images: Tensor, indices: Tensor, epoch: int, seed: int = 0) -> View:
         """Training images (B, C, H, W) in [0, 1], whose places in their set are
         `indices`, int64 (B,), for one epoch.
 
@@ -279,11 +273,7 @@ class Preprocess:
         whole = values.new_zeros(size)
         top, left = (size[0] - rows) // 2, (size[1] - columns) // 2
         whole[top : top + rows, left : left + columns] = values
-        if self.rescale is None:
-            return whole
-        large = whole[None, None].double()
-        nearest = F.interpolate(large, (height, width), mode="nearest-exact")
-        return nearest[0, 0].to(values)
+        return whole if self.rescale is None else nearest(whole, height, width)
 
     def config(self) -> dict[str, Any]:
         """Return the options, ready for JSON."""

@@ -155,6 +155,28 @@ def thirteen_crops(images: Tensor, size: int) -> Tensor:
     return torch.stack(crops, dim=1)
 
 
+def windows(images: Tensor, size: Sequence[int], top: Tensor, left: Tensor) -> Tensor:
+    """Cut a window out of each image, at a place of its own.
+
+    Args:
+        images: (B, C, H, W).
+        size: height and width of the windows.
+        top: the first row of each, int64 (B,).
+        left: the first column of each, likewise.
+    """
+    height, width = size
+    places = images.unfold(2, height, 1).unfold(3, width, 1)  # [B, C, top, left, h, w]
+    return places[torch.arange(len(images), device=images.device), :, top, left]
+
+
+def nearest(values: Tensor, height: int, width: int) -> Tensor:
+    """Whole numbers of pixels (H, W), such as classes, at another size: the nearest one
+    of each pixel.
+    """
+    large = values[None, None].double()
+    return F.interpolate(large, (height, width), mode="nearest-exact")[0, 0].to(values)
+
+
 def margins(images: Tensor, size: int) -> tuple[int, int]:
     """How many more pixels than a crop the images have in height and in width."""
     height, width = images.shape[2:]

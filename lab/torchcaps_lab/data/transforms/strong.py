@@ -135,13 +135,10 @@ class RandomErasing(RandomChange):
         width = (area / ratio).sqrt().round().clamp(1, W)
         left = (left * (W - width + 1)).floor()
         top = (top * (H - height + 1)).floor()
-        mask = (
-            _within(top, height, H)[:, None, :, None]
-            & _within(left, width, W)[:, None, None]
-        )
-        return images.masked_fill(
-            mask & (chosen < self.probability)[:, None, None, None], 0
-        )
+        rows = _within(top, height, H)[:, None, :, None]
+        columns = _within(left, width, W)[:, None, None]
+        erased = (chosen < self.probability)[:, None, None, None]
+        return images.masked_fill(rows & columns & erased, 0)
 
 
 def _within(first: Tensor, count: Tensor, size: int) -> Tensor:

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from torchcaps.spec import is_finite
+from torchcaps_lab.data.transforms.steps import nearest
 from torchcaps_lab.look import number_in
 
 _Point = tuple[Tensor, Tensor]
@@ -69,9 +69,7 @@ class Frame(NamedTuple):
         mask = _MASKS[self.turn](mask) if self.turn in _MASKS else mask
         if (*mask.shape,) == self.shown[::-1]:
             return mask
-        return F.interpolate(mask[None, None], self.shown[::-1], mode="nearest-exact")[
-            0, 0
-        ]
+        return nearest(mask, *self.shown[::-1])
 
 
 def frame_of(

@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps_lab.data.base import DataSet
+from torchcaps_lab.data.boxes import ink_boxes
 from torchcaps_lab.data.examples import Batch, Composition, Examples, Parts
 from torchcaps_lab.data.transforms.draws import random_integers
+from torchcaps_lab.data.transforms.steps import windows
 from torchcaps_lab.kinds.images.made.base import MadeOf, Part, by_class, check_single
 
 
@@ -80,26 +82,19 @@ class Overlay(Composition):
         """The same channels, of the full size."""
         return raw[0], self.size, self.size
 
-    def __call__(
-        self,
-        batch: Batch,
-        epoch: int,
-        seed: int,
-    ) -> Batch:
+    def __call__(self, batch: Batch, epoch: int, seed: int) -> Batch:
         """Pairs (B, C, H, W) with masks of their two classes; their parts are the
         digits, that of the set first.
         """
         side = 2 * self.shift + 1
         drawn = random_integers(seed, epoch, batch.indices)
+        # Down and right of the digit, down and right of the other one.
         moves = []
-        for _ in range(
-            4
-        ):  # down and right of the digit, down and right of the other one
+        for _ in range(4):
             moves.append(drawn % side)
             drawn = drawn // side
-        draws = (
-            torch.stack(moves).unflatten(0, (2, 2)).permute(1, 2, 0).flatten(1)
-        )  # [2, 2 B]
+        pairs = torch.stack(moves).unflatten(0, (2, 2))
+        draws = pairs.permute(1, 2, 0).flatten(1)  # [2, 2 B]
         share = (drawn % 2**24).double() / 2**24
         images, parts, labels = self._pairs(
             batch.inputs, batch.labels, share.cpu(), draws.cpu()
@@ -119,14 +114,9 @@ class Overlay(Composition):
         other digits and the shifts.
         """
         share = torch.rand(len(labels), generator=generator)
-        return self._pairs(
-            images,
-            labels,
-            share,
-            torch.randint(
-                2 * self.shift + 1, (2, 2 * len(labels)), generator=generator
-            ),
-        )
+        size = (2, 2 * len(labels))
+        draws = torch.randint(2 * self.shift + 1, size, generator=generator)
+        return self._pairs(images, labels, share, draws)
 
     def _pairs(
         self,
@@ -139,20 +129,13 @@ class Overlay(Composition):
         int64 (2, 2 B), the shifts.
         """
         chosen = self._digits_of_other_classes(labels.cpu(), share)
-        second_images = (
-            self.digits.inputs[chosen.to(self.digits.inputs.device)].to(images) / 255
-        )
+        chosen = chosen.to(self.digits.inputs.device)
+        second_images = self.digits.inputs[chosen].to(images) / 255
+        second_labels = self.digits.labels[chosen].to(labels)
         both = torch.stack([images, second_images], 1)  # [B, 2, C, h, w]
-        parts = self._moved(both.flatten(0, 1), draws.to(images.device)).unflatten(
-            0, both.shape[:2]
-        )
-        pairs = torch.stack(
-            [
-                labels,
-                self.digits.labels[chosen.to(self.digits.labels.device)].to(labels),
-            ],
-            1,
-        )
+        moved = self._moved(both.flatten(0, 1), draws.to(images.device))
+        parts = moved.unflatten(0, both.shape[:2])
+        pairs = torch.stack([labels, second_labels], 1)
         return Overlaid(parts.sum(1).clamp(max=1), parts, pairs)
 
     def _digits_of_other_classes(self, labels: Tensor, share: Tensor) -> Tensor:
@@ -160,9 +143,8 @@ class Overlay(Composition):
         order, counts = self._by_class
         first = counts.cumsum(0) - counts
         rank = (share * (len(order) - counts[labels])).long()
-        rank = torch.where(
-            rank >= first[labels], rank + counts[labels], rank
-        )  # skips the digit's own class
+        # Skips the digit's own class.
+        rank = torch.where(rank >= first[labels], rank + counts[labels], rank)
         return order[rank.clamp(max=len(order) - 1)]
 
     @cached_property
@@ -174,14 +156,11 @@ class Overlay(Composition):
         height, width = digits.shape[2:]
         reach = self.size - height, self.size - width
         padded = F.pad(digits, (reach[1], reach[1], reach[0], reach[0]))
-        windows = padded.unfold(2, self.size, 1).unfold(
-            3, self.size, 1
-        )  # [N, C, reach + 1, reach + 1, H, W]
         down, right = (
             extent - extent // 2 - self.shift + draw
             for extent, draw in zip(reach, draws, strict=True)
         )
-        return windows[torch.arange(len(digits), device=digits.device), :, down, right]
+        return windows(padded, (self.size, self.size), down, right)
 
 
 class Pairs(MadeOf):
@@ -208,12 +187,7 @@ class Pairs(MadeOf):
 
     task: ClassVar[Mapping[str, Any]] = {"name": "several_labels", "count": 2}
 
-    def __init__(
-        self,
-        data: DataSet,
-        size: int = 36,
-        shift: int = 4,
-    ) -> None:
+    def __init__(self, data: DataSet, size: int = 36, shift: int = 4) -> None:
         super().__init__(data)
         self.size = size
         self.shift = shift
@@ -243,14 +217,6 @@ def bounding_box_overlap(parts: Tensor) -> Tensor:
     Args:
         parts: each digit alone, (B, 2, C, H, W).
     """
-    ink = parts.amax(2) > 0  # [B, 2, H, W]
-    sides = []
-    for axis in (2, 3):
-        seen = ink.any(5 - axis)  # [B, 2, extent]
-        extent = seen.shape[-1]
-        low = seen.int().argmax(-1)
-        high = extent - seen.flip(-1).int().argmax(-1)
-        common = (high.amin(1) - low.amax(1)).clamp(min=0)
-        sides.append((common, high - low))
-    areas = sides[0][1] * sides[1][1]
-    return sides[0][0] * sides[1][0] / areas.amin(1).clamp(min=1)
+    low, high = ink_boxes((parts > 0).float()).split(2, -1)  # [B, 2, 2]
+    common = (high.amin(1) - low.amax(1)).clamp(min=0).prod(-1)
+    return common / (high - low).prod(-1).amin(1).clamp(min=1)
