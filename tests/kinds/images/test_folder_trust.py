@@ -535,8 +535,9 @@ def refusing(function, path: Path):
     return refuse
 
 
+@pytest.mark.parametrize("resize", ["pad", "handwriting"])
 def test_an_image_starts_no_program(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resize: str
 ) -> None:
     """The defect: Pillow knows files by their contents, and has Ghostscript run those
     of PostScript.
@@ -554,7 +555,7 @@ def test_an_image_starts_no_program(
     with pytest.raises(
         ValueError, match=r"photo\.jpg: it is not an image of a kind that is read"
     ):
-        load_image(path, (3, 8, 8))
+        load_image(path, (3, 8, 8), resize)
     assert not image_suffixes() & {".eps", ".ico", ".icns", ".cur"}
     assert image_suffixes() > {
         ".png",

@@ -108,19 +108,6 @@ def test_training_images_are_read_as_others_are(
         )
 
 
-def test_no_program_is_started(tmp_path: Path) -> None:
-    """What a file says that it is starts none, on this way either."""
-    path = tmp_path / "photo.jpg"
-    path.write_bytes(
-        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 "
-        b"8\n%%EndComments\nshowpage\n%%EOF\n"
-    )
-    with pytest.raises(
-        ValueError, match=r"photo\.jpg: it is not an image of a kind that is read"
-    ):
-        load_image(path, MNIST, "handwriting")
-
-
 class TestWhatTheNetworkSees:
     @pytest.mark.parametrize(
         ("ink", "paper"), [("black", "white"), ("white", "black"), ("red", "green")]

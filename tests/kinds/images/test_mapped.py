@@ -15,7 +15,7 @@ from PIL import Image
 from tests.kinds.images.folders import make_root
 from torchcaps_lab.data import ImageFolder
 from torchcaps_lab.kinds.images.decoding.picture import BrokenImage
-from torchcaps_lab.kinds.images.decoding.store import ImageStore
+from torchcaps_lab.kinds.images.decoding.store import decode_images
 
 STATUS = Path("/proc/self/status")
 
@@ -127,9 +127,7 @@ def test_problems_have_the_indices_of_their_images(cache):
 
     digests = [str(index) for index in range(700)]
     for mapped in (False, True):
-        images, problems = ImageStore((1, 2, 2), mapped, "test").decode(
-            digests, picture
-        )
+        images, problems = decode_images(digests, picture, (1, 2, 2), "test", mapped)
         assert list(problems) == list(range(1, 700, 3))
         if not mapped:
             assert images[::3, 0, 0, 0].tolist() == [

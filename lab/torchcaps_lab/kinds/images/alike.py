@@ -93,14 +93,12 @@ def first_alike(looks: Tensor, among: Tensor, earlier: bool = False) -> list[int
         earlier: whether ``among`` are the same pictures, and only those before each
             count.
     """
+    if not len(among):
+        return [-1] * len(looks)
     places: list[int] = []
-    rows = max(1, _AT_ONCE // max(1, len(among)))
+    rows = max(1, _AT_ONCE // len(among))
     for start in range(0, len(looks), rows):
         alike = looks[start : start + rows] @ among.mT >= SIDE * SIDE - 2 * FARTHEST
         alike = alike.tril(start - 1) if earlier else alike
-        places += (
-            torch.where(alike.any(1), alike.byte().argmax(1), -1).tolist()
-            if len(among)
-            else [-1] * len(alike)
-        )
+        places += torch.where(alike.any(1), alike.byte().argmax(1), -1).tolist()
     return places

@@ -16,6 +16,7 @@ from torchcaps_lab.look import (
     batch_size_for,
     counted,
     epochs_for,
+    name_in,
     values_of,
     watched,
 )
@@ -98,7 +99,8 @@ def guess_of_images(
     if size is not None:
         shape = {**shape, "size": size}
         why["data.size"] = _size_line(size, looks.sizes)
-    steps = max(train // options["batch_size"], 1)  # fewer images are one batch
+    # Fewer images are one batch.
+    steps = max(train // options["batch_size"], 1)
     backbone = options.get("model_args")
     kind = f"for images of {side} pixels"
     if backbone:
@@ -172,17 +174,11 @@ def _of_photos(train: int, given: Mapping[str, Any]) -> dict[str, Any]:
     """
     model_args = values_of(given.get("model_args"))
     size = values_of(given.get("data")).get("size", PRETRAINED["data"]["size"])
-    mine = (
-        given.get("model") is None
-        or getattr(given["model"], "text", given["model"]) in ON_BACKBONE
-    )
-    chosen = (
-        str(model_args.get("backbone")).startswith("timm/") and "weights" in model_args
-    )
-    usual = (
-        not {"backbone", "weights"} & model_args.keys()
-        and timm_package.imagenet_installed()
-    )
+    mine = name_in(given.get("model")) in (None, *ON_BACKBONE)
+    backbone = str(model_args.get("backbone"))
+    chosen = backbone.startswith("timm/") and "weights" in model_args
+    own = {"backbone", "weights"} & model_args.keys()
+    usual = not own and timm_package.imagenet_installed()
     if mine and isinstance(size, int) and (chosen or (usual and size >= LARGEST_SIDE)):
         recipe = {
             **PRETRAINED,
@@ -196,9 +192,8 @@ def _of_photos(train: int, given: Mapping[str, Any]) -> dict[str, Any]:
         recipe = SCRATCH
         steps = 2100
         least = 6
-    batch = min(
-        batch_size_for(train * STEPS // 2), PHOTO_BATCH
-    )  # half the images where there are few
+    # Half the images where there are few.
+    batch = min(batch_size_for(train * STEPS // 2), PHOTO_BATCH)
     epochs = epochs_for(train // batch, steps, (least, 150))
     return {"model": ON_BACKBONE[0], **recipe, "batch_size": batch, "epochs": epochs}
 

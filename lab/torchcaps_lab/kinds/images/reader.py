@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from torchcaps.models import CapsuleClassifier, ClassifierNetwork
 from torchcaps.spec import Given, check, declared, fit
@@ -32,7 +31,7 @@ from torchcaps_lab.data.table_form import (
 )
 from torchcaps_lab.data.transforms.preprocess import Preprocess
 from torchcaps_lab.kinds.images.check import check_folder, check_table
-from torchcaps_lab.kinds.images.decoding.bands import Levels, Range
+from torchcaps_lab.kinds.images.decoding.bands import Bands, Levels, Range
 from torchcaps_lab.kinds.images.decoding.picture import (
     BLACK,
     Background,
@@ -41,7 +40,6 @@ from torchcaps_lab.kinds.images.decoding.picture import (
     as_shown,
     as_source,
     at_size,
-    check_resize,
     colour_of,
     fit_handwriting,
     image_suffixes,
@@ -51,13 +49,10 @@ from torchcaps_lab.kinds.images.decoding.picture import (
     opened,
     to_tensor,
 )
-from torchcaps_lab.kinds.images.decoding.upload import (
-    is_black,
-    is_of_bytes,
-    uploaded_picture,
-)
+from torchcaps_lab.kinds.images.decoding.upload import uploaded_picture
 from torchcaps_lab.kinds.images.guess import LOOKED_AT, guess_of_images
 from torchcaps_lab.kinds.images.samples import image_samples
+from torchcaps_lab.kinds.images.sets.arrays import labels_of_images
 from torchcaps_lab.kinds.images.sets.files import ImageListing, image_files
 from torchcaps_lab.kinds.images.sets.map_style import MapStyle
 from torchcaps_lab.kinds.images.sets.table import (
@@ -71,7 +66,6 @@ from torchcaps_lab.look import (
     Fit,
     Guess,
     Place,
-    Resize,
     counted,
     data_asked,
     trained_of,
@@ -217,8 +211,7 @@ class ImageReader(Reader):
         levels = tuple(levels) if isinstance(levels, list) else levels
         check(Range | None, levels, "range")
         resize: Fit = config.get("resize", "pad")
-        if resize != "keep":
-            check_resize(resize)
+        check(Fit, resize, "resize")
         preprocess = Preprocess.from_config(config.get("preprocess", {}))
         background = config.get("background", BLACK)
         check(Background, background, "background")
@@ -275,8 +268,7 @@ class ImageReader(Reader):
         if "image_shape" in chosen:
             channels, height, width = chosen["image_shape"]
             chosen["image_shape"] = (channels, height, width)
-        if chosen.get("resize", "keep") != "keep":
-            check_resize(chosen["resize"])
+        check(Fit | None, chosen.get("resize"), "resize")
         return replace(self, **chosen)
 
     def of_examples(self) -> "ImageReader":
@@ -314,19 +306,16 @@ class ImageReader(Reader):
         width.
         """
         fit = resize or self.resize
+        check(Fit, fit, "resize")
         if fit == "handwriting":
             shape, levels = self.image_shape, self.levels
             file = _file(given)
             if file is not None:
                 sign = load_handwriting(file.source, shape, file.name, levels)
             else:
-                picture = (
-                    as_shown(given) if levels is None else as_source(given, levels)
-                )
-                sign = fit_handwriting(picture, shape, levels)
+                shown = as_shown(given) if levels is None else as_source(given, levels)
+                sign = fit_handwriting(shown, shape, levels)
             return sign._replace(values=sign.values.float() / 255)
-        if fit != "keep":
-            check_resize(fit)
         return Read(self._pixels(given, fit), "")
 
     def at_its_size(
@@ -343,7 +332,7 @@ class ImageReader(Reader):
         return at_size(mask, height, width, fit), picture
 
     def _pixels(self, image: Any, fit: Fit) -> Tensor:
-        channels, *size = self.image_shape
+        channels = self.image_shape[0]
         how: Any = {"levels": self.levels, "background": self.background}
         file = _file(image)
         if file is not None:
@@ -356,7 +345,11 @@ class ImageReader(Reader):
                 behind = colour_of(self.background)
                 numbers = _opaque(as_numbers(image, self.levels), channels, behind)
                 numbers = _with_channels(numbers, channels)
-                return numbers if fit == "keep" else _fit_numbers(numbers, size, fit)
+                if fit == "keep":
+                    return numbers
+                pixels = numbers.detach().cpu().permute(1, 2, 0).numpy()
+                # Interpolation leaves the range at edges.
+                return to_tensor(Bands(pixels), self.image_shape, fit).clamp(0, 1)
             picture = in_mode(source, channels, **how)
         if fit == "keep":
             own = (channels, picture.height, picture.width)
@@ -366,9 +359,13 @@ class ImageReader(Reader):
     def uploaded(self, file: bytes, name: str) -> Tensor:
         """The picture in a file. A black one was drawn in the right size."""
         picture = uploaded_picture(file, name)
-        padded = self.resize == "keep" or is_black(picture)
+        drawn = picture.mode in ("L", "RGB", "RGBA")
+        # Fitting a picture may look for ink, and would find none in a black one.
+        black = drawn and picture.convert("L").getextrema()[1] == 0
+        padded = self.resize == "keep" or black
+        deep = picture.mode.startswith(("I", "F"))
         reader = self
-        if self.levels is not None and max(self.levels) > 255 and is_of_bytes(picture):
+        if self.levels is not None and max(self.levels) > 255 and not deep:
             # Such as a drawing, beside images of more than 8 bits.
             reader = self.of_examples()
         return reader.read(picture, "pad" if padded else None).values
@@ -516,15 +513,10 @@ def _with_labels(images: Any, labels: Any) -> Any:
     """Two arrays, of images in a list if they have one shape, or pairs."""
     if not isinstance(images, list):
         return images, labels
-    if len(images) != len(labels):
-        raise ValueError(
-            "there must be a label for each image, got "
-            f"{counted(len(images), 'images')} and {counted(len(labels), 'labels')}"
-        )
     shapes = {getattr(image, "shape", None) for image in images}
     if None not in shapes and len(shapes) == 1:
         return np.stack(images), labels
-    return list(zip(images, labels, strict=True))
+    return list(zip(images, labels_of_images(images, labels, "data"), strict=True))
 
 
 def _of_folder(root: Path, given: Mapping[str, Any]) -> Guess:
@@ -589,24 +581,6 @@ def _of_table(
     # Photos may show several of the classes, so none is left out of the loss.
     why["task"] = "several_labels, since an image may have several labels"
     return guess._replace(options={**guess.options, "task": {"name": "several_labels"}})
-
-
-def _fit_numbers(image: Tensor, size: Sequence[int], resize: Resize) -> Tensor:
-    """Numbers (C, H, W) in [0, 1] in another height and width."""
-    if [*image.shape[1:]] == [*size]:
-        return image
-    scales = [want / have for want, have in zip(size, image.shape[1:], strict=True)]
-    if resize != "stretch":
-        scales = [min(scales) if resize == "pad" else max(scales)] * 2
-    scaled = [
-        max(1, round(extent * scale))
-        for extent, scale in zip(image.shape[1:], scales, strict=True)
-    ]
-    image = F.interpolate(image[None], scaled, mode="bicubic", antialias=True)[0]
-    high, wide = (want - have for want, have in zip(size, scaled, strict=True))
-    top, left = round(high / 2), round(wide / 2)
-    # Negative padding crops.
-    return F.pad(image.clamp(0, 1), (left, wide - left, top, high - top))
 
 
 class _File(NamedTuple):

@@ -49,10 +49,8 @@ def image_samples(name: str, classifier: Classifier, tell: Tell) -> Examples | N
         options["smallnorb"] = {"size": classifier.image_shape[1]}
     if name in options:
         images = test_examples(partial(create_dataset, name, **options[name]), tell)
-        if images is not None and (images.raw_image_shape, images.classes) == (
-            classifier.image_shape,
-            classifier.classes,
-        ):
+        fits = (classifier.image_shape, classifier.classes)
+        if images is not None and (images.raw_image_shape, images.classes) == fits:
             return images
     if classifier.classes == _DIGITS and classifier.image_shape[0] == 1:
         return digit_samples(classifier.image_shape)
@@ -70,9 +68,8 @@ def digit_samples(image_shape: tuple[int, int, int]) -> Examples:
     side = min(height, width)
     margin, contrast = (round(side / 7), 2) if side > 8 else (0, 1)
     test = Digits(size=side - 2 * margin).test
-    images = (
-        ((test.inputs.float() - 127.5) * contrast + 127.5).clamp(0, 255).round().byte()
-    )
+    images = (test.inputs.float() - 127.5) * contrast + 127.5
+    images = images.clamp(0, 255).round().byte()
     high = height - images.shape[2]
     wide = width - images.shape[3]
     images = F.pad(images, (wide // 2, wide - wide // 2, high // 2, high - high // 2))

@@ -14,7 +14,7 @@ from torchcaps_lab.kinds.objects.sets import (
     DrawnObjects,
     ObjectSet,
     SlotCount,
-    check_objects,
+    SomeObjects,
     slot_names,
 )
 
@@ -124,7 +124,7 @@ def fixed_tetrominoes() -> list[Tensor]:
 
 @register_dataset("multi_dsprites")
 @settings
-class MultiDSprites(DrawnObjects):
+class MultiDSprites(SomeObjects):
     """Two to five sprites that overlap, coloured on a coloured ground, 64x64 pixels.
 
     A sprite is a square, an ellipse or a heart of any orientation, of one of six sizes,
@@ -157,9 +157,6 @@ class MultiDSprites(DrawnObjects):
     count: Size = 20_000
     tests: Size = 320
 
-    def __post_init__(self) -> None:
-        check_objects(self.least, self.most, self.slots)
-
     def _drawn(self, count: int, seed: int) -> ObjectSet:
         generator = torch.Generator().manual_seed(seed)
         colours = torch.randint(
@@ -173,7 +170,7 @@ class MultiDSprites(DrawnObjects):
             inside = _sprites(count, generator) & (sprite < number)
             labels = torch.where(inside, sprite + 1, labels).to(torch.uint8)
         images = painted(labels, colours[:, 0], colours[:, 1:])
-        return ObjectSet(images, labels, slot_names(self.slots or self.most + 1))
+        return ObjectSet(images, labels, self.slot_names)
 
 
 def _sprites(count: int, generator: torch.Generator) -> Tensor:

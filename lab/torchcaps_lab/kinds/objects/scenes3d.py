@@ -17,13 +17,11 @@ from torchcaps.numerics import Size
 from torchcaps.optional_imports import needing
 from torchcaps.spec import Within, settings
 from torchcaps_lab.data.base import register_dataset
-from torchcaps_lab.kinds.images.decoding.store import ImageStore
+from torchcaps_lab.kinds.images.decoding.store import decode_images
 from torchcaps_lab.kinds.objects.sets import (
-    DrawnObjects,
     ObjectSet,
     SlotCount,
-    check_objects,
-    slot_names,
+    SomeObjects,
     waves,
 )
 
@@ -76,7 +74,7 @@ _TILE = 0.4
 
 @register_dataset("scenes_3d")
 @settings
-class Scenes3D(DrawnObjects):
+class Scenes3D(SomeObjects):
     """Three to six things on a floor, seen by a camera: their masks are known.
 
     Things have one of 1,000 shapes and one of eight colours. They fall onto the floor,
@@ -119,12 +117,9 @@ class Scenes3D(DrawnObjects):
     count: Size = 5_000
     tests: Size = 320
 
-    def __post_init__(self) -> None:
-        check_objects(self.least, self.most, self.slots)
-
     def _drawn(self, count: int, seed: int) -> ObjectSet:
         how = f"scenes of pybullet {_bullet_version()}, {_FORMAT}"
-        store = ImageStore((4, self.size, self.size), mapped=True, how=how)
+        shape = (4, self.size, self.size)
         kind = (self.least, self.most, self.meshes, self.camera, self.floor)
         names = [f"{kind} {seed} {index}" for index in range(count)]
 
@@ -135,9 +130,8 @@ class Scenes3D(DrawnObjects):
                 if picture is not None:
                     return picture
 
-        pictures, _ = store.decode(names, scene)
-        slots = slot_names(self.slots or self.most + 1)
-        return ObjectSet(pictures[:, :3], pictures[:, 3], slots)
+        pictures, _ = decode_images(names, scene, shape, how, mapped=True)
+        return ObjectSet(pictures[:, :3], pictures[:, 3], self.slot_names)
 
 
 def _bullet_version() -> str:

@@ -27,7 +27,6 @@ from torchcaps_lab.kinds.images.decoding.bands import Range
 from torchcaps_lab.kinds.images.decoding.picture import (
     as_source,
     broken_images,
-    check_resize,
     load_image,
 )
 from torchcaps_lab.kinds.images.sets.arrays import Arrays
@@ -105,22 +104,37 @@ class DrawnObjects(DataSet):
         """Draw so many pictures; the same seed draws the same."""
 
 
-def check_objects(least: int, most: int, slots: int | None) -> None:
-    """Raise a `ValueError` if the least number of objects is more than the most, or that
-    is more than there are slots for.
+class SomeObjects(DrawnObjects):
+    """Pictures of ``least`` to ``most`` objects, and ``slots`` for them; subclasses have
+    these.
     """
-    if least > most:
-        raise ValueError(f"least must be at most most, {most}, got {least}")
-    if slots is not None and slots <= most:
-        raise ValueError(
-            f"slots must be more than most, {most}: one for each object and one for the "
-            f"ground, got {slots}"
-        )
+
+    least: int
+    most: int
+    slots: int | None
+
+    def __post_init__(self) -> None:
+        if self.least > self.most:
+            raise ValueError(
+                f"least must be at most most, {self.most}, got {self.least}"
+            )
+        if self.slots is not None and self.slots <= self.most:
+            raise ValueError(
+                f"slots must be more than most, {self.most}: one for each object and "
+                f"one for the ground, got {self.slots}"
+            )
+
+    @property
+    def slot_names(self) -> tuple[str, ...]:
+        """The names of the slots: one for each object and one for the ground, or
+        more.
+        """
+        return slot_names(self.slots or self.most + 1)
 
 
 @register_dataset("shapes")
 @settings
-class Shapes(DrawnObjects):
+class Shapes(SomeObjects):
     """Coloured figures that overlap, on a plain or textured ground: their masks are
     known.
 
@@ -157,12 +171,12 @@ class Shapes(DrawnObjects):
     count: Size = 10_000
     tests: Size = 500
 
-    def __post_init__(self) -> None:
-        check_objects(self.least, self.most, self.slots)
-
     def _drawn(self, count: int, seed: int) -> ObjectSet:
         generator = torch.Generator().manual_seed(seed)
-        images = _grounds(count, self.size, self.ground, generator)
+        if self.ground == "plain":
+            images = torch.zeros(count, 3, self.size, self.size, dtype=torch.uint8)
+        else:
+            images = waves(count, self.size, generator, 128)
         labels = torch.zeros(count, self.size, self.size, dtype=torch.uint8)
         number = torch.randint(
             self.least, self.most + 1, (count, 1, 1), generator=generator
@@ -173,7 +187,7 @@ class Shapes(DrawnObjects):
             colour = _COLOURS[chosen[:, figure]][..., None, None]
             images = torch.where(inside[:, None], colour, images)
             labels = torch.where(inside, figure + 1, labels).to(torch.uint8)
-        return ObjectSet(images, labels, slot_names(self.slots or self.most + 1))
+        return ObjectSet(images, labels, self.slot_names)
 
 
 def _colours(count: int, most: int, generator: torch.Generator) -> Tensor:
@@ -195,18 +209,6 @@ def _figures(count: int, size: int, generator: torch.Generator) -> Tensor:
     triangle = (down < 0.8 * radius) & (down > 2 * across.abs() - 1.1 * radius)
     kind = torch.randint(len(_KINDS), (count, 1, 1), generator=generator)
     return torch.where(kind == 0, disc, torch.where(kind == 1, square, triangle))
-
-
-def _grounds(
-    count: int,
-    size: int,
-    ground: Ground,
-    generator: torch.Generator,
-) -> Tensor:
-    """Black, or waves between two dark colours, uint8 (N, 3, H, W)."""
-    if ground == "plain":
-        return torch.zeros(count, 3, size, size, dtype=torch.uint8)
-    return waves(count, size, generator, 128)
 
 
 def waves(count: int, size: int, generator: torch.Generator, bright: int) -> Tensor:
@@ -256,7 +258,6 @@ class _OwnPictures(DataSet):
         Raises:
             ValueError: there are fewer than three.
         """
-        check_resize(self.fit)
         count = len(digests)
         if count < 3:
             raise ValueError(
@@ -284,17 +285,16 @@ class _OwnPictures(DataSet):
 
     def _examples_at(self, places: Tensor) -> ObjectSet:
         shape = (self.channels, self.size, self.size)
-        names = tuple(self._source(place)[1] for place in places.tolist())
         images = torch.empty((len(places), *shape), dtype=torch.uint8)
+        names = []
         for row, place in enumerate(places.tolist()):
             try:
-                images[row] = self._loaded(place, shape)
+                images[row], name = self._loaded(place, shape)
             except BrokenItem:
                 raise self._all_broken(shape) from None
-        labels = torch.full(
-            (len(names), self.size, self.size), UNKNOWN, dtype=torch.uint8
-        )
-        return ObjectSet(images, labels, slot_names(self.slots), names)
+            names.append(name)
+        labels = torch.full_like(images[:, 0], UNKNOWN)
+        return ObjectSet(images, labels, slot_names(self.slots), tuple(names))
 
     def _all_broken(self, shape: tuple[int, int, int]) -> ValueError:
         """One error for all pictures that cannot be read, of all splits."""
@@ -309,10 +309,11 @@ class _OwnPictures(DataSet):
     def _refused(self, broken: Sequence[BrokenItem]) -> ValueError:
         return ValueError("\n".join(map(str, broken)))
 
-    def _loaded(self, place: int, shape: tuple[int, int, int]) -> Tensor:
+    def _loaded(self, place: int, shape: tuple[int, int, int]) -> tuple[Tensor, str]:
+        """One of the pictures at the size of all, and its name."""
         picture, name = self._source(place)
         try:
-            return load_image(picture, shape, self.fit, self.levels)
+            return load_image(picture, shape, self.fit, self.levels), name
         except BrokenItem:
             raise
         except ValueError as error:

@@ -65,7 +65,8 @@ class SlotSteps(Exhibit):
                 "task 'objects' shows networks that draw slots, got "
                 f"{type(network).__name__}"
             )
-        steps = _steps_of(network)
+        # None for a routing without steps.
+        steps: int | None = getattr(network.slots.routing, "steps", None)
         last = 1 if steps is None else steps + _MORE_STEPS
         predictions = []
         with evaluating(network) as device:
@@ -92,12 +93,6 @@ class SlotSteps(Exhibit):
             colours=[colour_of(number) for number in range(network.classes)],
             steps=steps or 1,
         )
-
-
-def _steps_of(network: SlotNetwork) -> int | None:
-    """Of its routing; None for one without steps."""
-    steps: int | None = getattr(network.slots.routing, "steps", None)
-    return steps
 
 
 def _slot_pictures(

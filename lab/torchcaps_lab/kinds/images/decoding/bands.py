@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
@@ -248,7 +248,10 @@ def read_tiff(source: Path | BytesIO, most_pixels: int) -> Bands:
     with _quiet(), tifffile.TiffFile(file) as tiff:
         page = tiff.pages[0]
         if math.prod(page.shape) > most_pixels or math.prod(page.chunks) > most_pixels:
-            _refuse(page.shape, most_pixels)
+            sides = " x ".join(map(str, page.shape))
+            raise ValueError(
+                f"it has {sides} numbers, at most {most_pixels:,} are read"
+            )
         if (
             page.dtype is None
             or page.dtype.kind not in "buif"
@@ -259,18 +262,11 @@ def read_tiff(source: Path | BytesIO, most_pixels: int) -> Bands:
                 f"{page.shape}"
             )
         pixels = page.asarray()
-        first = page.ndim == 3 and page.axes.startswith(
-            "S"
-        )  # bands one after the other
-        pixels = pixels.transpose(1, 2, 0) if first else pixels
+        if page.ndim == 3 and page.axes.startswith("S"):
+            # Bands one after the other.
+            pixels = pixels.transpose(1, 2, 0)
     pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
     return Bands(np.ascontiguousarray(pixels, pixels.dtype.newbyteorder("=")), "TIFF")
-
-
-def _refuse(shape: tuple[int, ...], most: int) -> NoReturn:
-    raise ValueError(
-        f"it has {' x '.join(map(str, shape))} numbers, at most {most:,} are read"
-    )
 
 
 @contextmanager

@@ -61,18 +61,18 @@ def read_handwriting(image: "Image", image_shape: tuple[int, int, int]) -> Read:
     Raises:
         ValueError: if there is no ink in it.
     """
+    from scipy import ndimage
+
     picture = _opaque(image)
     width, height = picture.size
-    if (height, width) == image_shape[1:] and np.median(
-        np.asarray(picture.convert("L"))
-    ) < 64:
-        return Read(
-            _tensor(np.asarray(picture.convert("L")), image_shape), "taken as it is"
-        )
+    grey = np.asarray(picture.convert("L"))
+    if grey.shape == image_shape[1:] and np.median(grey) < 64:
+        return Read(_tensor(grey, image_shape), "taken as it is")
     picture.thumbnail((LARGEST, LARGEST))
     pixels = np.asarray(picture, dtype=np.float64) / 255
     ink, darker = _ink(pixels)
-    sign = ink[_box(ink)]
+    (box,) = ndimage.find_objects((ink > 0.3).astype(int))
+    sign = ink[box]
     shares = [
         f"{round(100 * extent / of)} %"
         for extent, of in zip(sign.shape, ink.shape, strict=True)
@@ -104,9 +104,8 @@ def orientation(image: "Image | Bands") -> int:
     """How :func:`upright` turns an image: its Exif orientation, 1 to 8; 1 without one.
     Decodes the whole file.
     """
-    turn = getattr(image, "tag_v2", {}).get(
-        _ORIENTATION
-    )  # of TIFF, which Pillow turns itself
+    # Of TIFF, which Pillow turns itself.
+    turn = getattr(image, "tag_v2", {}).get(_ORIENTATION)
     image.load()
     with suppress(Exception):  # as there, and bands have none
         turn = turn or cast(Any, image).getexif().get(_ORIENTATION)
@@ -146,9 +145,8 @@ def _ink(pixels: np.ndarray) -> tuple[np.ndarray, bool]:
     if far.max() < FAINTEST:
         raise ValueError("no ink found: the picture is of one colour")
     farthest = smooth[np.unravel_index(far.argmax(), far.shape)]
-    colour = smooth[(far >= 0.6 * far.max()) & (smooth @ farthest > 0)].mean(
-        0
-    )  # from the ground to the ink
+    inked = (far >= 0.6 * far.max()) & (smooth @ farthest > 0)
+    colour = smooth[inked].mean(0)  # from the ground to the ink
     length = np.linalg.norm(colour)
     along = off @ colour / max(length**2, 1e-12)  # 0 on the ground, 1 in the ink
     smooth_along = ndimage.gaussian_filter(along, 0.7)
@@ -208,21 +206,14 @@ def _without_specks(mask: np.ndarray) -> np.ndarray:
     return (sizes >= SMALLEST * sizes.max())[parts] & mask
 
 
-def _box(ink: np.ndarray) -> tuple[slice, slice]:
-    """The rows and columns that hold ink."""
-    rows, columns = (np.flatnonzero((ink > 0.3).any(axis)) for axis in (1, 0))
-    return slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
-
-
 def _widened(sign: np.ndarray) -> tuple[np.ndarray, bool]:
     """The sign, with its strokes as wide as usual if they are thinner than MNIST's."""
     from scipy import ndimage
 
     side = max(sign.shape)
     deep = ndimage.distance_transform_edt(np.pad(sign > 0.5, 1))
-    width = (
-        4 * deep[deep > 0].mean() - 1 if (deep > 0).any() else side
-    )  # of a long stroke, in pixels
+    # Of a long stroke, in pixels.
+    width = 4 * deep[deep > 0].mean() - 1 if (deep > 0).any() else side
     missing = round((USUAL * side - width) / 2)
     if width >= THINNEST * side or missing < 1:
         return sign, False
@@ -235,6 +226,7 @@ def _centred(sign: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     middle; uint8.
     """
     from PIL import Image
+    from scipy import ndimage
 
     side = BOX * min(size)
     scale = side / max(sign.shape)
@@ -246,14 +238,10 @@ def _centred(sign: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     if (small > 0.1).any():
         small = (small / max(np.quantile(small[small > 0.1], 0.9), 0.1)).clip(0, 1)
     out = np.zeros(size)
-    place = []
-    for axis, extent in enumerate(size):
-        centre = (small.sum(1 - axis) @ np.arange(small.shape[axis])) / max(
-            small.sum(), 1e-9
-        )
-        free = extent - small.shape[axis]
-        place.append(min(max(round((extent - 1) / 2 - centre), 0), free))
-    out[place[0] : place[0] + height, place[1] : place[1] + width] = small
+    middle = (np.array(size) - 1) / 2 - ndimage.center_of_mass(small)
+    free = np.array(size) - small.shape
+    top, left = middle.round().astype(int).clip(0, free)
+    out[top : top + height, left : left + width] = small
     return (255 * out).round().astype(np.uint8)
 
 

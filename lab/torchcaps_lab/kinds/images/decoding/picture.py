@@ -8,18 +8,17 @@ from functools import cache
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from torchcaps.numerics import check_choice
-from torchcaps.spec import Within
+from torchcaps.spec import Within, check
 from torchcaps.whole import LARGEST_TABLE, check_file, seen_from
 from torchcaps_lab.data.listed import BrokenItem
 from torchcaps_lab.data.reader import Read
+from torchcaps_lab.data.transforms.steps import nearest
 from torchcaps_lab.kinds.images.decoding.bands import (
     ARRAY_SUFFIX,
     Bands,
@@ -114,7 +113,7 @@ def load_image(
     Raises:
         ValueError: the file is not an image, or is broken; an argument is out of range.
     """
-    check_resize(resize)
+    check(Resize, resize, "resize")
     if len(image_shape) != 3 or min(image_shape) < 1:
         raise ValueError(
             "image_shape must be (channels, height, width), each at least 1, got "
@@ -150,20 +149,11 @@ def fit_handwriting(
         raise ValueError(
             f"handwriting is grey or in colour, got {image_shape[0]} channels"
         )
-    if (
-        isinstance(image, Bands)
-        or image.mode.startswith(("I", "F"))
-        or levels is not None
-    ):
-        picture = in_mode(image, 1, levels)
-        assert not isinstance(picture, Bands)
-        return read_handwriting(picture, image_shape)
+    is_bands = isinstance(image, Bands)
+    if is_bands or image.mode.startswith(("I", "F")) or levels is not None:
+        image = in_mode(image, 1, levels)
+    assert not isinstance(image, Bands)
     return read_handwriting(image, image_shape)
-
-
-def check_resize(resize: str) -> None:
-    """Raise a `ValueError` unless there is such a way to resize."""
-    check_choice("resize", resize, get_args(Resize))
 
 
 def colour_of(name: str) -> tuple[int, int, int]:
@@ -410,20 +400,20 @@ def pictured(source: "Image | Bands", levels: Levels | None = None) -> "Image":
 def to_tensor(
     image: "Image | Bands", image_shape: tuple[int, int, int], resize: Resize
 ) -> Tensor:
-    """An image in the mode of its channels as uint8 (C, H, W); does not look for
-    handwriting.
+    """An image in the mode of its channels, of bytes as uint8 (C, H, W), or the numbers
+    of bands; does not look for handwriting.
     """
     from PIL import Image, ImageOps
 
     channels, height, width = image_shape
-    if isinstance(image, Bands):  # each is resized as a grey picture is
+    if isinstance(image, Bands):
+        # Each is resized as a grey picture is.
+        bands = np.ascontiguousarray(image.pixels.transpose(2, 0, 1))
         layers = [
-            Image.fromarray(np.ascontiguousarray(image.pixels[:, :, band]))
-            for band in range(channels)
+            to_tensor(band, (1, height, width), resize)
+            for band in map(Image.fromarray, bands)
         ]
-        return torch.cat(
-            [to_tensor(layer, (1, height, width), resize) for layer in layers]
-        )
+        return torch.cat(layers)
     if image.size != (width, height):
         if resize == "pad":
             top, left, high, wide = _inside(image.size[::-1], (height, width))
@@ -470,14 +460,11 @@ def at_size(values: Tensor, height: int, width: int, resize: Fit) -> Tensor:
     target = height, width
     if resize == "crop":
         scale = max(rows / height, columns / width)
-        target = (
-            min(height, max(1, round(rows / scale))),
-            min(width, max(1, round(columns / scale))),
-        )
-    large = F.interpolate(values[None, None].double(), target, mode="nearest-exact")
+        high = min(height, max(1, round(rows / scale)))
+        target = high, min(width, max(1, round(columns / scale)))
     result = values.new_zeros(height, width)
     top, left = (height - target[0]) // 2, (width - target[1]) // 2
-    result[top : top + target[0], left : left + target[1]] = large[0, 0].to(result)
+    result[top : top + target[0], left : left + target[1]] = nearest(values, *target)
     return result
 
 

@@ -31,84 +31,62 @@ _AT_ONCE = 256
 _FORMAT = 1  # version of cached images; changes if decoding changes
 
 
-class ImageStore:
-    """Decodes sets of images of one shape, each into memory or into a file of the
-    cache.
+def decode_images(
+    digests: Sequence[str],
+    picture: Picture,
+    image_shape: tuple[int, int, int],
+    how: str,
+    mapped: bool,
+) -> tuple[Tensor, dict[int, BrokenImage]]:
+    """Decode images of one shape into memory, or into a file of the cache.
 
     The file is a .npy file in ``decoded`` in the folder of the data sets, written whole
     or not at all; its name depends on the contents of its images and on how they were
     decoded. It may be deleted when nothing reads it.
 
     Args:
+        digests: the digests of the contents of the images.
+        picture: decodes one.
         image_shape: (C, H, W) of all images.
-        mapped: whether to decode into files.
         how: other settings that the pixels depend on.
+        mapped: whether to decode into a file.
+
+    Returns:
+        All images, uint8 (N, C, H, W), and the problems of those that cannot be read,
+        by index. If there are problems, the pixels mean nothing.
+
+    Raises:
+        OSError: the cache cannot be written.
     """
-
-    def __init__(
-        self,
-        image_shape: tuple[int, int, int],
-        mapped: bool,
-        how: str,
-    ) -> None:
-        self.image_shape = image_shape
-        self.mapped = mapped
-        self.how = how
-
-    def decode(
-        self, digests: Sequence[str], picture: Picture
-    ) -> tuple[Tensor, dict[int, BrokenImage]]:
-        """All images, uint8 (N, C, H, W), and the problems of those that cannot be
-        read, by index.
-
-        If there are problems, the pixels mean nothing.
-
-        Args:
-            digests: the digests of the contents of the images.
-            picture: decodes one.
-
-        Raises:
-            OSError: the cache cannot be written.
-        """
-        shape = (len(digests), *self.image_shape)
-        if self.mapped and len(digests):
-            return self._decode_to_file(digests, shape, picture)
+    shape = (len(digests), *image_shape)
+    decoded = _decoded(len(digests), picture)
+    problems: dict[int, BrokenImage] = {}
+    if not mapped or not digests:
         images = torch.empty(shape, dtype=torch.uint8)
-        problems: dict[int, BrokenImage] = {}
-        for index, image in enumerate(_decoded(len(digests), picture)):
+        for index, image in enumerate(decoded):
             if isinstance(image, BrokenImage):
                 problems[index] = image
             else:
                 images[index] = image
         return images, problems
+    from filelock import FileLock
+    from PIL import __version__ as pillow
 
-    def _decode_to_file(
-        self,
-        digests: Sequence[str],
-        shape: tuple[int, ...],
-        picture: Picture,
-    ) -> tuple[Tensor, dict[int, BrokenImage]]:
-        from filelock import FileLock
-        from PIL import __version__ as pillow
-
-        facts = [_FORMAT, pillow, self.how, self.image_shape, list(digests)]
-        key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-        path = find_data_dir(None) / "decoded" / f"{key}.npy"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(
-            path.with_suffix(".lock")
-        ):  # other processes of this training wait for the file
-            images = _mapped(path, shape)
-            problems: dict[int, BrokenImage] = {}
-            if images is None:
-                problems = _write(path, shape, _decoded(shape[0], picture))
-                if problems:
-                    images = torch.empty((0, *self.image_shape), dtype=torch.uint8)
-                else:
-                    images = _mapped(path, shape)
-        if images is None:
-            raise OSError(f"the decoded images in {path} cannot be read")
-        return images, problems
+    facts = [_FORMAT, pillow, how, image_shape, list(digests)]
+    key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    path = find_data_dir(None) / "decoded" / f"{key}.npy"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Other processes of this training wait for the file.
+    with FileLock(path.with_suffix(".lock")):
+        in_file = _mapped(path, shape)
+        if in_file is None:
+            problems = _write(path, shape, decoded)
+            if problems:
+                return torch.empty((0, *image_shape), dtype=torch.uint8), problems
+            in_file = _mapped(path, shape)
+    if in_file is None:
+        raise OSError(f"the decoded images in {path} cannot be read")
+    return in_file, problems
 
 
 def _mapped(path: Path, shape: tuple[int, ...]) -> Tensor | None:

@@ -32,18 +32,3 @@ def uploaded_picture(file: bytes, name: str) -> "PILImage":
             )
         picture.load()
         return picture
-
-
-def is_of_bytes(picture: "PILImage") -> bool:
-    """Whether its values have at most 8 bits, as those of drawings."""
-    return not picture.mode.startswith(("I", "F"))
-
-
-def is_black(picture: "PILImage") -> bool:
-    """Whether nothing is drawn: fitting a picture may look for ink, and would find
-    none.
-    """
-    return (
-        picture.mode in ("L", "RGB", "RGBA")
-        and picture.convert("L").getextrema()[1] == 0
-    )

@@ -42,12 +42,7 @@ class Affine(NamedTuple):
     shift: Tensor
 
     @classmethod
-    def of_factor(
-        cls,
-        name: str,
-        value: float,
-        count: int,
-    ) -> "Affine":
+    def of_factor(cls, name: str, value: float, count: int) -> "Affine":
         """Return transforms that change one factor and leave the others.
 
         Args:
@@ -132,9 +127,8 @@ def shift_limits(images: Tensor, matrix: Tensor, most: float) -> tuple[Tensor, T
     size = _side(images)
     ink = images.amax(1).flatten(1) > 0  # [N, pixels]
     place = torch.arange(size) - (size - 1) / 2
-    pixels = torch.stack(torch.meshgrid(place, place, indexing="xy")).flatten(
-        1
-    )  # x and y, [2, pixels]
+    grid = torch.meshgrid(place, place, indexing="xy")
+    pixels = torch.stack(grid).flatten(1)  # x and y, [2, pixels]
     # Interpolation spreads a pixel over less than one pixel in x and in y, before the
     # transform; the first pixel outside the canvas must get nothing of it.
     room = (size + 1) / 2 - matrix.abs().sum(2)

@@ -62,9 +62,8 @@ def arrange(
             f"layout {layout} needs {places} different classes, there are {classes}"
         )
     generator = torch.Generator().manual_seed(seed)
-    chosen = torch.rand(count, classes, generator=generator).argsort(1)[
-        :, :places
-    ]  # [N, places] labels
+    order = torch.rand(count, classes, generator=generator).argsort(1)
+    chosen = order[:, :places]  # [N, places] labels
     rank = torch.rand(count, places, generator=generator)
     members = [
         (digits.labels == label).nonzero().squeeze(1) for label in range(classes)

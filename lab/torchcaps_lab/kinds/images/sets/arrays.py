@@ -72,13 +72,8 @@ class Arrays(Sequence[tuple[Tensor, tuple[Label, ...]]]):
                 f"{tuple(self.images.shape)}; for features (N, D) there is "
                 "torchcaps.sklearn.CapsNetClassifier"
             )
-        self.labels = each_of(labels, name)
+        self.labels = labels_of_images(self.images, labels, name)
         self.classes = _columns_of(labels)
-        if len(self.labels) != len(self.images):
-            raise ValueError(
-                f"{name} must have a label for each image, got {len(self.images)} and "
-                f"{len(self.labels)}"
-            )
         self.axes = order_of(tuple(self.images.shape), name, axes)
 
     @property
@@ -111,13 +106,18 @@ def paired(arrays: Any, name: str, axes: Axes | None = None) -> Any:
     images, labels = arrays
     if hasattr(images, "ndim"):
         return Arrays(images, labels, axes, name)
-    labels = each_of(labels, name)
-    if len(labels) != len(images):
+    return list(zip(images, labels_of_images(images, labels, name), strict=True))
+
+
+def labels_of_images(images: Any, labels: Any, name: str) -> list[tuple[Label, ...]]:
+    """Return the labels of each image; a `ValueError` if there are more or fewer."""
+    of_images = each_of(labels, name)
+    if len(of_images) != len(images):
         raise ValueError(
             f"{name} must have a label for each image, got {len(images)} and "
-            f"{len(labels)}"
+            f"{len(of_images)}"
         )
-    return list(zip(images, labels, strict=True))
+    return of_images
 
 
 def order_of(

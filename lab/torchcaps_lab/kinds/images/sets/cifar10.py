@@ -14,9 +14,8 @@ from torchcaps_lab.data.published import PublishedData
 
 _ARCHIVE = "cifar-10-binary.tar.gz"
 _SHAPE = (3, 32, 32)
-_RECORD = (
-    1 + 3 * 32 * 32
-)  # bytes: the label, then the red, the green and the blue plane
+# Bytes: the label, then the red, the green and the blue plane.
+_RECORD = 1 + 3 * 32 * 32
 
 
 @register_dataset("cifar10")

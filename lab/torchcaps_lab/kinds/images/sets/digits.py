@@ -72,8 +72,6 @@ def _load_digits(size: int) -> Examples:
     digits = _raw_digits()
     # The source counts dark points: 0..16.
     images = (torch.from_numpy(digits.images) * 255 / 16).unsqueeze(1)
-    images = (
-        F.interpolate(images, (size, size), mode="bilinear").round().to(torch.uint8)
-    )
+    images = F.interpolate(images, (size, size), mode="bilinear").round().byte()
     labels = torch.from_numpy(digits.target).to(torch.int64)
     return Examples(images, labels, tuple(str(digit) for digit in range(10)))

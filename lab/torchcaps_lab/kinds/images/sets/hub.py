@@ -50,9 +50,8 @@ class _Row(Item):
         path = Path(image["path"])
         if not path.is_file():
             raise BrokenImage(self.name, f"{path} is not a regular file")
-        place = Path(
-            os.path.normpath(path.absolute())
-        )  # links in the folder are the user's choice
+        # Links in the folder are the user's choice.
+        place = Path(os.path.normpath(path.absolute()))
         if not any(place.is_relative_to(folder) for folder in self.folders):
             raise BrokenImage(self.name, f"{path} is outside of the data set")
         return path

@@ -43,7 +43,7 @@ from torchcaps_lab.kinds.images.decoding.picture import (
     opened,
     to_tensor,
 )
-from torchcaps_lab.kinds.images.decoding.store import GIB, ImageStore, threaded
+from torchcaps_lab.kinds.images.decoding.store import GIB, decode_images, threaded
 from torchcaps_lab.kinds.images.doubts import frames_lines, image_doubts
 from torchcaps_lab.look import Resize, counted
 
@@ -120,8 +120,12 @@ class ListedImages(ListedData):
         without those of the same pixels.
         """
         train, test = (self._splits.sets[part] for part in ("train", "test"))
+        names = [entry.name for entry in self._splits.manifest.parts["train"]]
+        moving = [name for name, seen in self._facts.items() if seen.frames > 1]
+        doubts = (*frames_lines(moving), *image_doubts(train.inputs, names))
+        notes = (*super().notes(), *doubts)
         if len(train) + len(test) > _COMPARED:
-            return self._plain_notes(train)
+            return notes
         parts = self.manifest().merged(self._splits.same).parts
         train_digests = {entry.digest for entry in parts["train"]}
         rows = [
@@ -137,16 +141,7 @@ class ListedImages(ListedData):
             f"{counted(len(alike), 'test images')} nearly the same as a training "
             f"image; {self.names_alike}"
         )
-        return (*self._plain_notes(train), *([note] if alike else []))
-
-    def _plain_notes(self, train: Examples) -> tuple[str, ...]:
-        names = [entry.name for entry in self._splits.manifest.parts["train"]]
-        moving = [name for name, seen in self._facts.items() if seen.frames > 1]
-        return (
-            *super().notes(),
-            *frames_lines(moving),
-            *image_doubts(train.inputs, names),
-        )
+        return (*notes, note) if alike else notes
 
     def _decode(self, manifest: Manifest, decoded: Mapping[str, Tensor]) -> Decoded:
         """The images of each split, and the problems of those that cannot be read, by
@@ -159,9 +154,9 @@ class ListedImages(ListedData):
         entries = list(chain.from_iterable(manifest.parts[part] for part in PARTS))
         shape, first = self._shape(entries)
         count = len(entries) + len(decoded)
+        mapped = count * math.prod(shape) > self.memory * GIB
         levels = () if self.levels is None else (str(self.levels),)
         how = " ".join([self.resize, *levels, *self._behind])
-        store = ImageStore(shape, count * math.prod(shape) > self.memory * GIB, how)
         sets: dict[str, Examples] = {}
         problems: dict[str, BrokenImage] = {}
         for part in PARTS:
@@ -170,7 +165,8 @@ class ListedImages(ListedData):
             picture: Callable[[int], Any] = partial(self._picture, items, shape, first)
             if decoded:
                 picture = [decoded[entry.name] for entry in rows].__getitem__
-            images, broken = store.decode([entry.digest for entry in rows], picture)
+            digests = [entry.digest for entry in rows]
+            images, broken = decode_images(digests, picture, shape, how, mapped)
             problems |= {rows[index].name: problem for index, problem in broken.items()}
             if not problems:
                 sets[part] = Examples(

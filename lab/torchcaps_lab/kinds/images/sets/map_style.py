@@ -242,12 +242,7 @@ class MapStyle(ListedImages):
                 images.append(self._image(pairs, index, f"train/{index}"))
         return images
 
-    def _image(
-        self,
-        pairs: Any,
-        index: int,
-        name: str,
-    ) -> "Source":
+    def _image(self, pairs: Any, index: int, name: str) -> "Source":
         with self._asked:
             image = _pair(pairs, index, name)[0]
         return _source(image, name, self.levels)

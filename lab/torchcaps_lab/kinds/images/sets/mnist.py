@@ -77,18 +77,7 @@ class MNIST(PublishedData):
 
     folders: ClassVar[tuple[str, ...]] = ("mnist",)
     most: ClassVar[int] = 1 << 26
-    class_names: ClassVar[tuple[str, ...]] = (
-        "0",
-        "1",
-        "2",
-        "3",
-        "4",
-        "5",
-        "6",
-        "7",
-        "8",
-        "9",
-    )
+    class_names: ClassVar[tuple[str, ...]] = tuple(map(str, range(10)))
     mirrors: ClassVar[tuple[str, ...]] = (
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
         "https://storage.googleapis.com/cvdf-datasets/mnist/",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchcaps.numerics import Size, check_choice
 from torchcaps.spec import argument, settings
-from torchcaps_lab.data.base import count_aside, register_dataset, stratified_split
+from torchcaps_lab.data.base import register_dataset, stratified_split
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.published import PublishedData
 from torchcaps_lab.data.streams import as_tensor, read_entries, unpacked
@@ -342,17 +342,13 @@ def _split_toys(
     """The rows of the toys that are kept and of those held out, the same number of toys
     in every class.
     """
-    generator = torch.Generator().manual_seed(seed)
-    held_out = torch.zeros_like(labels, dtype=torch.bool)
-    for label in labels.unique():
-        toys_of_label = toys[labels == label].unique()
-        chosen = toys_of_label[
-            torch.randperm(len(toys_of_label), generator=generator)[
-                : count_aside(share, len(toys_of_label))
-            ]
-        ]
-        held_out |= (labels == label) & torch.isin(toys, chosen)
-    return (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
+    rows = torch.stack([labels, toys], 1)
+    toys_of_labels, toy_of_row = rows.unique(dim=0, return_inverse=True)
+    kept, held_out = stratified_split(toys_of_labels[:, 0], share, seed)
+    train_rows, held_out_rows = (
+        torch.isin(toy_of_row, part).nonzero().squeeze(1) for part in (kept, held_out)
+    )
+    return train_rows, held_out_rows
 
 
 def _is_familiar(info: Tensor, viewpoints: Viewpoints) -> Tensor:
@@ -362,12 +358,7 @@ def _is_familiar(info: Tensor, viewpoints: Viewpoints) -> Tensor:
     return torch.isin(info[:, 2], torch.tensor([30, 32, 34, 0, 2, 4]))
 
 
-def _shrink(
-    pairs: Tensor,
-    rows: Tensor,
-    size: int,
-    cameras: int,
-) -> Tensor:
+def _shrink(pairs: Tensor, rows: Tensor, size: int, cameras: int) -> Tensor:
     """The first `cameras` images of the pairs at `rows`, uint8 (M, cameras, size,
     size).
     """
