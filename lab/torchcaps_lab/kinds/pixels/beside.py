@@ -84,9 +84,7 @@ def _may_be_beside(
             )
 
 
-def _pairs_of_folders(
-    folders: Folders,
-) -> Iterator[tuple[Path, Path]]:
+def _pairs_of_folders(folders: Folders) -> Iterator[tuple[Path, Path]]:
     """The folders that may hold pictures and their masks, by the names in them: of a
     few, which are all or are in one folder or have one name; and of those whose names
     begin with that of the other.

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchcaps_lab.data.manifest import some
+
 LOSSY = ("JPEG", "MPO", "AVIF", "HEIF", "WEBP", "JPEG2000")
 """Formats that change the values of pixels, or may."""
 
@@ -27,9 +29,9 @@ it; 0.8 at corners of boxes.
 
 _MOST_DRAWN = 4  # values: as few classes meet at many places where things are small
 _RARE = 0.001
-_NEAR = (
-    24  # a value that is nearer to one that is more frequent is one that was changed
-)
+_NEAR = 24
+"""A value that is nearer to one that is more frequent is one that was changed."""
+
 _LISTED = 12
 
 
@@ -75,18 +77,10 @@ def smooth_share(values: Tensor) -> float:
     """The share of places at edges, 2 x 2 pixels of more than one value, that have
     three or more.
     """
-    a = values[:-1, :-1]
-    b = values[:-1, 1:]
-    c = values[1:, :-1]
-    d = values[1:, 1:]
-    first = (a != b).int() + (a != c).int() + (a != d).int()
-    several = (
-        (b != a).int()
-        + ((c != a) & (c != b)).int()
-        + ((d != a) & (d != b) & (d != c)).int()
-    ) >= 2
-    edges = int((first > 0).sum())
-    return int(several.sum()) / edges if edges else 0.0
+    squares = values.unfold(0, 2, 1).unfold(1, 2, 1).flatten(2)
+    further = (squares.sort().values.diff() != 0).sum(2)
+    edges = int((further > 0).sum())
+    return int((further > 1).sum()) / edges if edges else 0.0
 
 
 def between_share(masks: Sequence[Mask]) -> Tensor:
@@ -218,9 +212,8 @@ def mask_lines(
         for value, share in shares
         if share < _RARE
     ]:
-        named = ", ".join(rare[:_LISTED])
         yield (
-            f"values of masks that are rare, and a class each: {named}; "
+            f"values of masks that are rare, and a class each: {some(rare)}; "
             "--data.values names the classes"
         )
     if (
@@ -252,11 +245,9 @@ def _inverted_lines(masks: Sequence[Mask], values: Sequence[int]) -> Iterator[st
     odd = min(values, key=[*outside.values()].count)
     names = [path.name for path, value in outside.items() if value == odd]
     if 0 < 4 * len(names) <= len(masks):
-        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-        named = ", ".join(names[:5]) + more
         yield (
             f"masks whose border has mostly the value {odd}, unlike the others, "
-            f"may be inverted: {named}"
+            f"may be inverted: {some(names)}"
         )
 
 

@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from glob import escape
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
@@ -42,7 +41,6 @@ from torchcaps_lab.kinds.images.decoding.picture import (
     BLACK,
     Background,
     broken_images,
-    image_suffixes,
     in_mode,
     opened,
     to_tensor,
@@ -304,13 +302,7 @@ class Masks(DataSet):
         place = Path(self.root) / self.masks
         if self._coco:
             return place
-        suffixes = image_suffixes()
-        masks = [
-            path
-            for path in sorted(place.glob(f"{escape(picture.stem)}*.*"))
-            if picture.stem in (path.stem, picture_of(path.stem))
-            and path.suffix.lower() in suffixes
-        ]
+        masks = self._masks_of.get(picture.stem, [])
         if len(masks) > 1:
             raise ValueError(
                 f"{picture} must have one mask, and has {masks[0]} and {masks[1]}"
@@ -320,6 +312,17 @@ class Masks(DataSet):
                 f"{picture} has no mask: expected {place / picture.stem}.png"
             )
         return masks[0]
+
+    @cached_property
+    def _masks_of(self) -> dict[str, list[Path]]:
+        """The masks in their folder, by the names of the pictures that they may be of."""
+        masks: dict[str, list[Path]] = {}
+        place = Path(self.root) / self.masks
+        for path in image_files(place):
+            if path.parent == place:
+                for stem in {path.stem, picture_of(path.stem)}:
+                    masks.setdefault(stem, []).append(path)
+        return masks
 
     def notes(self) -> tuple[str, ...]:
         """Which values were taken for classes, and what speaks against it; how many

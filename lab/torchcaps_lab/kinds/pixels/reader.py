@@ -51,9 +51,6 @@ _FOLDERS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 )
 """The folders of pictures and of masks, and the arguments that name them."""
 
-_NAMED = ("images", "masks")
-"""The arguments that name the folders, and their usual names."""
-
 _LISTED = "ImageSets/Segmentation/trainval.txt"
 """The pictures of Pascal VOC that have masks."""
 
@@ -77,10 +74,11 @@ class PixelReader(ImageReader):
                 names or in one; says what to type.
         """
         asked = data_asked(given)
-        named = {name: str(asked[name]) for name in _NAMED if name in asked}
-        usual = {**dict(zip(_NAMED, _NAMED, strict=True)), **named}
-        folders = ((usual["images"], usual["masks"], named), *_FOLDERS)
-        for images, masks, arguments in folders:
+        named = {
+            name: str(asked[name]) for name in ("images", "masks") if name in asked
+        }
+        asked_for = (named.get("images", "images"), named.get("masks", "masks"), named)
+        for images, masks, arguments in (asked_for, *_FOLDERS):
             if (place.path / images).is_dir() and _has_files(place.path / masks):
                 guess = _of_masks(place.path, images, arguments)
                 pictures = image_files(place.path / images)

@@ -1,6 +1,6 @@
 """The pixels of scenes of digits, with the class of each."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torchcaps_lab.data.boxes import INK
@@ -40,12 +40,9 @@ class ScenePixels(DigitScenes):
     gives = "pixels"
     reads = "pixels"
     model = "segcaps"
+    scenery = _Pixels
 
     def made(self, images: Examples, part: Part) -> Examples:
         """Each digit in a scene, as :class:`DigitScenes` makes it."""
         scenes = super().made(images, part)
-        scenery = scenes.composition
-        pixels = _Pixels(
-            **{field.name: getattr(scenery, field.name) for field in fields(Scenery)}
-        )
-        return replace(scenes, classes=("nothing", *scenes.classes), composition=pixels)
+        return replace(scenes, classes=("nothing", *scenes.classes))

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from torchcaps.models import ClassifierNetwork, Prediction
 from torchcaps.numerics import NotNegative
@@ -62,12 +63,8 @@ def dice_loss(probabilities: Tensor, labels: Tensor) -> Tensor:
     Source: Milletari, Navab & Ahmadi 2016, "V-Net", with p in place of its square.
     """
     labelled = labels != NO_CLASS
-    true = (
-        torch.nn.functional.one_hot(
-            labels.where(labelled, 0), probabilities.shape[1]
-        ).movedim(-1, 1)
-        * labelled[:, None]
-    )
+    true = one_hot(labels.where(labelled, 0), probabilities.shape[1])
+    true = true.movedim(-1, 1) * labelled[:, None]
     shares = probabilities * labelled[:, None]
     axes = (0, *range(2, shares.ndim))
     count = true.sum(axes)
@@ -89,9 +86,8 @@ def overlaps(confusion: Tensor) -> tuple[Tensor, Tensor]:
 
 def _confusion(best_classes: Tensor, labels: Tensor, classes: int) -> Tensor:
     labelled = labels != NO_CLASS
-    return torch.bincount(
-        labels[labelled] * classes + best_classes[labelled], minlength=classes**2
-    ).view(classes, classes)
+    cells = labels[labelled] * classes + best_classes[labelled]
+    return torch.bincount(cells, minlength=classes**2).view(classes, classes)
 
 
 class _PixelAnswers(NamedTuple):
@@ -273,15 +269,10 @@ class Segmentation(Task):
         answers = []
         for activation in prediction.activation:
             mask = activation.argmax(0)
-            shares = (
-                torch.bincount(mask.flatten(), minlength=len(classes)) / mask.numel()
-            )
+            counts = torch.bincount(mask.flatten(), minlength=len(classes))
+            shares = counts / mask.numel()
             highest = activation.flatten(1).amax(1)
-            order = [
-                index
-                for index in shares.argsort(descending=True).tolist()
-                if shares[index] > 0
-            ]
+            order = shares.argsort(descending=True)[: int((counts > 0).sum())].tolist()
             answers.append(
                 Answer(
                     tuple(classes[index] for index in order),

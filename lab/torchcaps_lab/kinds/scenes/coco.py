@@ -5,8 +5,9 @@ draws.
 import warnings
 from collections import defaultdict
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import torch
 from msgspec import Meta, Struct
@@ -117,12 +118,13 @@ class Coco:
             raise ValueError(f"{self._title}: {error}") from error
         file = checked(File, content, self._title)
         by_number = f"{self._title}: the id"
-        categories = each_once(file.categories, _number, f"{by_number} of a category")
+        number = attrgetter("id")
+        categories = each_once(file.categories, number, f"{by_number} of a category")
         self.names = {number: categories[number].name for number in sorted(categories)}
         check_names([*self.names.values()], self._title)
-        images = each_once(file.images, _number, f"{by_number} of an image")
+        images = each_once(file.images, number, f"{by_number} of an image")
         each_once(file.images, _file_of, f"{self._title}: the file_name of an image")
-        each_once(file.annotations, _number, f"{by_number} of an annotation")
+        each_once(file.annotations, number, f"{by_number} of an annotation")
         self._images = [images[number] for number in sorted(images)]
         self._entries: dict[str, list[Picture]] = defaultdict(list)
         for image in file.images:
@@ -184,12 +186,7 @@ class Coco:
         except ValueError as error:
             raise ValueError(f"{self._title}: image {image.id}: {error}") from None
 
-    def mask(
-        self,
-        picture: Path,
-        size: tuple[int, int],
-        turn: int = 1,
-    ) -> Tensor:
+    def mask(self, picture: Path, size: tuple[int, int], turn: int = 1) -> Tensor:
         """The place of the class of each pixel among the names, from 1; 0 for the
         background; uint8 (H, W).
 
@@ -253,10 +250,6 @@ class Coco:
                 f"{self.path} has {len(entries)} entries for {picture}: keep one"
             )
         return entries[0]
-
-
-def _number(entry: Any) -> int:
-    return int(entry.id)
 
 
 def _file_of(image: Picture) -> str:

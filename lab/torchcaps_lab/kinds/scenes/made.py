@@ -32,13 +32,7 @@ class _Draws:
     and index of the image.
     """
 
-    def __init__(
-        self,
-        seed: int,
-        epoch: int,
-        indices: Tensor,
-        most: int,
-    ) -> None:
+    def __init__(self, seed: int, epoch: int, indices: Tensor, most: int) -> None:
         places = indices[:, None] * most + torch.arange(most, device=indices.device)
         self.numbers = (random_integers(seed, epoch, places) % 2**24).float() / 2**24
         self.used = 0
@@ -139,33 +133,18 @@ class Scenery(Composition):
         """The same channels, on the canvas."""
         return raw[0], *self.canvas
 
-    def __call__(
-        self,
-        batch: Batch,
-        epoch: int,
-        seed: int,
-    ) -> Batch:
+    def __call__(self, batch: Batch, epoch: int, seed: int) -> Batch:
         """Scenes (B, C, H, W) with masks of their classes; their parts are the digits,
         that of the batch first.
         """
-        each = 3 + 2 * _CANDIDATES
         classes = len(self.digits.classes)
-        draws = _Draws(
-            seed,
-            epoch,
-            batch.indices,
-            classes
-            + 1
-            + self.most * (each + self.repeats)
-            + 7 * self.clutter
-            + (self.twins > 0),
-        )
+        each = 3 + 2 * _CANDIDATES + self.repeats
+        most = classes + 1 + self.most * each + 7 * self.clutter + (self.twins > 0)
+        draws = _Draws(seed, epoch, batch.indices, most)
         labels, pictures = self._chosen(batch, draws)
         present = torch.arange(self.most, device=labels.device) < self._counts(draws(1))
-        parts = (
-            self._drawn(pictures, self._placed(pictures, present, draws))
-            * present[:, :, None, None, None]
-        )
+        parts = self._drawn(pictures, self._placed(pictures, present, draws))
+        parts = parts * present[:, :, None, None, None]
         scenes = parts.amax(1)
         if self.clutter:
             scenes = torch.maximum(scenes, self._clutter(draws).to(scenes))
@@ -182,20 +161,17 @@ class Scenery(Composition):
         the first are the batch's.
         """
         order, counts = (part.to(batch.labels.device) for part in self._by_class)
-        rank = draws(len(counts)).scatter(1, batch.labels[:, None], -1.0) + (
-            counts == 0
-        )  # classes without digits last
-        labels = rank.argsort(1)[:, : self.most]
+        # The digit's own class first, classes without digits last.
+        rank = draws(len(counts)).scatter(1, batch.labels[:, None], -1.0)
+        labels = (rank + (counts == 0)).argsort(1)[:, : self.most]
         if self.repeats:
             present_labels = counts.nonzero().flatten()
-            labels = present_labels[
-                (draws(self.most) * len(present_labels)).long()
-            ].index_copy(1, labels.new_zeros(1), labels[:, :1])
+            any_labels = present_labels[(draws(self.most) * len(present_labels)).long()]
+            labels = torch.cat([labels[:, :1], any_labels[:, 1:]], 1)
         if self.twins and self.most > 1:
             labels[:, 1] = labels[:, 0].where(draws(1)[:, 0] < self.twins, labels[:, 1])
-        numbers = (draws(self.most) * counts[labels]).long() + (
-            counts.cumsum(0) - counts
-        )[labels]
+        first = counts.cumsum(0) - counts
+        numbers = first[labels] + (draws(self.most) * counts[labels]).long()
         pictures = self._digits(order[numbers]).to(batch.inputs)
         return labels, torch.cat([batch.inputs[:, None], pictures[:, 1:]], 1)
 
@@ -208,12 +184,7 @@ class Scenery(Composition):
     def _by_class(self) -> tuple[Tensor, Tensor]:
         return by_class(self.digits)
 
-    def _placed(
-        self,
-        pictures: Tensor,
-        present: Tensor,
-        draws: _Draws,
-    ) -> _Place:
+    def _placed(self, pictures: Tensor, present: Tensor, draws: _Draws) -> _Place:
         """Sizes and places of the digits (B, K, C, h, w), chosen one after the other so
         that they overlap least.
         """
@@ -225,26 +196,21 @@ class Scenery(Composition):
         extent = extent * scale[..., None]
         canvas = torch.tensor(self.canvas, dtype=extent.dtype, device=extent.device)
         free = (canvas - 2 - extent)[:, :, None]
-        candidates = (
-            1 + draws(self.most, _CANDIDATES, 2) * free
-        )  # [B, K, candidates, 2]
+        # [B, K, candidates, 2]
+        candidates = 1 + draws(self.most, _CANDIDATES, 2) * free
         chosen: list[Tensor] = []
         for place in range(self.most):
             mine = candidates[:, place]
             side = extent[:, place, None]
             covered = torch.zeros_like(mine[..., 0])
             for earlier, corner_of_other in enumerate(chosen):
+                end_of_other = corner_of_other + extent[:, earlier]
                 low = torch.maximum(mine, corner_of_other[:, None])
-                high = torch.minimum(
-                    mine + side, (corner_of_other + extent[:, earlier])[:, None]
-                )
-                covered = (
-                    covered
-                    + (high - low).clamp_min(0).prod(-1) * present[:, earlier, None]
-                )
-            chosen.append(
-                mine[torch.arange(len(mine), device=mine.device), covered.argmin(1)]
-            )
+                high = torch.minimum(mine + side, end_of_other[:, None])
+                area = (high - low).clamp_min(0).prod(-1)
+                covered = covered + area * present[:, earlier, None]
+            rows = torch.arange(len(mine), device=mine.device)
+            chosen.append(mine[rows, covered.argmin(1)])
         return _Place(corner, torch.stack(chosen, 1), scale)
 
     def _clutter(self, draws: _Draws) -> Tensor:
@@ -260,25 +226,16 @@ class Scenery(Composition):
             corner[..., axis, None] + torch.arange(int(bit[axis]), device=sides.device)
             for axis in (0, 1)
         )
-        index = (
-            part.to(images.device)
-            for part in (
-                digits[..., None, None],
-                rows[..., None],
-                columns[..., None, :],
-            )
-        )
-        digit, row, column = index
-        bits = (
-            images[digit, :, row, column].movedim(-1, 2).to(digits.device).float() / 255
-        )  # [B, bits, C, h, w]
+        index = (digits[..., None, None], rows[..., None], columns[..., None, :])
+        digit, row, column = (part.to(images.device) for part in index)
+        cut = images[digit, :, row, column].movedim(-1, 2)
+        bits = cut.to(digits.device).float() / 255  # [B, bits, C, h, w]
         size = self.smallest * (self.largest / self.smallest) ** draws(self.clutter)
         scale = size / sides.max()
         canvas = torch.tensor(self.canvas, device=sides.device)
         target = draws(self.clutter, 2) * canvas - bit * scale[..., None] / 2
-        return self._drawn(bits, _Place(torch.zeros_like(target), target, scale)).amax(
-            1
-        )
+        place = _Place(torch.zeros_like(target), target, scale)
+        return self._drawn(bits, place).amax(1)
 
     def _drawn(self, pictures: Tensor, place: _Place) -> Tensor:
         """Pictures (B, K, C, h, w) drawn in their places on the canvas, (B, K, C, H,
@@ -288,9 +245,8 @@ class Scenery(Composition):
             _weights(size, pictures.shape[axis - 2], place, axis).to(pictures)
             for axis, size in enumerate(self.canvas)
         )
-        return (rows[:, :, None] @ pictures @ columns[:, :, None].mT).clamp_(
-            max=1
-        )  # where means overlap
+        drawn = rows[:, :, None] @ pictures @ columns[:, :, None].mT
+        return drawn.clamp_(max=1)  # where means overlap
 
 
 def _check_numbers(scenes: "Scenery | DigitScenes") -> None:
@@ -314,12 +270,7 @@ def _check_numbers(scenes: "Scenery | DigitScenes") -> None:
         )
 
 
-def _weights(
-    size: int,
-    before: int,
-    place: _Place,
-    axis: int,
-) -> Tensor:
+def _weights(size: int, before: int, place: _Place, axis: int) -> Tensor:
     """Weights of the pixels of a picture for those of the canvas, along one axis: (B,
     K, size, before).
 
@@ -328,13 +279,12 @@ def _weights(
     """
     scale = place.scale[..., None]
     pixel = torch.arange(size, device=scale.device) + 0.5
-    source = (pixel - place.target[..., axis, None]) / scale + place.corner[
-        ..., axis, None
-    ]  # [B, K, size]
+    # [B, K, size]
+    source = (pixel - place.target[..., axis, None]) / scale
+    source = source + place.corner[..., axis, None]
     reach = (1 / scale).clamp_min(1)
-    distance = (source / reach)[..., None] - (
-        torch.arange(before, device=scale.device) + 0.5
-    ) / reach[..., None]
+    own = torch.arange(before, device=scale.device) + 0.5
+    distance = (source / reach)[..., None] - own / reach[..., None]
     return distance.abs_().neg_().add_(1).clamp_min_(0).div_(reach[..., None])
 
 
@@ -373,6 +323,9 @@ class DigitScenes(MadeOf):
 
     resize: Fit = "keep"
 
+    scenery: ClassVar[type[Scenery]] = Scenery
+    """What puts the scenes together."""
+
     def __init__(
         self,
         data: DataSet,
@@ -402,5 +355,5 @@ class DigitScenes(MadeOf):
         in each epoch.
         """
         how = (self.smallest, self.largest, self.clutter, self.repeats, self.twins)
-        scenery = Scenery(images, self.canvas, self.least, self.most, *how)
+        scenery = self.scenery(images, self.canvas, self.least, self.most, *how)
         return replace(images, composition=scenery)

@@ -65,9 +65,8 @@ def owners(true: Tensor, centres: Tensor) -> Tensor:
         centres: the centres of the places, (B, I, 2).
     """
     places = centres[:, None]
-    inside = ((places > true[:, :, None, :2]) & (places < true[:, :, None, 2:])).all(
-        -1
-    )  # [B, K, I]
+    low, high = true[:, :, None, :2], true[:, :, None, 2:]
+    inside = ((places > low) & (places < high)).all(-1)  # [B, K, I]
     area = torch.where(inside, box_area(true)[..., None], torch.inf)
     return torch.where(inside.any(1), area.argmin(1), -1)
 
@@ -77,9 +76,8 @@ def _boxes_voted_for(places: Places, labels: Tensor, true: Tensor) -> Tensor:
     each belongs to its class.
     """
     owner = owners(true, places.centres)
-    mine = (
-        owner[:, None] == torch.arange(labels.shape[1], device=owner.device)[:, None]
-    )  # [B, K, I]
+    things = torch.arange(labels.shape[1], device=owner.device)
+    mine = owner[:, None] == things[:, None]  # [B, K, I]
     share = places.maps.flatten(2).take_along_dim(labels[..., None], 1).float() * mine
     return share @ _voted(places) / share.sum(2, keepdim=True).clamp_min(_LEAST**4)
 
@@ -89,12 +87,7 @@ def _voted(places: Places) -> Tensor:
     return places.boxes.float()
 
 
-def vote_loss(
-    places: Places,
-    owner: Tensor,
-    labels: Tensor,
-    true: Tensor,
-) -> Tensor:
+def vote_loss(places: Places, owner: Tensor, labels: Tensor, true: Tensor) -> Tensor:
     """:func:`box_loss` of the votes, by how much of each place belongs to the class of
     the thing that it is a part of.
 
@@ -107,9 +100,8 @@ def vote_loss(
     owned = owner.clamp_min(0)
     label = labels.gather(1, owned)
     box = true.take_along_dim(owned[..., None], 1)
-    share = (
-        places.maps.detach().flatten(2).take_along_dim(label[:, None], 1)[:, 0].float()
-    )
+    maps = places.maps.detach().flatten(2)
+    share = maps.take_along_dim(label[:, None], 1)[:, 0].float()
     share = (share + _LEAST) * (owner >= 0)
     return (share * _off(_voted(places), box)).sum() / share.sum().clamp_min(_LEAST)
 
@@ -221,9 +213,8 @@ class Detection(SeveralLabels):
         parts["box_loss"] = self.weight * vote_loss(
             prediction.places, owner, labels, true
         )
-        things = torch.arange(
-            -1, labels.shape[1], device=owner.device
-        )  # -1: the places of no thing
+        # -1: the places of no thing.
+        things = torch.arange(-1, labels.shape[1], device=owner.device)
         mine = owner[:, None] == things[:, None]  # [B, 1 + K, I]
         image, thing = mine.any(2).nonzero(as_tuple=True)
         mask = F.one_hot(labels, network.classes).to(boxes.dtype)
@@ -253,9 +244,8 @@ class Detection(SeveralLabels):
             boxes = _boxes_voted_for(prediction.places, labels, true)
         present = box_area(true) > 0
         overlap = (box_iou(boxes, true) * present).sum(1) / present.sum(1).clamp_min(1)
-        overlap = torch.where(
-            present.any(1), overlap, 1.0
-        )  # nothing to find, nothing missed
+        # Nothing to find, nothing missed.
+        overlap = torch.where(present.any(1), overlap, 1.0)
         return {**super().measure(prediction, batch), "box_iou": overlap}
 
     def examine(
@@ -273,21 +263,15 @@ class Detection(SeveralLabels):
         check_asked(network, images, batch_size)
         rows = []  # once for classes and boxes: making scenes takes time, too
         for batch, prediction in predicted(network, images, batch_size):
-            row = (
-                prediction.activation,
-                _boxes(prediction, network),
-                _true_boxes(batch, network.classes),
-            )
+            true = _true_boxes(batch, network.classes)
+            row = (prediction.activation, _boxes(prediction, network), true)
             rows.append((batch.labels.cpu(), *(part.float().cpu() for part in row)))
         labels, activation, boxes, real = (
             torch.cat(part) for part in zip(*rows, strict=True)
         )
         present = box_area(real) > 0
-        figures = {
-            "box_iou": box_iou(boxes, real)[present].mean().item()
-            if present.any()
-            else 0.0
-        }
+        overlap = box_iou(boxes, real)[present]
+        figures = {"box_iou": overlap.mean().item() if len(overlap) else 0.0}
         figures |= average_precision(activation, boxes, real)
         if images.preprocess.crops > 1:  # boxes are those of the centre crop
             activation = ask(network, images, batch_size).activation
@@ -355,9 +339,8 @@ def _true_boxes(batch: Batch, classes: int) -> Tensor:
     """
     labels, boxes = true_things(batch)
     drawn = box_area(boxes) > 0
-    named = labels.where(
-        drawn, -1 - torch.arange(labels.shape[1], device=labels.device)
-    )
+    unnamed = -1 - torch.arange(labels.shape[1], device=labels.device)
+    named = labels.where(drawn, unnamed)
     if (named.sort(1).values.diff(dim=1) == 0).any():
         raise ValueError(
             "without votes of places (boxes=True), task 'detection' learns from "
@@ -365,6 +348,5 @@ def _true_boxes(batch: Batch, classes: int) -> Tensor:
             "class, these repeat classes"
         )
     sums = boxes.new_zeros(len(boxes), classes, 4)
-    return sums.scatter_add(
-        1, labels[..., None].expand(-1, -1, 4), boxes * drawn[..., None]
-    )
+    places = labels[..., None].expand(-1, -1, 4)
+    return sums.scatter_add(1, places, boxes * drawn[..., None])

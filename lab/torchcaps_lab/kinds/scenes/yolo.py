@@ -245,19 +245,19 @@ def _folders(file: Yaml, key: str, path: Path, root: Path) -> list[Path]:
     base = path.parent / (file.path or "")
     if not base.is_dir():  # that of the machine where the file was written
         base = path.parent
-    values = named if isinstance(named, list) else [named]
-    return [_folder(value, base, path, root) for value in values]
-
-
-def _folder(value: str, base: Path, path: Path, root: Path) -> Path:
-    """One folder; files of Roboflow name ``../train/images`` for ``train/images``."""
-    tried = [base / value, base / value.lstrip("./")]
-    folder = next((place for place in tried if place.is_dir()), None)
-    if folder is None:
-        raise FileNotFoundError(f"{path} names {value}, and there is no such folder")
-    if not resolved(folder).is_relative_to(resolved(root)):
-        raise ValueError(f"{path} names {value}, which is not below {root}")
-    return folder
+    folders = []
+    for value in named if isinstance(named, list) else [named]:
+        # Files of Roboflow name ../train/images for train/images.
+        tried = [base / value, base / value.lstrip("./")]
+        folder = next((place for place in tried if place.is_dir()), None)
+        if folder is None:
+            raise FileNotFoundError(
+                f"{path} names {value}, and there is no such folder"
+            )
+        if not resolved(folder).is_relative_to(resolved(root)):
+            raise ValueError(f"{path} names {value}, which is not below {root}")
+        folders.append(folder)
+    return folders
 
 
 def labels_beside(image: Path, root: Path) -> Path:
