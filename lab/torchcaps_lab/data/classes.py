@@ -3,7 +3,7 @@ annotations.
 """
 
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from torchcaps.spec import meant
 from torchcaps_lab.data.manifest import some
@@ -44,22 +44,15 @@ def called_like(names: Sequence[str], classes: Sequence[str]) -> list[str]:
         names: the names, in any order.
         classes: the names of the classes.
     """
-    labels = _labels(classes)
-    places = [_label_of(name, labels) for name in names]
-    return [
-        name if place is None else classes[place]
-        for name, place in zip(names, places, strict=True)
-    ]
+    places = zip(names, _labels_of(names, classes), strict=True)
+    return [name if label is None else classes[label] for name, label in places]
 
 
-def _labels(classes: Sequence[str]) -> Mapping[str, int]:
-    """The label of each class, by its name and by its composed name."""
+def _labels_of(names: Sequence[str], classes: Sequence[str]) -> list[int | None]:
+    """The label of the class of each name, or else of each composed name."""
     by_composed = {composed(name): label for label, name in enumerate(classes)}
-    return by_composed | {name: label for label, name in enumerate(classes)}
-
-
-def _label_of(name: str, labels: Mapping[str, int]) -> int | None:
-    return labels.get(name, labels.get(composed(name)))
+    by_name = by_composed | {name: label for label, name in enumerate(classes)}
+    return [by_name.get(name, by_name.get(composed(name))) for name in names]
 
 
 def places_of(names: Sequence[str], classes: Sequence[str], where: str) -> list[int]:
@@ -81,8 +74,7 @@ def places_of(names: Sequence[str], classes: Sequence[str], where: str) -> list[
         >>> places_of(("dog", "cat"), ("bird", "cat", "dog"), "the test images")
         [2, 1]
     """
-    labels = _labels(classes)
-    places = [_label_of(name, labels) for name in names]
+    places = _labels_of(names, classes)
     extra = [name for name, place in zip(names, places, strict=True) if place is None]
     if extra:
         near = meant(extra[0], classes) if len(extra) == 1 else ""

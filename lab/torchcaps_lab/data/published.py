@@ -125,12 +125,7 @@ class BoundedDownload:
         self.most = most
         self.seconds = seconds
 
-    def __call__(
-        self,
-        url: str,
-        output_file: str,
-        pooch: Any,
-    ) -> None:
+    def __call__(self, url: str, output_file: str, pooch: Any) -> None:
         """Downloads the file at ``url``.
 
         Raises:

@@ -76,9 +76,6 @@ def inputs_in(path: Path, read: Callable[[Path], Iterable[Any]]) -> Iterator[Any
         yield Unread(str(path), error)
 
 
-_AS_THEY_ARE = Preprocess()
-
-
 class Reader(ABC):
     """How one kind of input is recognised, read, batched and saved with a network.
 
@@ -108,7 +105,7 @@ class Reader(ABC):
     written: ClassVar[bool] = False
     """Whether the page of ``torchcaps explore`` asks for text."""
 
-    preprocess: Preprocess = _AS_THEY_ARE
+    preprocess: Preprocess = Preprocess()
     """How a batch is prepared for the network."""
 
     @classmethod
@@ -409,12 +406,7 @@ class Reader(ABC):
         """
         raise ValueError(f"{name} is a file, and the network takes {self.takes}")
 
-    def samples(
-        self,
-        name: str,
-        classifier: Any,
-        tell: Any,
-    ) -> Examples | None:
+    def samples(self, name: str, classifier: Any, tell: Any) -> Examples | None:
         """Return examples to try a network on; None if there are none for it.
 
         Args:

@@ -17,7 +17,6 @@ from torchcaps_lab.options.start import with_start
 
 if TYPE_CHECKING:
     from torchcaps_lab.data.reader import Reader
-    from torchcaps_lab.kinds import SharedRegistry
 
 
 def over(guess: Guess, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -91,8 +90,11 @@ def recognised(
         check_file(place.path)
     from torchcaps_lab.data import DataSet  # waits for torch
     from torchcaps_lab.data.reader import READERS
+    from torchcaps_lab.kinds import KINDS
 
-    for name in _readers_in_order(READERS):
+    # Readers of plug-ins are imported, and asked first. The others are when asked.
+    plugged_in = [name for name in READERS.loaded() if name not in KINDS]
+    for name in (*plugged_in, *KINDS):
         reader: type[Reader] = READERS.find(name)
         try:
             guess = reader.sees(place, given)
@@ -102,17 +104,6 @@ def recognised(
             return reader, guess._replace(reader=reader.name)
     usual: Any = READERS.find(DataSet.reads)
     raise ValueError(usual.missing(place))
-
-
-def _readers_in_order(readers: "SharedRegistry") -> list[str]:
-    """The names of the readers in the order in which they are asked: those of plug-ins
-    first.
-    """
-    from torchcaps_lab.kinds import KINDS
-
-    # Those of plug-ins are imported. The others are when they are asked.
-    plugged_in = [name for name in readers.loaded() if name not in KINDS]
-    return [*plugged_in, *KINDS]
 
 
 def guess(named: str | Path, given: Mapping[str, Any] | None = None) -> Guess:

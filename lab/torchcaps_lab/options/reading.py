@@ -123,14 +123,11 @@ class _Reader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _without_numbers(resolvers: list[Any]) -> list[Any]:
-    """The resolvers of tags that are neither numbers nor times."""
-    endings = (":timestamp", ":float", ":int")
-    return [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(endings)]
-
+_OWN = (":timestamp", ":float", ":int")
+"""Tags that are resolved in another way here, or not at all."""
 
 _Reader.yaml_implicit_resolvers = {
-    first: _without_numbers(resolvers)
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(_OWN)]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Reader.add_implicit_resolver(
@@ -217,12 +214,7 @@ def parsed(text: str, source: str, as_text: bool = False) -> Any:
     return value
 
 
-def _count(
-    value: Any,
-    source: str,
-    values: int,
-    depth: int,
-) -> int:
+def _count(value: Any, source: str, values: int, depth: int) -> int:
     """How many values there are, with those before; aliases let a small text hold a
     great many, or itself.
     """

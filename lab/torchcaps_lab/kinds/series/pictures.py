@@ -193,23 +193,16 @@ def moment_shares(model: nn.Module, series: Tensor) -> Tensor | None:
         votes = torch.einsum(
             "bltp,tjpd->bltjd", layer.children.pose, model.class_caps.weight
         )
-        along = (
-            (votes * normalize(layer.capsules.pose, dim=-1)[:, None, None])
-            .sum(-1)
-            .clamp_min(0)
-        )
+        direction = normalize(layer.capsules.pose, dim=-1)[:, None, None]
+        along = (votes * direction).sum(-1).clamp_min(0)
         R = layer.assignment().unflatten(2, along.shape[1:3])[:, 0]  # [B, L', types, E]
         handed = (layer.children.activation[..., None] * R * along).sum(2)
         least = torch.finfo(handed.dtype).tiny
-        handed = (
-            handed
-            / handed.sum(1, keepdim=True).clamp_min(least)
-            * layer.capsules.activation[:, None]
-        )
+        shares = handed / handed.sum(1, keepdim=True).clamp_min(least)
+        handed = shares * layer.capsules.activation[:, None]
     most = handed.amax((1, 2), keepdim=True).clamp_min(least)
-    return kept(
-        (handed / most).repeat_interleave(model.stride, 1)[:, : series.shape[-1]]
-    )
+    of_moments = (handed / most).repeat_interleave(model.stride, 1)
+    return kept(of_moments[:, : series.shape[-1]])
 
 
 def _shown_series(

@@ -222,12 +222,7 @@ class MadeSeries(Series):
         (('saw', 'sine', 'square'), (2, 1, 1))
     """
 
-    def __init__(
-        self,
-        count: int = 10,
-        validation: float = 0.2,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, count: int = 10, validation: float = 0.2, seed: int = 0) -> None:
         check_size(count=count)
         self.count = count
         super().__init__("", validation=validation, seed=seed)

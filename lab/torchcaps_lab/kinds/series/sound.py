@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from typing import Annotated
 
@@ -96,25 +96,17 @@ class Sound:
             )
         window = round(_WINDOW * rate)
         hop = round(_HOP * rate)
-        size = (
-            1 << (2 * window - 1).bit_length()
-        )  # twice as fine as the window needs, so that narrow bands hold some
+        # Twice as fine as the window needs, so that narrow bands hold some.
+        size = 1 << (2 * window - 1).bit_length()
         hann = torch.hann_window(window)
         triangles = _triangles(self, rate, size) * 2 / (size * hann.square().sum())
         heard = _Heard()
         blocks = _overlapping(heard.noting(pieces), size, hop)
-        frames = [
-            torch.log(
-                triangles
-                @ torch.stft(
-                    block, size, hop, window, hann, center=False, return_complex=True
-                )
-                .abs()
-                .square()
-                + _QUIET
-            )
-            for block in blocks
-        ]
+        stft = partial(torch.stft, center=False, return_complex=True)
+        frames = []
+        for block in blocks:
+            power = stft(block, size, hop, window, hann).abs().square()
+            frames.append(torch.log(triangles @ power + _QUIET))
         heard.check()
         moments = torch.cat(frames, 1)
         if moments.shape[1] < 2:
@@ -138,10 +130,8 @@ class _Heard:
         for piece in pieces:
             if len(piece):
                 self.count += len(piece)
-                self.lowest, self.highest = (
-                    min(self.lowest, float(piece.min())),
-                    max(self.highest, float(piece.max())),
-                )
+                self.lowest = min(self.lowest, float(piece.min()))
+                self.highest = max(self.highest, float(piece.max()))
             yield piece.float()
 
     def check(self) -> None:
@@ -171,22 +161,11 @@ def _overlapping(pieces: Iterable[Tensor], size: int, hop: int) -> Iterator[Tens
 @lru_cache
 def _triangles(sound: Sound, rate: int, size: int) -> Tensor:
     """How much of each frequency is in each band, (bands, size / 2 + 1)."""
-    mels = torch.linspace(
-        0,
-        2595 * math.log10(1 + sound.highest / 700),
-        sound.bands + 2,
-        dtype=torch.float64,
-    )
-    start, middle, end = (
-        (700 * (10 ** (mels / 2595) - 1))[place : place + sound.bands, None]
-        for place in range(3)
-    )
-    frequency = torch.linspace(
-        0,
-        rate / 2,
-        size // 2 + 1,
-        dtype=torch.float64,
-    )
+    most = 2595 * math.log10(1 + sound.highest / 700)
+    mels = torch.linspace(0, most, sound.bands + 2, dtype=torch.float64)
+    hertz = 700 * (10 ** (mels / 2595) - 1)
+    start, middle, end = (hertz[k : k + sound.bands, None] for k in range(3))
+    frequency = torch.linspace(0, rate / 2, size // 2 + 1, dtype=torch.float64)
     rising = (frequency - start) / (middle - start)
     falling = (end - frequency) / (end - middle)
     return torch.minimum(rising, falling).clamp_min(0).float()

@@ -178,12 +178,9 @@ class SeriesForm(NamedTuple):
 
     def config(self) -> dict[str, Any]:
         """All that reading series without labels needs, ready for JSON."""
-        return {
-            "series": [*self.series],
-            "time": self.time,
-            "values": [*self.values],
-            "numbered": [*self.numbered],
-        }
+        read = self._asdict()
+        del read["form"]
+        return read
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "SeriesForm":

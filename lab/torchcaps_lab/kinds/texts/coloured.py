@@ -63,12 +63,11 @@ def shares_and_activation(
         return None
     with evaluating(model) as device:
         words = words.to(device)
-        total = torch.stack(
-            [
-                _of_words(mass, words != 0, *reach)
-                for mass, reach in _contributions(model, words)
-            ]
-        ).sum(0)
+        of_words = [
+            _of_words(mass, words != 0, *reach)
+            for mass, reach in _contributions(model, words)
+        ]
+        total = torch.stack(of_words).sum(0)
         activation = model(words).activation
     even = total.sum(1, keepdim=True) / (words != 0).sum(1)[:, None, None]
     shares = (total / even.clamp_min(1e-30) / 2).clamp_max(1) * activation[:, None]
@@ -103,12 +102,7 @@ def _lowest(model: nn.Module, words: Tensor) -> Tensor:
     return shares * children.activation[..., None]
 
 
-def _of_words(
-    mass: Tensor,
-    present: Tensor,
-    width: int,
-    stride: int,
-) -> Tensor:
+def _of_words(mass: Tensor, present: Tensor, width: int, stride: int) -> Tensor:
     """What places (B, places, E) gave, shared out over the words that each of them
     sees, (B, L, E).
     """

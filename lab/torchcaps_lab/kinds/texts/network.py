@@ -156,10 +156,8 @@ def start_apart(primary: PrimaryCaps1d, inputs: int, pose_dim: int) -> None:
     """Initial weights for poses of length 1 before the squash; with biases as large,
     capsules would be all alike.
     """
-    deviation = _START / math.sqrt(
-        3
-    )  # of word vectors, and of what kept their deviation
-    nn.init.normal_(
-        primary.conv.weight, std=1 / (deviation * math.sqrt(inputs * pose_dim))
-    )
+    # Of word vectors, and of what kept their deviation.
+    deviation = _START / math.sqrt(3)
+    std = 1 / (deviation * math.sqrt(inputs * pose_dim))
+    nn.init.normal_(primary.conv.weight, std=std)
     nn.init.zeros_(primary.conv.bias)

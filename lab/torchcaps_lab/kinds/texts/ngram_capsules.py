@@ -32,12 +32,7 @@ class _NGramCapsules(CapsuleLayer):
         routing: the routing of both layers.
     """
 
-    def __init__(
-        self,
-        text: "TextCapsNet",
-        width: int,
-        routing: Routing,
-    ) -> None:
+    def __init__(self, text: "TextCapsNet", width: int, routing: Routing) -> None:
         super().__init__()
         self.width = width
         self.window = text.window

@@ -224,12 +224,7 @@ class ColouredTexts(Exhibit):
         return f'<p dir="auto"><small>{escape(text.title)}</small><br>{body}</p>'
 
 
-def _span(
-    text: str,
-    label: int,
-    strength: float,
-    name: str = "",
-) -> str:
+def _span(text: str, label: int, strength: float, name: str = "") -> str:
     red, green, blue = (
         int(colour_of(label)[place : place + 2], 16) for place in (1, 3, 5)
     )

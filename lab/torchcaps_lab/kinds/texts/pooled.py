@@ -103,18 +103,11 @@ class TextPooled(TextClassifier, CapsuleNetwork):
         places_of_types = []
         for response in self._features_at_places(words):
             most, place = response.max(2, keepdim=True)
-            squared = (
-                torch.zeros_like(response)
-                .scatter(2, place, most.square())
-                .unflatten(1, (-1, self.dim))
-                .sum(2)
-            )
-            places_of_types.append(
-                squared
-                / squared.sum(2, keepdim=True).clamp_min(
-                    torch.finfo(squared.dtype).tiny
-                )
-            )
+            squares = torch.zeros_like(response).scatter(2, place, most.square())
+            squared = squares.unflatten(1, (-1, self.dim)).sum(2)
+            least = torch.finfo(squared.dtype).tiny
+            whole = squared.sum(2, keepdim=True).clamp_min(least)
+            places_of_types.append(squared / whole)
         return places_of_types
 
     def _features_at_places(self, words: Tensor) -> list[Tensor]:

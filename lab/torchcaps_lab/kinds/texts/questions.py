@@ -26,12 +26,7 @@ class MadeQuestions(Text):
         'how far away is a river ?'
     """
 
-    def __init__(
-        self,
-        count: int = 60,
-        validation: float = 0.1,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, count: int = 60, validation: float = 0.1, seed: int = 0) -> None:
         check_size(count=count)
         self.count = count
         super().__init__("", validation=validation, seed=seed)

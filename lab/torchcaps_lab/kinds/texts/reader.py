@@ -210,12 +210,7 @@ class TextReader(Reader):
         assert shown is not None
         return shown
 
-    def samples(
-        self,
-        name: str,
-        classifier: Any,
-        tell: Any,
-    ) -> Examples | None:
+    def samples(self, name: str, classifier: Any, tell: Any) -> Examples | None:
         """TREC's test questions, or made-up ones."""
         return questions(name, self, classifier.classes, tell)
 

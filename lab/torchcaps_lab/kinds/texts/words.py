@@ -3,7 +3,7 @@
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -185,11 +185,7 @@ class Words:
 
     def config(self) -> dict[str, Any]:
         """Return the vocabulary and its settings, ready for JSON."""
-        return {
-            "vocabulary": list(self.vocabulary),
-            "lower": self.lower,
-            "longest": self.longest,
-        }
+        return asdict(self)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "Words":
@@ -214,10 +210,8 @@ class Words:
         with needing("texts", "torchcaps-lab[text]"):
             from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-        numbers = {
-            "[padding]": PADDING,
-            "[unknown]": UNKNOWN,
-        }  # a bracket is a separate word, so no text has these
+        # A bracket is a separate word, so no text has the first two.
+        numbers = {"[padding]": PADDING, "[unknown]": UNKNOWN}
         numbers |= {
             word: number for number, word in enumerate(self.vocabulary, RESERVED)
         }
