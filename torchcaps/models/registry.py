@@ -250,7 +250,7 @@ def describe_models(names: Iterable[str]) -> list[dict[str, Any]]:
 
 class _Undrawn(TorchFunctionMode):
     """Draws hardly any initial weights, which takes most of the time of making a
-    network.
+    network. For an outline, torch would import its compiler, which takes longer.
     """
 
     def __torch_function__(

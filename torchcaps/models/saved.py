@@ -158,8 +158,9 @@ def _rounded(name: str, tensor: torch.Tensor, stored: str) -> torch.Tensor:
 
 
 def _write_weights(state: Mapping[str, torch.Tensor], part: Path) -> None:
-    """Write contiguous tensors on the CPU as safetensors; the package of that name
-    needs NumPy to write.
+    """Write contiguous tensors on the CPU as safetensors. The package of that name
+    needs NumPy to write, and its function that does not takes other arguments in newer
+    versions.
     """
     header = {}
     end = 0

@@ -317,11 +317,9 @@ def _by_rows(
 ) -> Iterator[tuple[slice, Iterator[TileVotes]]]:
     """For each slice of the batch, its tiles."""
     grid = tile_grid(call.children, call.transforms)
-    for rows, tiles in groupby(grid, itemgetter(0)):
-        yield (
-            rows,
-            (TileVotes(_part(call, rows, columns), options) for _, columns in tiles),
-        )
+    for rows, of_rows in groupby(grid, itemgetter(0)):
+        parts = (_part(call, rows, columns) for _, columns in of_rows)
+        yield rows, (TileVotes(part, options) for part in parts)
 
 
 def _summed(tiles: Iterator[TileVotes]) -> tuple[Tensor, Tensor]:
