@@ -84,15 +84,12 @@ class Timing:
     memory: float | None
 
     def __str__(self) -> str:
-        times = [f"{name} {_number(value)}" for name, value in self._values()]
+        values = {"forward": self.forward, "step": self.step, "MiB": self.memory}
+        times = [
+            f"{name} {'       -' if value is None else f'{value:8.3f}'}"
+            for name, value in values.items()
+        ]
         return f"{self.case:26s} {self.way:10s} " + "  ".join(times)
-
-    def _values(self) -> Sequence[tuple[str, float | None]]:
-        return ("forward", self.forward), ("step", self.step), ("MiB", self.memory)
-
-
-def _number(value: float | None) -> str:
-    return "       -" if value is None else f"{value:8.3f}"
 
 
 Inputs = tuple[Tensor, ...]

@@ -152,7 +152,9 @@ def describe(
     lines = published if published_only and published else recipe.lines
     if without_missing:
         lines = [
-            line for line in lines if line.elsewhere or _is_measured(line, results)
+            line
+            for line in lines
+            if line.elsewhere or any(values_of(row, line) for row in results.values())
         ]
     cells = [("", "", "published", *presets)]
     for line in lines:
@@ -170,11 +172,6 @@ def describe(
     if more:
         text.append(f"  and {more} more: python -m recipes {recipe.name}")
     return "\n".join(text)
-
-
-def _is_measured(line: Line, results: _Results) -> bool:
-    """Whether any of the results has a value of the line."""
-    return any(values_of(result, line) for result in results.values())
 
 
 def write_table(folder: Path) -> Path:

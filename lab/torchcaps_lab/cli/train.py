@@ -57,7 +57,8 @@ def command(arguments: list[str]) -> None:
     guessed = list[str]()
     if place is not None:
         option = "--resume" if resume is not None else "--data"
-        if resume is not None or _names(options_so_far.get("data")):
+        data = options_so_far.get("data")
+        if resume is not None or (data is not None and not lacks_name(data)):
             parser.error(f"{place} and {option} both name the data: give one")
         options_so_far, guessed = over(guess(place, options_so_far), options_so_far)
     elif "start" in options_so_far and resume is None:
@@ -187,11 +188,6 @@ def _train(
         page = folder.path / "report" / "index.html"
         drawn = chosen.plain()["report"] and page.is_file()
         say(f"summary {folder.summary}" + (f", report {page}" if drawn else ""))
-
-
-def _names(data: Any) -> bool:
-    """Whether the option ``data`` names a data set, and not only arguments of one."""
-    return data is not None and not lacks_name(data)
 
 
 def train_parser() -> OptionParser:

@@ -102,12 +102,14 @@ class Layer:
         field = field.to(torch.promote_types(field.dtype, torch.float32))
         if self.windows is None:
             return field.squeeze(1)
-        sites, places, types = self._sites(field)
+        sites = self.windows.sites(field.device)
+        places = sites.shape[1]
+        types = field.shape[2] // places
         flat = field.unflatten(2, (places, types)).flatten(
             1, 2
         )  # [B, windows * places, types, ...]
         total = flat.new_zeros(len(flat), self.windows.padded, *flat.shape[2:])
-        return total.index_add(1, sites, flat).flatten(1, 2)
+        return total.index_add(1, sites.flatten(), flat).flatten(1, 2)
 
     def gather(self, field: Tensor) -> Tensor:
         """What each window sees of a value of each child: (B, children, ...) to (B,
@@ -134,14 +136,6 @@ class Layer:
         ):
             grid = grid.narrow(axis, padding, size)
         return grid
-
-    def _sites(self, field: Tensor) -> tuple[Tensor, int, int]:
-        """The flat index of each place of each window, the number of places, and of
-        types at each.
-        """
-        assert self.windows is not None
-        sites = self.windows.sites(field.device)
-        return sites.flatten(), sites.shape[1], field.shape[2] // sites.shape[1]
 
 
 def observe_layers(model: nn.Module, images: Tensor) -> dict[str, Layer]:

@@ -119,19 +119,9 @@ def _number_in(query: dict[str, str], name: str) -> int:
     return int(text)
 
 
-def _asking(
-    method: str, /, **arguments: "Callable[[dict[str, str], str], Any]"
-) -> "Callable[..., Any]":
-    """The answer of that method of the explorer to these arguments, each read from the
-    query.
-    """
-
-    def answer(calls: "_Calls", body: bytes, query: dict[str, str]) -> Any:
-        return getattr(calls.explorer, method)(
-            *(read(query, argument) for argument, read in arguments.items())
-        )
-
-    return answer
+def _look_in(query: dict[str, str]) -> tuple[str, int]:
+    """A look, and the class that it is asked about."""
+    return _text_in(query, "look"), _number_in(query, "target")
 
 
 class _Calls:
@@ -140,18 +130,27 @@ class _Calls:
     def __init__(self, explorer: Explorer) -> None:
         self.explorer = explorer
 
-    networks = _asking("networks")
-    network = _asking("network", name=_text_in)
-    pose = _asking("pose", look=_text_in, target=_number_in)
-    assignments = _asking("assignments", look=_text_in, target=_number_in)
-    routing = _asking("routing", look=_text_in)
-    swap = _asking(
-        "swap",
-        look=_text_in,
-        target=_number_in,
-        other=_text_in,
-        other_target=_number_in,
-    )
+    def networks(self, body: bytes, query: dict[str, str]) -> Any:
+        return self.explorer.networks()
+
+    def network(self, body: bytes, query: dict[str, str]) -> Any:
+        return self.explorer.network(_text_in(query, "name"))
+
+    def pose(self, body: bytes, query: dict[str, str]) -> Any:
+        return self.explorer.pose(*_look_in(query))
+
+    def assignments(self, body: bytes, query: dict[str, str]) -> Any:
+        return self.explorer.assignments(*_look_in(query))
+
+    def routing(self, body: bytes, query: dict[str, str]) -> Any:
+        return self.explorer.routing(_text_in(query, "look"))
+
+    def swap(self, body: bytes, query: dict[str, str]) -> Any:
+        return self.explorer.swap(
+            *_look_in(query),
+            _text_in(query, "other"),
+            _number_in(query, "other_target"),
+        )
 
     def look(self, body: bytes, query: dict[str, str]) -> Any:
         return self._answer_to(
@@ -200,9 +199,7 @@ class _Calls:
     def compare(self, body: bytes, query: dict[str, str]) -> Any:
         steps = _number_in(query, "steps") if query.get("steps") else None
         routing = query.get("routing") or None
-        return self.explorer.compare(
-            _text_in(query, "look"), _number_in(query, "target"), routing, steps
-        )
+        return self.explorer.compare(*_look_in(query), routing, steps)
 
 
 class _Uploads:

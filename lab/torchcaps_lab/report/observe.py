@@ -466,7 +466,8 @@ class Observation:
                 break  # and none will come
         capsules = {}
         for name in parts[0].capsules:
-            capsules[name] = _joined(*(part.capsules[name] for part in parts))
+            pairs = zip(*(part.capsules[name] for part in parts), strict=True)
+            capsules[name] = Capsules(*map(torch.cat, pairs))
         maps = {}
         for name in parts[0].maps:
             maps[name] = torch.cat([part.maps[name] for part in parts])
@@ -495,10 +496,6 @@ def _for_decoder(
 ) -> Capsules:
     """Capsules that were kept, as the decoder takes them."""
     return Capsules(*(in_precision_of(model, part.to(device)) for part in capsules))
-
-
-def _joined(*parts: Capsules) -> Capsules:
-    return Capsules(*map(torch.cat, zip(*parts, strict=True)))
 
 
 @dataclass(frozen=True, eq=False)

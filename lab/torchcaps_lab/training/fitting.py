@@ -140,9 +140,7 @@ class Fitting:
             self.stop,
             *checkpoints,
         ]
-        self.trainer = self._trainer(
-            self.options, schedule, watching, folder, bool(len(validation))
-        )
+        self.trainer = self._trainer(schedule, watching, folder, bool(len(validation)))
         self.loaders = Loaders(train, validation, schedule, learner.speed)
         batches = len(
             train_loader(
@@ -171,12 +169,12 @@ class Fitting:
 
     def _trainer(
         self,
-        options: TrainerOptions,
         schedule: Schedule,
         watching: list[Callback],
         folder: Path,
         validate: bool,
     ) -> L.Trainer:
+        options = self.options
         plugins: list[Any] = [WholeCheckpoints(self.checkpoints)]
         if SLURMEnvironment.detect():
             # Lightning's own restart writes and reads checkpoints beside the run's.
@@ -210,10 +208,9 @@ class Fitting:
                 for name in ("accelerator", "devices", "precision")
             )
             more = f", {_extra(options)}" if options.extra else ""
-            on_cpu = options.accelerator in ("auto", "cpu")
-            advice = "; --trainer.accelerator auto uses the available hardware"
-            if on_cpu:
-                advice = ""
+            advice = ""
+            if options.accelerator not in ("auto", "cpu"):
+                advice = "; --trainer.accelerator auto uses the available hardware"
             raise ValueError(
                 f"this machine cannot train as asked ({asked}{more}): {error}{advice}"
             ) from error
@@ -355,32 +352,25 @@ class Fitting:
         """Takes the weights and settings of the epoch that the schedule wants kept, and
         says which epoch that is.
         """
-        best = self._weights_kept()
-        self.learner.ramps.set(
-            Progress(max(best["epoch"], 1) - 1, self.trainer.max_epochs or 1)
-        )
-        return best
-
-    def _weights_kept(self) -> dict[str, Any]:
-        main = self.learner.task.main
         rows = self.history.rows
-        if self.best is None:
-            return {"epoch": len(rows), "by": "the last"}
-        if not self.best.best_model_path:
-            return {
-                "epoch": len(rows),
-                "by": "the last: no epoch ended with a validation",
-            }
-        path = Path(self.best.best_model_path)
-        best = read_checkpoint(path)
-        check_network(path, best, self.learner)
-        self.learner.load_state_dict(best["state_dict"])
-        value = rows[self.best.epoch][f"val_{main.name}"]
-        examples = self.loaders.validation.what
-        return {
-            "epoch": self.best.epoch + 1,
-            "by": f"the best {main.name} on validation {examples}, {main.text(value)}",
-        }
+        epoch, reason = len(rows), "the last"
+        if self.best is not None and not self.best.best_model_path:
+            reason = "the last: no epoch ended with a validation"
+        elif self.best is not None:
+            path = Path(self.best.best_model_path)
+            best = read_checkpoint(path)
+            check_network(path, best, self.learner)
+            self.learner.load_state_dict(best["state_dict"])
+            main = self.learner.task.main
+            value = rows[self.best.epoch][f"val_{main.name}"]
+            examples = self.loaders.validation.what
+            epoch = self.best.epoch + 1
+            reason = (
+                f"the best {main.name} on validation {examples}, {main.text(value)}"
+            )
+        progress = Progress(max(epoch, 1) - 1, self.trainer.max_epochs or 1)
+        self.learner.ramps.set(progress)
+        return {"epoch": epoch, "by": reason}
 
 
 class Groups(NamedTuple):
@@ -513,25 +503,20 @@ def _interruptible() -> Iterator[None]:
 @contextmanager
 def expected_warnings(network: nn.Module) -> Iterator[None]:
     """Silences what Lightning warns of in trainings that are as they should be."""
+    expected = [
+        "does not have many workers",  # in-memory images need none
+        "isinstance.treespec, LeafSpec",  # between Lightning and torch
+        "number of training batches",  # epochs of a few steps are fine
+        "scheduler is using 'interval': 'epoch'",  # one cycle, in whole epochs
+        "Checkpoint directory .* exists",
+        "The dirpath has changed",  # kept checkpoints are found in the new place
+    ]
+    # Parts in evaluation mode are frozen on purpose, the whole network hardly is.
+    if network.training:
+        expected.append("in eval mode at the start of training")
     with warnings.catch_warnings():
-        # Parts in evaluation mode are frozen on purpose, the whole network hardly is
-        if network.training:
-            warnings.filterwarnings(
-                "ignore", ".*in eval mode at the start of training.*"
-            )
-        # In-memory images need no workers; epochs of a few steps are fine.
-        warnings.filterwarnings("ignore", ".*does not have many workers.*")
-        warnings.filterwarnings(
-            "ignore", ".*isinstance.treespec, LeafSpec.*"
-        )  # between Lightning and torch
-        warnings.filterwarnings("ignore", ".*number of training batches.*")
-        warnings.filterwarnings(
-            "ignore", ".*scheduler is using 'interval': 'epoch'.*"
-        )  # one cycle, in whole epochs
-        warnings.filterwarnings("ignore", ".*Checkpoint directory .* exists.*")
-        warnings.filterwarnings(
-            "ignore", "The dirpath has changed.*"
-        )  # kept checkpoints are found in the new place
+        for message in expected:
+            warnings.filterwarnings("ignore", f".*{message}")
         yield
 
 

@@ -7,7 +7,6 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from torchcaps_lab.options.declarations import CompileMode
 from torchcaps_lab.training.learner import Learner
 from torchcaps_lab.training.speed import Speed, predict
 
@@ -63,8 +62,6 @@ class Graphs(Callback):
         show: shows a sentence; None shows none.
     """
 
-    mode: CompileMode = "reduce-overhead"
-
     def __init__(self, show: Callable[[str], None] | None) -> None:
         self.show = show or (lambda sentence: None)
 
@@ -81,7 +78,7 @@ class Graphs(Callback):
             bool(pl_module.optimisation.ramp),
         ):
             return
-        pl_module.run = Speed(compile=self.mode).step()
+        pl_module.run = Speed(compile="reduce-overhead").step()
         loader: Any = trainer.train_dataloader
         batch = trainer.strategy.batch_to_device(next(iter(loader)))
         try:
