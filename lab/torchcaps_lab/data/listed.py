@@ -2,7 +2,7 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -20,7 +20,7 @@ from torchcaps_lab.data.base import (
     group_of,
     stable_split,
 )
-from torchcaps_lab.data.classes import places_of
+from torchcaps_lab.data.classes import UnknownClasses, places_of
 from torchcaps_lab.data.columns import measured, measurements, parts_of
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.labels import Labels, each_of
@@ -160,6 +160,26 @@ class Listed:
         categories = {item.category for item in items}
         return {*chain.from_iterable(map(self.labels_of, categories))}
 
+    def class_errors(self, root: object, things: str) -> Iterator[ValueError]:
+        """The errors for fewer than two classes, and for items of other ones.
+
+        Args:
+            root: the file or the folder of the items; empty for none.
+            things: what the items are called.
+        """
+        if len(self.classes) < 2:
+            holds = f"{root} must hold {things} of" if root else "there must be"
+            yield ValueError(f"{holds} two or more classes, got {self.classes}")
+        for part, items in self.parts.items():
+            called = things if part == "all" else f"the {part} {things}"
+            names = sorted(self.labels_in(items))
+            try:
+                places_of(
+                    names, self.classes, f"{called} of {root}" if root else called
+                )
+            except UnknownClasses as error:
+                yield error
+
     @property
     def trained(self) -> list[Any]:
         """The items to train on, maybe with those that will be put aside."""
@@ -275,13 +295,8 @@ class ListedData(DataSet):
             and (why := measurements(categories))
         ):
             raise measured(str(root) or "the data", why)
-        if len(listed.classes) < 2:
-            holds = f"{root} must hold {things} of" if root else "there must be"
-            raise ValueError(f"{holds} two or more classes, got {listed.classes}")
-        for part, items in listed.parts.items():
-            called = things if part == "all" else f"the {part} {things}"
-            names = sorted(listed.labels_in(items))
-            places_of(names, listed.classes, f"{called} of {root}" if root else called)
+        for error in listed.class_errors(root, things):
+            raise error
         return listed
 
     @property

@@ -29,7 +29,7 @@ from torchcaps_lab.data.manifest import (
 )
 from torchcaps_lab.kinds.images.alike import first_alike, look_of, pixels_digest
 from torchcaps_lab.kinds.images.decoding.bands import Bands, Levels
-from torchcaps_lab.kinds.images.decoding.handwriting import is_turned
+from torchcaps_lab.kinds.images.decoding.handwriting import orientation
 from torchcaps_lab.kinds.images.decoding.picture import BrokenImage, opened, pictured
 from torchcaps_lab.kinds.images.decoding.store import threaded
 from torchcaps_lab.kinds.images.doubts import (
@@ -226,18 +226,7 @@ def check_table(named: TableOfImages, skip_broken: bool = False) -> ImagesReport
     """
     listed = list_table(named)
     listed.classes = listed.trained_labels()
-    if len(listed.classes) < 2:
-        listed.refused.append(
-            f"{named.table} must hold images of two or more classes, got "
-            f"{listed.classes}"
-        )
-    for part, items in listed.parts.items():
-        others = sorted(listed.labels_in(items) - {*listed.classes})
-        if others:
-            listed.refused.append(
-                f"the {part} images of {named.table}: {some(others)} are none of the "
-                f"classes {some(listed.classes)}"
-            )
+    listed.refused += map(str, listed.class_errors(named.table, "images"))
     return check_images(listed, skip_broken)
 
 
@@ -329,7 +318,7 @@ def _look(path: Path) -> _Look | str:
             mode = image.mode
             frames = getattr(image, "n_frames", 1)
             # Before the pixels are decoded, which turns those of TIFF.
-            turned = is_turned(image)
+            turned = orientation(image) != 1
             extent = extent_of(image)
             levels = None if extent is None else range_for([extent])
             outside = "" if levels is None else _outside(image)

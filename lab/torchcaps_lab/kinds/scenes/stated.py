@@ -2,7 +2,6 @@
 and a turn are followed.
 """
 
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,26 +13,11 @@ from torchcaps.spec import is_finite
 from torchcaps_lab.data.transforms.steps import nearest
 from torchcaps_lab.look import number_in
 
-_Point = tuple[Tensor, Tensor]
-
-_POINTS: dict[int, Callable[[Tensor, Tensor], _Point]] = {
-    5: lambda x, y: (y, x),
-    6: lambda x, y: (1 - y, x),
-    7: lambda x, y: (1 - y, 1 - x),
-    8: lambda x, y: (y, 1 - x),
-}
-"""Where a point goes, in shares of the sides, when a picture with this EXIF orientation
-is turned upright. Only these orientations swap the sides, so that a stated size shows
-which of both frames is meant.
+_MIRRORED = {5: (0, 0), 6: (1, 0), 7: (1, 1), 8: (0, 1)}
+"""How a picture with this EXIF orientation is turned upright: rows become columns, and
+then it is mirrored across, or down, where there is a 1. Only these orientations swap the
+sides, so that a stated size shows which of both frames is meant.
 """
-
-_MASKS: dict[int, Callable[[Tensor], Tensor]] = {
-    5: lambda mask: mask.mT,
-    6: lambda mask: mask.rot90(-1),
-    7: lambda mask: mask.mT.rot90(2),
-    8: lambda mask: mask.rot90(1),
-}
-"""The same for a mask (H, W)."""
 
 
 class Frame(NamedTuple):
@@ -57,8 +41,10 @@ class Frame(NamedTuple):
         if self.stated == self.shown and self.turn == 1:
             return boxes
         corners = boxes.view(-1, 2, 2) / torch.tensor(self.stated, dtype=boxes.dtype)
-        if self.turn in _POINTS:
-            corners = torch.stack(_POINTS[self.turn](*corners.unbind(-1)), -1)
+        if self.turn in _MIRRORED:
+            mirrored = torch.tensor(_MIRRORED[self.turn], dtype=torch.bool)
+            corners = corners.flip(-1)
+            corners = torch.where(mirrored, 1 - corners, corners)
         corners = corners * torch.tensor(self.shown, dtype=boxes.dtype)
         return torch.cat([corners.amin(1), corners.amax(1)], 1)
 
@@ -66,7 +52,9 @@ class Frame(NamedTuple):
         """Bring a mask, uint8 (H, W), from the stated frame to that of the picture: the
         nearest pixel of each.
         """
-        mask = _MASKS[self.turn](mask) if self.turn in _MASKS else mask
+        if self.turn in _MIRRORED:
+            across, down = _MIRRORED[self.turn]
+            mask = mask.mT.flip([-1] * across + [-2] * down)
         if (*mask.shape,) == self.shown[::-1]:
             return mask
         return nearest(mask, *self.shown[::-1])
@@ -97,7 +85,7 @@ def frame_of(
     """
     if stated is None or stated == shown:
         return Frame(shown, shown)
-    if turn in _POINTS and _same_shape(stated, shown[::-1]):
+    if turn in _MIRRORED and _same_shape(stated, shown[::-1]):
         return Frame(stated, shown, turn)
     if _same_shape(stated, shown):
         return Frame(stated, shown)

@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from itertools import chain
 from pathlib import Path
 
 from torchcaps.whole import is_there
@@ -104,11 +103,12 @@ def list_texts(
         )
     for files, classes in _LINES.items():
         if (root / files[0]).is_file():
-            rows = [
-                _lines(root / file, category)
+            items = [
+                TextItem(name, category, line)
                 for file, category in zip(files, classes, strict=True)
+                for name, line in _numbered(root / file)
             ]
-            return Listed(parts={"all": list(chain(*rows))})
+            return Listed(parts={"all": items})
     place = Place(root)
     tables = tables_of(place)
     if "train" in tables:
@@ -156,10 +156,6 @@ def _trec(path: Path) -> list[TextItem]:
     return [
         TextItem(name, label.partition(":")[0], text) for name, label, _, text in rows
     ]
-
-
-def _lines(path: Path, category: str) -> list[TextItem]:
-    return [TextItem(name, category, line) for name, line in _numbered(path)]
 
 
 def _sst(folder: Path, kind: str) -> Listed:

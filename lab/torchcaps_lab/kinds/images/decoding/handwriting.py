@@ -112,11 +112,6 @@ def orientation(image: "Image | Bands") -> int:
     return turn if isinstance(turn, int) and 1 <= turn <= 8 else 1
 
 
-def is_turned(image: "Image | Bands") -> bool:
-    """Whether :func:`upright` turns an image."""
-    return orientation(image) != 1
-
-
 def _opaque(image: "Image") -> "Image":
     """An image in RGB; what is transparent becomes white under dark ink, and black
     under light ink.
