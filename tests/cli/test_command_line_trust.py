@@ -489,9 +489,10 @@ class TestPredict:
         assert "no file fits the pattern" in capsys.readouterr().err
 
     def test_an_empty_folder_leaves_the_others(self, run, photos, tmp_path, capsys):
-        assert main(["predict", str(run), str(tmp_path), str(photos / "red")]) == 1
+        assert main(["predict", str(run), str(tmp_path), "", str(photos / "red")]) == 1
         output = capsys.readouterr()
         assert f"there are no images in {tmp_path}\n" in output.err
+        assert "must be names of files or folders, got an empty one\n" in output.err
         assert str(photos / "red" / "00.png") in output.out
 
     def test_the_output_says_what_is_a_probability_and_what_a_length(

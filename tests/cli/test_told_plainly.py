@@ -71,10 +71,6 @@ def told_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
             ["models", "nope*"],
             "no network matches 'nope*'; there are attentioncapsnet, ",
         ),
-        (
-            ["predict", "digits", ""],
-            "images must be names of files or folders, got an empty one",
-        ),
         (["predict", "", "x.png"], "error: run must not be empty"),
         (["check", ""], "an argument must not be empty"),
         (

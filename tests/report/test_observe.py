@@ -99,9 +99,10 @@ def test_nothing_runs_before_it_is_asked_for_and_then_once() -> None:
 def test_a_report_runs_the_network_few_times(
     build: Any, batch_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Drawing takes long and runs nothing.
     monkeypatch.setattr(
-        page, "_draw", lambda *_: iter(())
-    )  # drawing takes long and runs nothing
+        page, "_drawn", lambda exhibit, *_: page._Section(exhibit, [], {})
+    )
     model = build()
     images = image_set(model.image_shape, 30)
     runs = runs_of(model)

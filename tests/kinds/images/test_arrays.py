@@ -106,7 +106,7 @@ def test_two_pairs_are_no_arrays() -> None:
             (np.zeros((40, 12, 3), np.uint8), LABELS),
             r"may be grey images of 12 x 3 .* or sets of 12 points: axes=.*SetCapsNet",
         ),
-        ((PIXELS, LABELS[:7]), "a label for each image, got 40 and 7"),
+        ((PIXELS, LABELS[:7]), "a label for each image, got 40 images and 7 labels"),
         ((PIXELS, np.zeros((40, 2, 2))), r"labels of train must be \(N,\).*each class"),
         ((PIXELS, LABELS + 0.5), "label of train 0 must be a whole number.*classifies"),
         ((PIXELS.reshape(40, -1), LABELS), r"must be \(N, H, W\).*CapsNetClassifier"),

@@ -513,10 +513,11 @@ def _with_labels(images: Any, labels: Any) -> Any:
     """Two arrays, of images in a list if they have one shape, or pairs."""
     if not isinstance(images, list):
         return images, labels
+    pairs = list(zip(images, labels_of_images(images, labels, "data"), strict=True))
     shapes = {getattr(image, "shape", None) for image in images}
     if None not in shapes and len(shapes) == 1:
         return np.stack(images), labels
-    return list(zip(images, labels_of_images(images, labels, "data"), strict=True))
+    return pairs
 
 
 def _of_folder(root: Path, given: Mapping[str, Any]) -> Guess:

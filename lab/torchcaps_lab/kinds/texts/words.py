@@ -185,7 +185,7 @@ class Words:
 
     def config(self) -> dict[str, Any]:
         """Return the vocabulary and its settings, ready for JSON."""
-        return asdict(self)
+        return {**asdict(self), "vocabulary": list(self.vocabulary)}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "Words":

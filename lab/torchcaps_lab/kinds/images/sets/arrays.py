@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchcaps_lab.data.labels import Label, each_of
 from torchcaps_lab.data.pairs import is_two_arrays
+from torchcaps_lab.look import counted
 
 Axes = Literal["NHW", "NHWC", "NCHW"]
 """The order of the axes of several images: N images, C channels, H height, W width."""
@@ -114,8 +115,8 @@ def labels_of_images(images: Any, labels: Any, name: str) -> list[tuple[Label, .
     of_images = each_of(labels, name)
     if len(of_images) != len(images):
         raise ValueError(
-            f"{name} must have a label for each image, got {len(images)} and "
-            f"{len(of_images)}"
+            f"{name} must have a label for each image, got "
+            f"{counted(len(images), 'images')} and {counted(len(of_images), 'labels')}"
         )
     return of_images
 
