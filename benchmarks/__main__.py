@@ -185,7 +185,7 @@ def main(
             name, help=description, description=description, allow_abbrev=False
         )
         for option in options:
-            part.add_argument(option, **OPTIONS[option] | changes.get(option, {}))
+            part.add_argument(option, **{**OPTIONS[option], **changes.get(option, {})})
     words = list(sys.argv[1:] if arguments is None else arguments)
     named = words[:1] and words[0] in (*PARTS, "-h", "--help")
 

@@ -274,7 +274,7 @@ def _checked_layers(name: str) -> Iterator[tuple[str, nn.Module, Inputs]]:
     """Four small layers with a routing, and their children in float64."""
     routing = create_routing(name)
     matrix = (4, 4)
-    window = {"competition": "window"} if routing.within_window else {}
+    window: Any = {"competition": "window"} if routing.within_window else {}
     layers: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
         "vectors": (partial(tc.CapsLinear, 96, 10, 8, 16), (16, 96)),
         "matrices": (partial(tc.CapsLinear, 50, 9, matrix, matrix), (12, 50)),
@@ -286,7 +286,7 @@ def _checked_layers(name: str) -> Iterator[tuple[str, nn.Module, Inputs]]:
     }
     for kind, (make, shape) in layers.items():
         torch.manual_seed(0)
-        layer = make(routing=create_routing(name)).double()
+        layer: Any = make(routing=create_routing(name)).double()
         poses = torch.randn(*shape, *layer.in_pose, dtype=torch.float64) * 0.5
         activation = torch.rand(*shape, dtype=torch.float64)
         yield kind, layer, (poses, activation)
