@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchcaps import (
     CapsConv2d,
+    CapsHead,
     CapsLinear,
     Capsules,
     ClassCaps,
@@ -403,10 +404,12 @@ class TestWhatARoutingReturns:
             def route(self, votes: Votes, activation: Tensor | None) -> Tensor:
                 return super().route(votes, activation).pose
 
-        with pytest.raises(
-            TypeError, match="a routing must return a Routed, got Tensor"
-        ):
-            CapsLinear(5, 3, 4, 6, routing=Bare())(torch.zeros(2, 5, 4))
+        layer = CapsLinear(5, 3, 4, 6, routing=Bare())
+        for call in (layer, layer.route, CapsHead(3, routing=Bare())):
+            with pytest.raises(
+                TypeError, match=r"Bare\.route must return a Routed, got Tensor"
+            ):
+                call(torch.zeros(2, 5, 4))
 
 
 @pytest.mark.parametrize(

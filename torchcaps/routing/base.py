@@ -65,8 +65,8 @@ class Routed(NamedTuple):
 
     @property
     def assignment(self) -> Tensor:
-        """Return the assignment probabilities of the last step, (B, I, J); they are
-        formed when read.
+        """Return the assignment probabilities of the last step, (B, I, J). They are
+        formed when read, with gradients unless ``torch.no_grad`` is on then.
         """
         return self.votes.assignment(self.similarity)
 
@@ -298,7 +298,8 @@ class Routing(SuggestsNames, nn.Module, ABC):
                 allows all pairs.
 
         Raises:
-            TypeError: if ``initial`` is not what :meth:`route` returned.
+            TypeError: if ``initial`` is not what :meth:`route` returned, or that is not
+                a :class:`Routed`.
             ValueError: if there are not as many activations as children; if this routing
                 is not ``resumable``, or ``initial`` has parents of another shape; if it
                 does not mask pairs, or ``pairs`` is not bool (B, I, J).
@@ -326,7 +327,13 @@ class Routing(SuggestsNames, nn.Module, ABC):
             routed = self._at_once(votes, activation)
             if routed is not None:
                 return routed
-        return self.route(votes, activation, **more)
+        routed = self.route(votes, activation, **more)
+        if not isinstance(routed, Routed):
+            raise TypeError(
+                f"{type(self).__name__}.route must return a Routed, got "
+                f"{type(routed).__name__}"
+            )
+        return routed
 
     def _check_initial(self, initial: Any, votes: Votes) -> None:
         if not isinstance(initial, Routed):
@@ -546,11 +553,8 @@ def as_capsules(routed: Routed, pose_shape: tuple[int, ...], dtype: Any) -> Caps
     """Return the parents as capsules with poses of that shape, in that dtype.
 
     Raises:
-        TypeError: if they are not what a routing returns.
         ValueError: if poses have another size, or activations are not one a parent.
     """
-    if not isinstance(routed, Routed):
-        raise TypeError(f"a routing must return a Routed, got {type(routed).__name__}")
     pose = routed.pose
     activation = routed.activation
     if pose.shape != (*activation.shape, math.prod(pose_shape)):
