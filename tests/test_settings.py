@@ -233,3 +233,8 @@ def test_a_misspelt_argument_of_a_class_is_answered_with_the_right_one(
     for name in declared(cls).arguments:
         with pytest.raises(TypeError, match=f"no argument '{name}s_'; did you mean "):
             cls(**{f"{name}s_": 1})
+
+
+def test_an_argument_that_is_given_is_not_what_another_one_meant() -> None:
+    with pytest.raises(TypeError, match="no argument 'out_channels'; it takes"):
+        tc.PrimaryCaps(in_channels=4, out_channels=8)

@@ -302,7 +302,8 @@ def refused(name: str, cls: type, arguments: Sequence[str]) -> str:
         return ""
     wrong = unknown[0]
     takes = ", ".join(declaration.arguments) or "none"
-    hint = _taken_by(wrong, declaration) or meant(wrong, declaration.arguments)
+    missing = [name for name in declaration.arguments if name not in arguments]
+    hint = _taken_by(wrong, declaration) or meant(wrong, missing)
     return f"{name} takes no argument {wrong!r}{hint}; it takes {takes}"
 
 
