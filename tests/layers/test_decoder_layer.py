@@ -52,6 +52,10 @@ class TestMask:
         assert (masked[0, 1] == 0).all()
         assert (masked[1] == 0).all()
 
+    def test_poses_alone_are_refused(self, capsules: Capsules) -> None:
+        with pytest.raises(TypeError, match=r"Capsules, .* got Tensor"):
+            mask_capsules(capsules.pose)
+
     def test_gradient_reaches_the_kept_pose_alone(self, capsules: Capsules) -> None:
         pose = capsules.pose.clone().requires_grad_()
         mask_capsules(

@@ -214,6 +214,16 @@ def test_any_layer_can_be_started() -> None:
         start_length(layer, children, 0.0)
 
 
+def test_poses_alone_start_a_layer_that_takes_them() -> None:
+    poses = torch.randn(2, 600, 8)
+    layer = tc.CapsLinear(600, 10, 8, 16)
+    start_length(layer, poses)
+    mean = float(layer(poses).activation.detach().mean())
+    assert mean == pytest.approx(balanced_length(10), rel=0.1)
+    with pytest.raises(TypeError, match="children must be Capsules"):
+        start_length(tc.ClassCaps(6, 10, 8, 16), torch.randn(4, 5, 5, 6, 8))
+
+
 def test_biases_of_votes_are_scaled_with_the_transforms() -> None:
     layer = tc.CapsLinear(600, 10, 8, 16, vote_bias=True)
     children = tc.Capsules(torch.randn(4, 600, 8), torch.ones(4, 600))

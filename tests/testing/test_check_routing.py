@@ -355,3 +355,8 @@ def test_broken(broken: type[Routing], check: str, words: str) -> None:
         match=rf"(?s){broken.__name__} fails the check '{check}': .*{words}",
     ):
         check_routing(broken())
+
+
+def test_a_class_is_refused() -> None:
+    with pytest.raises(TypeError, match="routing must be a Routing or the name of one"):
+        check_routing(DynamicRouting)

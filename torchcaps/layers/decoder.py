@@ -33,8 +33,9 @@ def mask_capsules(capsules: Capsules, target: Tensor | None = None) -> Tensor:
             capsule with the largest activation.
 
     Raises:
-        TypeError: if the target is not a tensor.
-        ValueError: if it is neither labels nor a mask, or a label is out of range.
+        TypeError: if the capsules are poses alone, or the target is not a tensor.
+        ValueError: if the target is neither labels nor a mask, or a label is out of
+            range.
 
     Source: Sabour, Frosst & Hinton 2017, section 4.1.
     """
@@ -50,7 +51,13 @@ def chosen_classes(capsules: Capsules, target: Tensor | None = None) -> Tensor:
     """Return the classes that :func:`mask_capsules` keeps, as a mask (B, J) in the
     dtype of the activations.
     """
-    activation = from_pair(capsules).activation
+    capsules = from_pair(capsules)
+    if not isinstance(capsules, Capsules):
+        raise TypeError(
+            "capsules must be Capsules, poses with activations, got "
+            f"{type(capsules).__name__}"
+        )
+    activation = capsules.activation
     return class_mask(activation, activation.argmax(-1) if target is None else target)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn.utils import parametrize
+from torch.utils._pytree import tree_leaves, tree_map
 
 from torchcaps.capsules import Capsules, from_pair
 from torchcaps.layers.classcaps import ClassCaps
@@ -173,7 +174,9 @@ _FACTORS = [4.0**power for power in range(-8, 9)]
 
 @torch.no_grad()
 def start_length(
-    layer: CapsLinear | ClassCaps, children: Capsules, target: float | None = None
+    layer: CapsLinear | ClassCaps,
+    children: Capsules | Tensor,
+    target: float | None = None,
 ) -> float:
     r"""Scale a layer's transforms so that its parents have a mean length of ``target``
     for these children.
@@ -193,7 +196,7 @@ def start_length(
     Args:
         layer: with ``weight`` and ``routing``, such as :class:`~torchcaps.CapsLinear`;
             its statistics and the state of its routing stay.
-        children: the children of a first batch.
+        children: the children of a first batch, as the layer takes them.
         target: mean of the activations that are lengths. Default:
             :func:`balanced_length` of its parents.
 
@@ -217,11 +220,12 @@ def start_length(
         tensor(True)
     """
     check(Positive | None, target, "target")
-    finite = [field.flatten(1).isfinite().all(1) for field in children]
-    rows = finite[0] & finite[1]
-    few = Capsules(*(field[rows][:_EXAMPLES] for field in children))
-    if not len(few.pose):
+    tensors = tree_leaves(children)
+    finite = torch.stack([tensor.flatten(1).isfinite().all(1) for tensor in tensors])
+    rows = finite.all(0).nonzero()[:_EXAMPLES, 0]
+    if not len(rows):
         return 1.0
+    few = tree_map(lambda tensor: tensor[rows], children)
     factor = _Probe(layer, few).factor(target)
     _set_votes(layer, [factor * tensor for tensor in _of_votes(layer)])
     return factor
@@ -262,7 +266,9 @@ class _Probe:
     parents.
     """
 
-    def __init__(self, layer: CapsLinear | ClassCaps, children: Capsules) -> None:
+    def __init__(
+        self, layer: CapsLinear | ClassCaps, children: Capsules | Tensor
+    ) -> None:
         self.start = [tensor.detach().clone() for tensor in _of_votes(layer)]
         self.layer = copy.deepcopy(layer)
         self.children = children

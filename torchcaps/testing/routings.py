@@ -139,8 +139,13 @@ def check_routing(
 
     Raises:
         AssertionError: with the name of the check that failed, and by how much.
+        TypeError: if ``routing`` is neither.
         ValueError: if a name in ``skip`` is not that of a check.
     """
+    if not isinstance(routing, Routing | str):
+        raise TypeError(
+            f"routing must be a Routing or the name of one, got {routing!r}"
+        )
     template = create_routing(routing) if isinstance(routing, str) else routing
     checks = by_name((*CHECKS, _options_together), skip)
     if "options_together" in checks:
