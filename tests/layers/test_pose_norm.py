@@ -235,3 +235,8 @@ def test_running_statistics_in_half_precision(kind: str) -> None:
 def test_whole_numbers_are_normalised(kind: str) -> None:
     pose = torch.arange(2 * 5 * 2 * 4).view(2, 5, 2, 4)
     assert torch.equal(PoseNorm(2, 4, kind)(pose), PoseNorm(2, 4, kind)(pose.float()))
+
+
+def test_capsules_in_place_of_poses_are_refused() -> None:
+    with pytest.raises(TypeError, match="poses must be a tensor, got Capsules"):
+        PoseNorm(2, (4, 3))(capsules(5, 2))

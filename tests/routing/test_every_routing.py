@@ -373,6 +373,12 @@ class TestConstructors:
         assert torch.equal(again(images).activation, model(images).activation)
 
 
+@pytest.mark.parametrize("name", ["dynamic", "em"])
+def test_a_tensor_in_place_of_votes_is_refused(name: str) -> None:
+    with pytest.raises(TypeError, match=r"votes must be .*Votes\(.*got Tensor"):
+        create_routing(name).bind(3, 4)(torch.zeros(2, 5, 3, 4))
+
+
 class TestWhatARoutingReturns:
     @pytest.mark.parametrize(
         ("change", "message"),

@@ -88,6 +88,7 @@ class PoseNorm(SuggestsNames, nn.Module):
 
     def forward(self, pose: Tensor) -> Tensor:
         """Normalise the poses."""
+        dtype = real_dtype("poses", pose)
         if pose.ndim < 2 + len(self.pose) or pose.shape[-1 - len(self.pose) :] != (
             self.types,
             *self.pose,
@@ -96,7 +97,6 @@ class PoseNorm(SuggestsNames, nn.Module):
             raise ValueError(
                 f"poses must be (B, *sites, {expected}), got shape {tuple(pose.shape)}"
             )
-        dtype = real_dtype("poses", pose)
         wide = pose.to(compute_dtype(pose))
         # [all sites, types, H]
         flat = wide.flatten(-len(self.pose)).flatten(0, -3)

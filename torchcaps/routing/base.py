@@ -298,8 +298,8 @@ class Routing(SuggestsNames, nn.Module, ABC):
                 allows all pairs.
 
         Raises:
-            TypeError: if ``initial`` is not what :meth:`route` returned, or that is not
-                a :class:`Routed`.
+            TypeError: if the votes are not :class:`~torchcaps.ops.Votes`, ``initial`` is
+                not what :meth:`route` returned, or that is not a :class:`Routed`.
             ValueError: if there are not as many activations as children; if this routing
                 is not ``resumable``, or ``initial`` has parents of another shape; if it
                 does not mask pairs, or ``pairs`` is not bool (B, I, J).
@@ -307,6 +307,11 @@ class Routing(SuggestsNames, nn.Module, ABC):
         Source: concurrent routing: Tsai et al. 2020, "Capsules with Inverted
         Dot-Product Attention Routing".
         """
+        if not isinstance(votes, Votes):
+            raise TypeError(
+                "votes must be torchcaps.Votes(children, transforms), got "
+                f"{type(votes).__name__}"
+            )
         # Kernels read as many activations as there are children.
         if activation is not None and activation.shape != votes.children.shape[:2]:
             raise ValueError(
