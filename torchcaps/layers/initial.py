@@ -266,9 +266,7 @@ class _Probe:
     parents.
     """
 
-    def __init__(
-        self, layer: CapsLinear | ClassCaps, children: Capsules | Tensor
-    ) -> None:
+    def __init__(self, layer: CapsLinear | ClassCaps, children: Any) -> None:
         self.start = [tensor.detach().clone() for tensor in _of_votes(layer)]
         self.layer = copy.deepcopy(layer)
         self.children = children

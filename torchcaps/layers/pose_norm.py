@@ -54,6 +54,7 @@ class PoseNorm(SuggestsNames, nn.Module):
         default dtype); computed in float32 at least.
 
     Raises:
+        TypeError: if the poses are not a tensor.
         ValueError: if there is no such kind, an argument is out of its range, or the
             poses do not fit.
 
