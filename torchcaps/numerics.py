@@ -302,17 +302,23 @@ def kept_tensor(make: Callable[Arguments, Tensor]) -> Callable[Arguments, Tensor
     to it.
     """
 
-    # A later call may need gradients.
-    for_later = torch.inference_mode(False)(make)
-    kept: Callable[..., Tensor] = lru_cache(maxsize=256)(for_later)
-
     @wraps(make)
     def made(*arguments: Arguments.args, **named: Arguments.kwargs) -> Tensor:
         if can_be_kept():
-            return kept(*arguments, **named)
+            return _kept_for_later(make, *arguments, **named)
         return make(*arguments, **named)
 
     return made
+
+
+def _for_later(make: Callable[..., Tensor], *arguments: Any, **named: Any) -> Tensor:
+    # A later call may need gradients.
+    with torch.inference_mode(False):
+        return make(*arguments, **named)
+
+
+# One cache of the module: torch.compile cannot trace past one in a closure.
+_kept_for_later: Callable[..., Tensor] = lru_cache(maxsize=256)(_for_later)
 
 
 def needs_plain_ops() -> bool:

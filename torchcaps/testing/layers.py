@@ -16,6 +16,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.ops import use_backend
 from torchcaps.routing import Routing, create_routing
 from torchcaps.testing.compare import (
+    ROUNDING,
     TOLERANCE,
     assert_finite,
     assert_same,
@@ -314,7 +315,7 @@ def _children_that_are_not_there(subject: Subject) -> None:
     layer: Any = subject.without_shared_statistics()
     mask = torch.ones_like(children.activation, dtype=torch.bool)
     everywhere = _results(layer, children, mask, subject.learns)
-    assert_same(everywhere, _results(layer, children, None, subject.learns), 1e-11)
+    assert_same(everywhere, _results(layer, children, None, subject.learns), ROUNDING)
     mask.view(len(mask), -1)[:, ::3] = False
     expected = _results(layer, children, mask, subject.learns)
     gone = Capsules(*(field.clone() for field in children))
@@ -454,7 +455,7 @@ def _same_whatever_is_kept(
 
     on_backend = cache(lambda backend: results(subject.copy(), backend))
     actual = on_backend("naive")
-    assert_same(actual, results(forgetful(subject.copy()), "naive"), 1e-11)
+    assert_same(actual, results(forgetful(subject.copy()), "naive"), ROUNDING)
     assert_same_on_backends(on_backend)
     loaded = _with_options(make, routing, row).double().train(subject.learns)
     loaded.load_state_dict(subject.layer.state_dict())

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torchcaps.ops import Votes
 from torchcaps.routing import LayerShape, Routed, Routing, as_capsules, create_routing
 from torchcaps.testing.compare import (
+    ROUNDING,
     TOLERANCE,
     assert_finite,
     assert_same,
@@ -435,7 +436,7 @@ def _same_whatever_is_kept(template: Routing, row: Row) -> None:
     template = _with_options(template, row)
     routing = _bound(template, problem)
     results = cache(partial(_results_with, row, problem, routing))
-    assert_same(results("naive"), results("naive", fresh=True), 1e-11)
+    assert_same(results("naive"), results("naive", fresh=True), ROUNDING)
     assert_same_on_backends(results)
     loaded = type(routing)(**routing.config()).bind(problem.shape)
     loaded.to(problem.transforms.dtype).train(routing.training)
