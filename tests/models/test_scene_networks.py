@@ -9,7 +9,7 @@ from scipy.ndimage import label
 from torch import Tensor
 
 from torchcaps import Capsules, create_model, create_routing
-from torchcaps.models import Places, Prediction, boxes_of_maps
+from torchcaps.models import Places, Prediction, box_iou, boxes_of_maps
 from torchcaps.models.scene_capsnet import _agreeing, _components
 from torchcaps_lab.report import Observation, Selection
 
@@ -37,6 +37,16 @@ def noise(*shape: int) -> Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "side"), [(torch.float16, 400), (torch.uint8, 255)], ids=str
+)
+def test_overlaps_of_boxes_whose_area_the_dtype_does_not_hold(
+    dtype: torch.dtype, side: int
+) -> None:
+    boxes = torch.tensor([[0, 0, side, side], [100, 100, 50, 50]], dtype=dtype)
+    assert box_iou(boxes, boxes).tolist() == [1.0, 0.0]
+
+
 class TestBoxesOfMaps:
     @pytest.mark.parametrize("cut", [0.0, 0.2, 0.7])
     def test_a_box_that_is_filled_evenly_is_found_again(self, cut: float) -> None:
@@ -47,6 +57,14 @@ class TestBoxesOfMaps:
         assert torch.allclose(
             boxes[0], torch.tensor([[12.0, 8, 40, 20], [44, 28, 48, 32]]).double()
         )
+
+    def test_half_precision_costs_no_pixels(self) -> None:
+        maps = noise(1, 2, 40, 30).half()
+        expected = boxes_of_maps(maps.double(), 16.0).float()
+        with torch.autocast("cpu", torch.bfloat16):
+            for dtype in (torch.float16, torch.float32):
+                boxes = boxes_of_maps(maps.to(dtype), 16.0)
+                torch.testing.assert_close(boxes, expected, rtol=1e-5, atol=1e-3)
 
     def test_by_the_book(self) -> None:
         maps = noise(2, 3, 5, 6).double()

@@ -49,9 +49,11 @@ def boxes_of_maps(
         reach: side of what a cell speaks for, in cells.
 
     Returns:
-        (B, E, 4), left, top, right, bottom in pixels of the image; zeros where a map is
-        0 everywhere.
+        (B, E, 4), left, top, right, bottom in pixels of the image, in float32 at least;
+        zeros where a map is 0 everywhere.
     """
+    # Half precision does not hold the squares of distances in pixels.
+    maps = maps.to(compute_dtype(maps))
     weights = (maps - cut * maps.amax((2, 3), keepdim=True)).clamp_min(0)
     mass = weights.sum((2, 3))
     sides = []
@@ -59,7 +61,8 @@ def boxes_of_maps(
     for axis in (3, 2):
         along = weights.sum(5 - axis) / divisor  # [B, E, extent]
         centres = _centres(maps.shape[axis], cell, maps)
-        mean = along @ centres
+        # Not a matrix product, which autocast would compute in half precision.
+        mean = (along * centres).sum(-1)
         variance = (along * (centres - mean[..., None]).square()).sum(-1)
         half = (3 * (variance + (reach * cell) ** 2 / 12)).sqrt()
         sides.append((mean - half, mean + half))
@@ -74,13 +77,15 @@ def _centres(extent: int, cell: float, like: Tensor) -> Tensor:
 
 
 def box_iou(first: Tensor, second: Tensor) -> Tensor:
-    """Return the intersection over union of pairs of boxes (..., 4): (...); 0 where
-    both are empty.
+    """Return the intersection over union of pairs of boxes (..., 4): (...), in float32
+    at least; 0 where both are empty.
 
     Args:
         first: left, top, right, bottom.
         second: likewise; the shapes broadcast.
     """
+    dtype = compute_dtype(first, second)
+    first, second = first.to(dtype), second.to(dtype)
     low = torch.maximum(first[..., :2], second[..., :2])
     high = torch.minimum(first[..., 2:], second[..., 2:])
     common = (high - low).clamp_min(0).prod(-1)
@@ -89,9 +94,10 @@ def box_iou(first: Tensor, second: Tensor) -> Tensor:
 
 
 def box_area(boxes: Tensor) -> Tensor:
-    """Return areas (...) of boxes (..., 4); 0 of one whose sides are in the wrong
-    order.
+    """Return areas (...) of boxes (..., 4), in float32 at least; 0 of one whose sides
+    are in the wrong order.
     """
+    boxes = boxes.to(compute_dtype(boxes))
     return (boxes[..., 2:] - boxes[..., :2]).clamp_min(0).prod(-1)
 
 
