@@ -183,6 +183,11 @@ def test_other_images_are_refused(images: torch.Tensor, message: str) -> None:
         small("unet")(images)
 
 
+def test_an_even_window_of_the_class_capsules_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="class_kernel_size must be odd, got 2"):
+        small("segcaps", class_kernel_size=2)
+
+
 def test_shapes_of_neither_images_nor_volumes_are_refused() -> None:
     with pytest.raises(
         ValueError,

@@ -168,6 +168,11 @@ class SegCaps(Segmenter):
     def __post_init__(self, routing: Routing | None) -> None:
         routing = routing or DynamicRouting(steps=1, squash="half", bias=True)
         axes = self.axes
+        # The layer would call it kernel_size.
+        if self.class_kernel_size % 2 == 0:
+            raise ValueError(
+                f"class_kernel_size must be odd, got {self.class_kernel_size}"
+            )
 
         def layer(before: int, after: int, resolution: Resolution) -> LocalCaps:
             return LocalCaps(
