@@ -203,7 +203,7 @@ class _Splits:
         sets: the examples of each split.
         manifest: which items they are.
         same_content: finds files of the same content, see
-            :meth:`ListedData._same_content`.
+            :meth:`RecordedData._same_content`.
     """
 
     sets: dict[str, Examples]
@@ -223,28 +223,14 @@ Decoded = tuple[dict[str, Examples], Mapping[str, BrokenItem]]
 
 
 @settings
-class ListedData(DataSet):
-    """Items that are listed one by one before they are read, each with a class;
-    subclasses list and read them.
+class RecordedData(DataSet):
+    """Items that are listed one by one before they are read. Which of them are in which
+    split is recorded, so that a later run follows the same split when items come and
+    go; subclasses list, divide and read them.
 
     Args:
-        test: share of the items that become the test set, the same in every class and
-            for every ``seed``; ignored if the source has a test set; the choice depends
-            on their contents, so it barely changes when the source changes.
-        classes: the names of the classes in the order of their labels, some of which
-            may have no items; default: those of the training items.
-        test_groups: the groups to test on, of items whose group is known; default: a
-            share of them, ``test``, the same for every ``seed``.
-        validation_groups: likewise; default: a share of the others, ``validation``.
-        group_before: what the group of an item ends at in its name, such as ``_`` in
-            ``anna_01.png``, or ``/`` for the name of the folder that it is in; whole
-            groups are put aside; default: those that the source knows.
         skip_broken: leave out items that cannot be read, with a note, instead of
             raising an error.
-
-    Raises:
-        ValueError: there are fewer than two classes, or items of another one, or no
-            such groups.
     """
 
     sources: ClassVar[str] = "files"
@@ -253,19 +239,9 @@ class ListedData(DataSet):
     advice = "leave them out to see the rest"
     """How to see the broken items that an error does not list."""
 
-    test_share: ProperShare = argument(default=0.2, alias="test", kw_only=True)
-    class_names: Sequence[Any] | None = argument(
-        default=None, alias="classes", kw_only=True
-    )
-    test_groups: tuple[str, ...] = argument(default=(), kw_only=True)
-    validation_groups: tuple[str, ...] = argument(default=(), kw_only=True)
-    group_before: str = argument(default="", kw_only=True)
     skip_broken: bool = argument(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        self.named = tuple(map(str, self.class_names or ()))
-        if len({*self.named}) < len(self.named):
-            raise ValueError(f"classes must have different names, got {self.named}")
         self._followed: Manifest | None = None
         self._changes = Changes()
 
@@ -275,82 +251,47 @@ class ListedData(DataSet):
 
     @cached_property
     def listed(self) -> Listed:
-        """The list of images, made once; their classes are matched by name."""
+        """The list of items, made once."""
         listed = self.list_items()
         if listed.refused:
             raise ValueError("; ".join(listed.refused))
         if listed.broken and not self.skip_broken:
             raise all_broken(list(listed.broken.values()), self.advice)
         listed.left_out |= {name: why.why for name, why in listed.broken.items()}
-        things = self.things
-        listed.find_test(things)
-        listed.group(self.group_before)
-        self._check_groups(listed)
-        listed.classes = self.named or listed.classes or listed.trained_labels()
-        root = getattr(self, "root", "")
-        categories = [item.category for item in listed.trained if item.category]
-        if (
-            not self.named
-            and not listed.separator
-            and (why := measurements(categories))
-        ):
-            raise measured(str(root) or "the data", why)
-        for error in listed.class_errors(root, things):
-            raise error
+        self._complete(listed)
         return listed
 
-    @property
-    def separator(self) -> str:
-        """As of :class:`Listed`."""
-        return self.listed.separator
+    def _complete(self, listed: Listed) -> None:
+        """Check the list, and add what it lacks."""
 
-    def default_task(self) -> str | Mapping[str, Any]:
-        """Several labels where an item may have several."""
-        return "several_labels" if self.separator else super().default_task()
-
-    def targets(self, entries: Sequence[Entry], classes: Sequence[str]) -> Tensor:
-        """The labels of items, int64 (N,), or masks, bool (N, E), where an item may
-        have several.
+    @abstractmethod
+    def _divide(
+        self,
+        entries: dict[str, list[Entry]],
+        left_out: Mapping[str, str],
+        same: Mapping[str, str],
+    ) -> dict[str, list[Entry]]:
+        """Choose the items of each split.
 
         Args:
-            entries: the items.
-            classes: the names of the labels.
+            entries: those of each split of the source; ``all`` if it has no splits.
+            left_out: why others are left out, by name.
+            same: the digest that stands for those of files of the same content.
         """
-        label_of = {name: label for label, name in enumerate(classes)}
-        labels_of = {
-            category: [label_of[name] for name in self.listed.labels_of(category)]
-            for category in {entry.category for entry in entries}
-        }
-        rows = [labels_of[entry.category] for entry in entries]
-        if not self.separator:
-            return torch.tensor([label for (label,) in rows], dtype=torch.int64)
-        masks = torch.zeros(len(entries), len(classes), dtype=torch.bool)
-        for mask, labels in zip(masks, rows, strict=True):
-            mask[labels] = True
-        return masks
 
-    def _check_groups(self, listed: Listed) -> None:
-        """Raise a `ValueError` if groups to put aside are not there, or are in both."""
-        groups = {item.group for item in listed.items}
-        if unknown := {*self.test_groups, *self.validation_groups} - groups:
-            raise ValueError(
-                f"test_groups and validation_groups must be among {sorted(groups)}, "
-                f"got {sorted(unknown)}"
-            )
-        for part, named in (
-            ("test", self.test_groups),
-            ("validation", self.validation_groups),
-        ):
-            if named and part in listed.parts:
-                raise ValueError(
-                    f"{part}_groups must be empty, since the source has a {part} part "
-                    f"of its own, got {named}"
-                )
-        if both := {*self.test_groups} & {*self.validation_groups}:
-            raise ValueError(
-                "a group must be in test_groups or in validation_groups, got "
-                f"{sorted(both)} in both"
-            )
+    @abstractmethod
+    def _decode(self, manifest: Manifest, decoded: Mapping[str, Tensor]) -> Decoded:
+        """The items of each split, and the problems of those that cannot be read, by
+        name.
+
+        Args:
+            manifest: which items.
+            decoded: all of them by name, if they were decoded before.
+        """
+
+    def labels_of(self, category: str) -> tuple[str, ...]:
+        """The classes that the category of an item names."""
+        return ()
 
     def load_train(self) -> Examples:
         """Read what to train on, without what is for validation."""
@@ -366,17 +307,6 @@ class ListedData(DataSet):
         """Read what to test on."""
         return self._splits.sets["test"]
 
-    def fingerprint(self) -> str:
-        """A digest of the training and validation items, in their order, and of how
-        they are read.
-        """
-        how = (self.manifest().digest(), *self._how_read())
-        return hashlib.sha256(repr(how).encode()).hexdigest()
-
-    @abstractmethod
-    def _how_read(self) -> tuple[Any, ...]:
-        """The arguments that decide how an item is read."""
-
     def manifest(self) -> Manifest:
         """Which files the items come from, split by split."""
         return self._splits.manifest
@@ -388,14 +318,13 @@ class ListedData(DataSet):
         self._followed = manifest
         for name in ("_splits", "_train_and_validation", "test"):
             vars(self).pop(name, None)
-        present = [self._entry(item) for item in self.listed.items]
-        _, changes = manifest.follow(present)
+        _, changes = manifest.follow([*self._entries.values()], self.labels_of)
         self._changes = replace(changes, things=self.things)
         return self._changes
 
     def test_on_all(self) -> None:
         """Makes every file a test image; none is decoded for it."""
-        entries = tuple(self._entry(item) for item in self.listed.items)
+        entries = tuple(self._entries.values())
         self.follow(
             Manifest(
                 self.listed.classes,
@@ -405,36 +334,18 @@ class ListedData(DataSet):
         )
 
     def notes(self) -> tuple[str, ...]:
-        """What was left out and why, where test items are from, what changed, copies
-        in several splits, lookalikes.
+        """What was left out and why, where test items are from, what changed, which
+        classes a split lacks, copies in several splits.
         """
-        manifest = self.record()
+        sets = self._splits.sets
+        shown = {part: examples.shown() for part, examples in sets.items()}
         return (
             *self.listed.notes,
             *self._changes.lines(),
-            *left_out_lines(manifest.left_out, self.sources),
-            *lacking_lines(
-                manifest.classes,
-                {
-                    part: self.listed.labels_in(rows)
-                    for part, rows in manifest.parts.items()
-                },
-                self.things,
-            ),
-            *self._without_labels(),
+            *left_out_lines(self.manifest().left_out, self.sources),
+            *lacking_lines(sets["train"].classes, shown, self.things),
             *self.contradictions(),
-            *names_doubts(manifest.classes),
         )
-
-    def _without_labels(self) -> list[str]:
-        """Tell people of items that have none of several labels."""
-        bare = [item.name for item in self.listed.items if not item.category]
-        if not bare or not self.separator:
-            return []
-        return [
-            f"{counted(len(bare), self.things)} without a label, which show none of the "
-            f"classes: {some(bare)}"
-        ]
 
     def contradictions(self) -> tuple[str, ...]:
         """Copies in several parts or classes, and groups in several parts."""
@@ -495,13 +406,237 @@ class ListedData(DataSet):
         ``same`` content in one.
         """
         if self._followed is not None:
-            present = [item for item in self.listed.items if item.name not in left_out]
-            followed, _ = self._followed.follow(list(map(self._entry, present)))
+            present = [
+                entry for entry in self._entries.values() if entry.name not in left_out
+            ]
+            followed, _ = self._followed.follow(present, self.labels_of)
             return replace(followed, left_out={**self._followed.left_out, **left_out})
-        entries = {}
-        for part, items in self.listed.parts.items():
-            present = [item for item in items if item.name not in left_out]
-            entries[part] = list(map(self._entry, present))
+        entries = {
+            part: [
+                self._entries[item.name] for item in items if item.name not in left_out
+            ]
+            for part, items in self.listed.parts.items()
+        }
+        parts = self._divide(entries, left_out, same)
+        return Manifest(
+            self.listed.classes, {part: tuple(parts[part]) for part in PARTS}, left_out
+        )
+
+    @cached_property
+    def _entries(self) -> dict[str, Entry]:
+        """The record of each item, by its name."""
+        return {
+            name: Entry(name, self._category(item), self._digest(item))
+            for name, item in self._items.items()
+        }
+
+    def _category(self, item: Any) -> str:
+        """What an item is taken for: copies of different ones contradict each other."""
+        return str(item.category)
+
+    def _digest(self, item: Any) -> str:
+        """Digest the content of an item."""
+        return digest_of(item.source())
+
+    def _same_content(
+        self, manifest: Manifest, sets: Mapping[str, Examples]
+    ) -> Mapping[str, str]:
+        """The digest that stands for those of different files of the same content, by
+        these; none unless a kind of input knows such files.
+
+        Args:
+            manifest: which items were read.
+            sets: the examples of each split.
+        """
+        return {}
+
+    @cached_property
+    def _items(self) -> dict[str, Any]:
+        return {item.name: item for item in self.listed.items}
+
+
+def put_aside(
+    entries: Sequence[Entry],
+    labels: Tensor,
+    share: float,
+    seed: int,
+    same: Mapping[str, str],
+    groups: Sequence[str] = (),
+) -> tuple[list[Entry], list[Entry]]:
+    """Divide items into the rest and a share of each label, chosen by content, see
+    :func:`~torchcaps_lab.data.base.stable_split`.
+
+    Args:
+        entries: the items.
+        labels: the label of each, or masks.
+        share: how much to put aside.
+        seed: the seed of the choice.
+        same: the digest that stands for those of files of the same content.
+        groups: whom or what each item is of, empty where that is not known.
+    """
+    digests = [same.get(entry.digest, entry.digest) for entry in entries]
+    known = groups if any(groups) else None
+    rest, aside = stable_split(labels, digests, share, seed, known)
+    return [entries[row] for row in rest], [entries[row] for row in aside]
+
+
+@settings
+class ListedData(RecordedData):
+    """Items that are listed one by one before they are read, each with a class;
+    subclasses list and read them.
+
+    Args:
+        test: share of the items that become the test set, the same in every class and
+            for every ``seed``; ignored if the source has a test set; the choice depends
+            on their contents, so it barely changes when the source changes.
+        classes: the names of the classes in the order of their labels, some of which
+            may have no items; default: those of the training items.
+        test_groups: the groups to test on, of items whose group is known; default: a
+            share of them, ``test``, the same for every ``seed``.
+        validation_groups: likewise; default: a share of the others, ``validation``.
+        group_before: what the group of an item ends at in its name, such as ``_`` in
+            ``anna_01.png``, or ``/`` for the name of the folder that it is in; whole
+            groups are put aside; default: those that the source knows.
+
+    Raises:
+        ValueError: there are fewer than two classes, or items of another one, or no
+            such groups.
+    """
+
+    test_share: ProperShare = argument(default=0.2, alias="test", kw_only=True)
+    class_names: Sequence[Any] | None = argument(
+        default=None, alias="classes", kw_only=True
+    )
+    test_groups: tuple[str, ...] = argument(default=(), kw_only=True)
+    validation_groups: tuple[str, ...] = argument(default=(), kw_only=True)
+    group_before: str = argument(default="", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.named = tuple(map(str, self.class_names or ()))
+        if len({*self.named}) < len(self.named):
+            raise ValueError(f"classes must have different names, got {self.named}")
+
+    def _complete(self, listed: Listed) -> None:
+        """Find what to test on, the groups, and the classes, which are matched by
+        name.
+        """
+        listed.find_test(self.things)
+        listed.group(self.group_before)
+        self._check_groups(listed)
+        listed.classes = self.named or listed.classes or listed.trained_labels()
+        self._check_classes(listed)
+
+    def _check_classes(self, listed: Listed) -> None:
+        """Raise a `ValueError` if there are fewer than two classes, or items of other
+        ones, or they are measurements.
+        """
+        root = getattr(self, "root", "")
+        categories = [item.category for item in listed.trained if item.category]
+        if (
+            not self.named
+            and not listed.separator
+            and (why := measurements(categories))
+        ):
+            raise measured(str(root) or "the data", why)
+        for error in listed.class_errors(root, self.things):
+            raise error
+
+    @property
+    def separator(self) -> str:
+        """As of :class:`Listed`."""
+        return self.listed.separator
+
+    def labels_of(self, category: str) -> tuple[str, ...]:
+        """One class, or several where an item may have several."""
+        return self.listed.labels_of(category)
+
+    def default_task(self) -> str | Mapping[str, Any]:
+        """Several labels where an item may have several."""
+        return "several_labels" if self.separator else super().default_task()
+
+    def targets(self, entries: Sequence[Entry], classes: Sequence[str]) -> Tensor:
+        """The labels of items, int64 (N,), or masks, bool (N, E), where an item may
+        have several.
+
+        Args:
+            entries: the items.
+            classes: the names of the labels.
+        """
+        label_of = {name: label for label, name in enumerate(classes)}
+        labels_of = {
+            category: [label_of[name] for name in self.listed.labels_of(category)]
+            for category in {entry.category for entry in entries}
+        }
+        rows = [labels_of[entry.category] for entry in entries]
+        if not self.separator:
+            return torch.tensor([label for (label,) in rows], dtype=torch.int64)
+        masks = torch.zeros(len(entries), len(classes), dtype=torch.bool)
+        for mask, labels in zip(masks, rows, strict=True):
+            mask[labels] = True
+        return masks
+
+    def _check_groups(self, listed: Listed) -> None:
+        """Raise a `ValueError` if groups to put aside are not there, or are in both."""
+        groups = {item.group for item in listed.items}
+        if unknown := {*self.test_groups, *self.validation_groups} - groups:
+            raise ValueError(
+                f"test_groups and validation_groups must be among {sorted(groups)}, "
+                f"got {sorted(unknown)}"
+            )
+        for part, named in (
+            ("test", self.test_groups),
+            ("validation", self.validation_groups),
+        ):
+            if named and part in listed.parts:
+                raise ValueError(
+                    f"{part}_groups must be empty, since the source has a {part} part "
+                    f"of its own, got {named}"
+                )
+        if both := {*self.test_groups} & {*self.validation_groups}:
+            raise ValueError(
+                "a group must be in test_groups or in validation_groups, got "
+                f"{sorted(both)} in both"
+            )
+
+    def fingerprint(self) -> str:
+        """A digest of the training and validation items, in their order, and of how
+        they are read.
+        """
+        how = (self.manifest().digest(), *self._how_read())
+        return hashlib.sha256(repr(how).encode()).hexdigest()
+
+    @abstractmethod
+    def _how_read(self) -> tuple[Any, ...]:
+        """The arguments that decide how an item is read."""
+
+    def notes(self) -> tuple[str, ...]:
+        """What all data note, and items without labels, and names that are alike."""
+        return (
+            *super().notes(),
+            *self._without_labels(),
+            *names_doubts(self.manifest().classes),
+        )
+
+    def _without_labels(self) -> list[str]:
+        """Tell people of items that have none of several labels."""
+        bare = [item.name for item in self.listed.items if not item.category]
+        if not bare or not self.separator:
+            return []
+        return [
+            f"{counted(len(bare), self.things)} without a label, which show none of the "
+            f"classes: {some(bare)}"
+        ]
+
+    def _divide(
+        self,
+        entries: dict[str, list[Entry]],
+        left_out: Mapping[str, str],
+        same: Mapping[str, str],
+    ) -> dict[str, list[Entry]]:
+        """The items of each split: named groups, or a share of every label, where the
+        source has no such split.
+        """
         if "all" in entries:
             entries["train"], entries["test"] = self._divided(
                 entries.pop("all"), self.test_groups, self.test_share, TEST_SEED, same
@@ -521,11 +656,7 @@ class ListedData(DataSet):
                 same,
             )
         self._check_trained(entries["train"], left_out)
-        return Manifest(
-            self.listed.classes,
-            {part: tuple(entries[part]) for part in PARTS},
-            left_out,
-        )
+        return entries
 
     def _divided(
         self,
@@ -539,18 +670,18 @@ class ListedData(DataSet):
         label, chosen by content in whole groups.
         """
         groups = [self._items[entry.name].group for entry in entries]
-        labels = self.targets(entries, self.listed.classes)
-        if named:
-            rows = [place for place, group in enumerate(groups) if group in named]
-        else:
-            digests = [same.get(entry.digest, entry.digest) for entry in entries]
-            known = groups if any(groups) else None
-            rows = stable_split(labels, digests, share, seed, known)[1].tolist()
-        aside = {*rows}
-        rest = [entry for place, entry in enumerate(entries) if place not in aside]
-        return rest, [entries[place] for place in rows]
+        if not named:
+            labels = self.targets(entries, self.listed.classes)
+            return put_aside(entries, labels, share, seed, same, groups)
+        of_groups = list(zip(entries, groups, strict=True))
+        return (
+            [entry for entry, group in of_groups if group not in named],
+            [entry for entry, group in of_groups if group in named],
+        )
 
-    def _check_trained(self, train: Sequence[Entry], left_out: dict[str, str]) -> None:
+    def _check_trained(
+        self, train: Sequence[Entry], left_out: Mapping[str, str]
+    ) -> None:
         """Raise a `ValueError` if there is nothing to train on of a class; a label beside
         others may be too rare to be in each split.
         """
@@ -568,39 +699,6 @@ class ListedData(DataSet):
                 f"class {category!r} holds no training {singular(self.things)} that can be "
                 f"read{because}"
             )
-
-    def _entry(self, item: Item) -> Entry:
-        return Entry(item.name, item.category, self._digest(item))
-
-    @abstractmethod
-    def _decode(self, manifest: Manifest, decoded: Mapping[str, Tensor]) -> Decoded:
-        """The items of each split, and the problems of those that cannot be read, by
-        name.
-
-        Args:
-            manifest: which items.
-            decoded: all of them by name, if they were decoded before.
-        """
-
-    def _digest(self, item: Item) -> str:
-        """Digest the content of an item."""
-        return digest_of(item.source())
-
-    def _same_content(
-        self, manifest: Manifest, sets: Mapping[str, Examples]
-    ) -> Mapping[str, str]:
-        """The digest that stands for those of different files of the same content, by
-        these; none unless a kind of input knows such files.
-
-        Args:
-            manifest: which items were read.
-            sets: the examples of each split.
-        """
-        return {}
-
-    @cached_property
-    def _items(self) -> dict[str, Any]:
-        return {item.name: item for item in self.listed.items}
 
 
 def list_labelled(

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -152,28 +152,48 @@ class Manifest:
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is damaged: {error!r}") from error
 
-    def follow(self, present: Sequence[Entry]) -> tuple["Manifest", Changes]:
+    def follow(
+        self,
+        present: Sequence[Entry],
+        labels_of: Callable[[str], Collection[str]] = lambda category: (category,),
+    ) -> tuple["Manifest", Changes]:
         """The same splits of the images that there are now, and what changed.
 
-        An image that is gone is found under another name by its content, in its class.
+        An image is found by its content, also under another name; and by its name, if
+        its content was in no split, so that nothing that was trained on comes to be
+        tested on.
+
+        Args:
+            present: the images that there are now.
+            labels_of: the classes that a category names. Images of a new one are left
+                out.
         """
-        before = list(chain.from_iterable(self.parts.values()))
-        # An item of several labels has all of them as its category.
-        categories = {*self.classes, *(entry.category for entry in before)}
-        now = {entry.name: entry for entry in present if entry.category in categories}
-        names = {entry.name for entry in before}
-        fresh = {
-            entry[1:]: entry
-            for entry in reversed(present)
-            if entry.name not in names | self.left_out.keys()
+        before = {
+            entry.name: entry for entry in chain.from_iterable(self.parts.values())
         }
+        contents = {entry.digest for entry in before.values()}
+        classes = {*self.classes}
+        known = [row for row in present if classes.issuperset(labels_of(row.category))]
+        now = {entry.name: entry for entry in known}
+        moved: dict[str, list[Entry]] = {}
+        for entry in known:
+            old = before.get(entry.name)
+            if entry.name not in self.left_out and (
+                old is None or old.digest != entry.digest
+            ):
+                moved.setdefault(entry.digest, []).append(entry)
         parts: dict[str, list[Entry]] = {part: [] for part in PARTS}
         removed = []
         changed = []
         renamed = []
         for part, entries in self.parts.items():
             for entry in entries:
-                entry_now = now.get(entry.name) or fresh.pop(entry[1:], None)
+                entry_now = now.get(entry.name)
+                if entry_now is None or entry_now.digest != entry.digest:
+                    if alike := moved.get(entry.digest):
+                        entry_now = alike.pop(0)
+                    elif entry_now is not None and entry_now.digest in contents:
+                        entry_now = None
                 if entry_now is None:
                     removed.append(entry.name)
                     continue
@@ -182,28 +202,18 @@ class Manifest:
                     renamed.append((entry.name, entry_now.name))
                 elif entry_now.digest != entry.digest:
                     changed.append(entry.name)
-        taken = names | self.left_out.keys() | {new for _, new in renamed}
-        added = [entry.name for entry in present if entry.name not in taken]
-        new_classes = {entry.category for entry in present if entry.name not in taken}
+        taken = {entry.name for entry in chain.from_iterable(parts.values())}
+        taken |= self.left_out.keys()
+        added = [entry for entry in present if entry.name not in taken]
+        labels = chain.from_iterable(labels_of(entry.category) for entry in added)
         changes = Changes(
-            tuple(added),
+            tuple(entry.name for entry in added),
             tuple(removed),
             tuple(changed),
             tuple(renamed),
-            classes=tuple(sorted(new_classes - categories)),
+            classes=tuple(sorted({*labels} - classes)),
         )
         return Manifest(self.classes, parts, self.left_out), changes
-
-    def trained_on(self, later: "Manifest") -> list[str]:
-        """Return the names of validation and test images of another manifest that are
-        training images here. Copies that are in both parts here, too, are none.
-        """
-        names = []
-        for part in PARTS[1:]:
-            trained = {entry.digest for entry in self.parts["train"]}
-            trained -= {entry.digest for entry in self.parts[part]}
-            names += [row.name for row in later.parts[part] if row.digest in trained]
-        return names
 
     def merged(self, same: Mapping[str, str]) -> "Manifest":
         """The same with one digest for files of the same pixels, see

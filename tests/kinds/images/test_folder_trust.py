@@ -28,6 +28,7 @@ from tests.kinds.images.folders import (
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import (
     ImageFolder,
+    ImageTable,
     Manifest,
     Padded,
     load_image,
@@ -128,19 +129,52 @@ class TestSplitOfAFolder:
         (tmp_path / "a" / "000.png").unlink()
         save(tmp_path / "a" / "001.png", 7000)
         (tmp_path / "b" / "002.png").rename(tmp_path / "b" / "other.png")
-        (tmp_path / "b" / "003.png").rename(
-            tmp_path / "a" / "moved.png"
-        )  # another class is another image
+        # Another label of an image leaves it in its split.
+        (tmp_path / "b" / "003.png").rename(tmp_path / "a" / "moved.png")
+        save(tmp_path / "a" / "new.png", 7001)
         later = ImageFolder(str(tmp_path), validation=0, test=0)
         changes = later.follow(manifest)
         assert (changes.removed, changes.changed) == (
-            ("a/000.png", "b/003.png"),
+            ("a/000.png",),
             ("a/001.png",),
         )
-        assert changes.renamed == (("b/002.png", "b/other.png"),)
-        assert changes.added == ("a/moved.png",)
+        assert changes.renamed == (
+            ("b/002.png", "b/other.png"),
+            ("b/003.png", "a/moved.png"),
+        )
+        assert changes.added == ("a/new.png",)
         assert later.fingerprint() != fingerprint
-        assert len(later.train) == 58
+        assert len(later.train) == 59
+
+    def test_no_image_is_tested_under_the_name_of_another(self, tmp_path):
+        """Images that are numbered anew were tested on, and trained on before."""
+        data = ImageFolder(make_root(tmp_path))
+        trained = {*data.train.contents()}
+        folder = tmp_path / "a"
+        (folder / "000.png").unlink()
+        for number in range(1, 30):
+            (folder / f"{number:03}.png").rename(folder / f"{number - 1:03}.png")
+        later = ImageFolder(tmp_path)
+        assert len(later.follow(data.manifest()).renamed) == 29
+        assert not trained & {*later.test.contents(), *later.validation.contents()}
+        assert {*later.train.contents()} <= trained
+
+    def test_new_labels_beside_others_are_the_new_classes(self, tmp_path):
+        """Those of a row were one class, by all their names."""
+        rows = ["image,tags"]
+        for number in range(10):
+            save(tmp_path / f"{number}.png", number)
+            rows.append(f"{number}.png,{'sea' if number % 2 else 'sky'}")
+        table = tmp_path / "photos.csv"
+        table.write_text("\n".join(rows))
+        how = {"file": "image", "label": "tags", "delimiter": " "}
+        manifest = ImageTable(table, **how).manifest()
+        for number, tags in ((10, "sea sky"), (11, "sea tree")):
+            save(tmp_path / f"{number}.png", number)
+            rows.append(f"{number}.png,{tags}")
+        table.write_text("\n".join(rows))
+        changes = ImageTable(table, **how).follow(manifest)
+        assert (changes.added, changes.classes) == (("10.png", "11.png"), ("tree",))
 
     def test_another_folder_altogether_is_refused(self, tmp_path):
         manifest = ImageFolder(str(make_root(tmp_path / "one"))).manifest()
@@ -165,7 +199,7 @@ class TestSplitOfAFolder:
         for old, new in (("a", "c"), ("b", "a"), ("c", "b")):
             (tmp_path / old).rename(tmp_path / new)
         later = ImageFolder(str(tmp_path))
-        assert len(later.follow(manifest).changed) == 60
+        assert len(later.follow(manifest).renamed) == 60
         assert later.fingerprint() != fingerprint
 
     def test_data_made_of_a_folder_follow_it(self, tmp_path):

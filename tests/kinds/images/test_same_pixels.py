@@ -78,7 +78,7 @@ def test_nothing_is_decoded_twice_for_it(tmp_path, monkeypatch):
     for part in (data.train, data.validation, data.test):
         for image, file in zip(part.inputs, part.files, strict=True):
             item = next(item for item in data.listed.items if item.title == file)
-            assert torch.equal(image, data._picture([item], (3, 8, 8), item, 0))
+            assert torch.equal(image, data._picture((3, 8, 8), item, item.name))
 
 
 def test_a_picture_of_its_own_stays_where_its_file_puts_it(tmp_path):

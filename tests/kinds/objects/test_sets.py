@@ -10,7 +10,9 @@ from PIL import Image
 from torchcaps_lab.data import Pictures, Shapes
 from torchcaps_lab.kinds.objects.guess import guess_pictures
 from torchcaps_lab.kinds.objects.sets import PictureFolder
+from torchcaps_lab.run_folder import RunFolder
 from torchcaps_lab.testing import check_dataset
+from torchcaps_lab.training.record import follow_record, images_apart, write_record
 
 
 def pictures(folder: Path, count: int = 12) -> Path:
@@ -91,7 +93,7 @@ def test_the_folder_itself_is_no_sub_folder(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for number in range(3):
-        Image.new("L", (20, 20)).save(tmp_path / f"{number}.png")
+        Image.new("L", (20, 20), number).save(tmp_path / f"{number}.png")
     assert not PictureFolder("~").notes()
 
 
@@ -163,9 +165,28 @@ def test_masks_beside_pictures_are_no_pictures(tmp_path: Path, mask: str) -> Non
     assert any("it is a mask" in note for note in data.notes())
 
 
-def test_the_record_names_the_pictures_of_each_split(tmp_path: Path) -> None:
-    data = PictureFolder(pictures(tmp_path), size=16)
-    record = data.record()
-    for part in ("train", "validation", "test"):
-        names = [entry.name for entry in record.parts[part]]
-        assert names == [*getattr(data, part).files]
+def test_no_run_tests_on_pictures_that_it_was_trained_on(tmp_path: Path) -> None:
+    """Also if they are renamed, or take the names of others, after some were added."""
+    root = pictures(tmp_path / "shelf", 24)
+    run = RunFolder(tmp_path)
+    run.config.write_text("")
+    first = PictureFolder(root, size=16)
+    write_record(run, first)
+    trained = {*first.train.contents()}
+    parts = first.manifest().parts
+    gone, renamed, *_ = (root / entry.name for entry in parts["train"])
+    tested = root / parts["test"][0].name
+    gone.unlink()
+    renamed.rename(tested)
+    Image.new("RGB", (40, 30), "gold").save(root / "new.png")
+    later = PictureFolder(root, size=16)
+    lines = "\n".join(follow_record(run, later))
+    assert "1 image added since the training, left out of all parts: new.png" in lines
+    assert "2 images gone since the training" in lines
+    assert f"{renamed.parent.name}/{renamed.name} -> " in lines
+    assert {*later.train.contents()} < trained
+    assert not trained & {*later.test.contents(), *later.validation.contents()}
+    assert len(later.test) == len(first.test) - 1
+    images, notes = images_apart(run, PictureFolder(root, size=16), "all")
+    assert not trained & {*images.contents()}
+    assert "the run was trained on them" in notes[-1]

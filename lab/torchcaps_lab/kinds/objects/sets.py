@@ -3,9 +3,11 @@ own pictures.
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -17,24 +19,28 @@ from torchcaps_lab.data.base import (
     TEST_SEED,
     DataSet,
     register_dataset,
-    stable_split,
 )
 from torchcaps_lab.data.examples import Examples
-from torchcaps_lab.data.listed import BrokenItem, all_broken
-from torchcaps_lab.data.manifest import PARTS, Entry, Manifest, left_out_lines
-from torchcaps_lab.data.streams import digest_of
+from torchcaps_lab.data.files import ListedFile
+from torchcaps_lab.data.listed import Decoded, Item, Listed, RecordedData, put_aside
+from torchcaps_lab.data.manifest import Entry, Manifest
+from torchcaps_lab.kinds.images.alike import same_content
 from torchcaps_lab.kinds.images.decoding.bands import Range
 from torchcaps_lab.kinds.images.decoding.picture import (
+    BrokenImage,
     as_source,
-    broken_images,
     load_image,
 )
 from torchcaps_lab.kinds.images.sets.arrays import Arrays
 from torchcaps_lab.kinds.images.sets.files import image_files
+from torchcaps_lab.kinds.images.sets.listed import decode_parts, look, reading
 from torchcaps_lab.kinds.objects.measures import UNKNOWN
 from torchcaps_lab.kinds.pixels.beside import masks_in
 from torchcaps_lab.kinds.pixels.mask_set import MaskSet
 from torchcaps_lab.look import Fit, Resize
+
+if TYPE_CHECKING:
+    from torchcaps_lab.kinds.images.decoding.picture import Source
 
 Ground = Literal["plain", "textured"]
 SlotCount = Annotated[int, Within(2, 254)]
@@ -227,7 +233,7 @@ def waves(count: int, size: int, generator: torch.Generator, bright: int) -> Ten
 
 
 @settings
-class _OwnPictures(DataSet):
+class _OwnPictures(RecordedData):
     """Pictures without labels; subclasses say which.
 
     Args:
@@ -245,6 +251,9 @@ class _OwnPictures(DataSet):
     task: ClassVar[str] = "objects"
     model = "slot_autoencoder"
 
+    holder: ClassVar[str] = "pictures"
+    """What holds them, for messages."""
+
     slots: SlotCount = argument(default=7, kw_only=True)
     size: Annotated[int, Within(16, 1024)] = argument(default=64, kw_only=True)
     channels: Literal[1, 3] = argument(default=3, kw_only=True)
@@ -252,72 +261,61 @@ class _OwnPictures(DataSet):
     levels: Range | None = argument(default=None, alias="range", kw_only=True)
     test_share: ProperShare = argument(default=0.2, alias="test", kw_only=True)
 
-    def _divide(self, digests: Sequence[str], what: str) -> None:
-        """Put some of the pictures, which have these digests, aside to test on.
-
-        Raises:
-            ValueError: there are fewer than three.
-        """
-        count = len(digests)
-        if count < 3:
-            raise ValueError(
-                f"{what} must hold at least three pictures, it holds {count}"
-            )
-        none = torch.zeros(count, dtype=torch.int64)
-        self._parts = stable_split(none, digests, self.test_share, TEST_SEED)
-
-    @abstractmethod
-    def _source(self, place: int) -> tuple[Any, str]:
-        """One of the pictures, or its file, and its name."""
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self._parts({}, {})  # too few pictures are reported at once
 
     @property
     def resize(self) -> Fit:
         """How pictures are brought to the size."""
         return self.fit
 
-    def load_train(self) -> Examples:
-        """The pictures to train on."""
-        return self._examples_at(self._parts[0])
+    def _divide(
+        self,
+        entries: dict[str, list[Entry]],
+        left_out: Mapping[str, str],
+        same: Mapping[str, str],
+    ) -> dict[str, list[Entry]]:
+        """A share of all to test on, and one of the others for validation."""
+        every = entries["all"]
+        if len(every) < 3:
+            raise ValueError(
+                f"{self.holder} must hold at least three pictures, it holds {len(every)}"
+            )
+        none = torch.zeros(len(every), dtype=torch.int64)
+        rest, test = put_aside(every, none, self.test_share, TEST_SEED, same)
+        none = none[: len(rest)]
+        train, aside = put_aside(rest, none, self.validation_share, self.seed, same)
+        return {"train": train, "validation": aside, "test": test}
 
-    def load_test(self) -> Examples:
-        """The pictures to test on."""
-        return self._examples_at(self._parts[1])
-
-    def _examples_at(self, places: Tensor) -> ObjectSet:
+    def _decode(self, manifest: Manifest, decoded: Mapping[str, Tensor]) -> Decoded:
+        """The pictures of each split at the size of all."""
         shape = (self.channels, self.size, self.size)
-        images = torch.empty((len(places), *shape), dtype=torch.uint8)
-        names = []
-        for row, place in enumerate(places.tolist()):
-            try:
-                images[row], name = self._loaded(place, shape)
-            except BrokenItem:
-                raise self._all_broken(shape) from None
-            names.append(name)
-        labels = torch.full_like(images[:, 0], UNKNOWN)
-        return ObjectSet(images, labels, slot_names(self.slots), tuple(names))
+        picture = decoded.__getitem__ if decoded else partial(self._picture, shape)
+        images, problems = decode_parts(manifest, picture, shape)
+        sets: dict[str, Examples] = {}
+        for part, rows in manifest.parts.items():
+            labels = torch.full_like(images[part][:, 0], UNKNOWN)
+            files = tuple(self._items[entry.name].title for entry in rows)
+            sets[part] = ObjectSet(images[part], labels, slot_names(self.slots), files)
+        return sets, problems
 
-    def _all_broken(self, shape: tuple[int, int, int]) -> ValueError:
-        """One error for all pictures that cannot be read, of all splits."""
-        broken = []
-        for place in sorted(torch.cat(self._parts).tolist()):
-            try:
-                self._loaded(place, shape)
-            except BrokenItem as problem:
-                broken.append(problem)
-        return self._refused(broken)
-
-    def _refused(self, broken: Sequence[BrokenItem]) -> ValueError:
-        return ValueError("\n".join(map(str, broken)))
-
-    def _loaded(self, place: int, shape: tuple[int, int, int]) -> tuple[Tensor, str]:
-        """One of the pictures at the size of all, and its name."""
-        picture, name = self._source(place)
+    def _picture(self, shape: tuple[int, int, int], name: str) -> Tensor:
+        item = self._items[name]
         try:
-            return load_image(picture, shape, self.fit, self.levels), name
-        except BrokenItem:
-            raise
+            with reading(item):
+                return load_image(item.source(), shape, self.fit, self.levels)
         except ValueError as error:
-            raise ValueError(f"{name} cannot be read: {error}") from error
+            why = error.why if isinstance(error, BrokenImage) else str(error)
+            raise BrokenImage(item.title, why) from error
+
+    def _digest(self, item: Any) -> str:
+        return look(item.source, item.title).digest
+
+    def _same_content(
+        self, manifest: Manifest, sets: Mapping[str, Examples]
+    ) -> Mapping[str, str]:
+        return same_content(manifest, {part: sets[part].inputs for part in sets})
 
 
 def pictures_and_masks(root: Path) -> tuple[list[Path], list[Path]]:
@@ -338,8 +336,6 @@ class PictureFolder(_OwnPictures):
 
     Args:
         root: the folder.
-        skip_broken: leave out pictures that cannot be read, with a note, instead of
-            raising an error.
 
     Raises:
         FileNotFoundError: if there is no such folder.
@@ -360,49 +356,48 @@ class PictureFolder(_OwnPictures):
     """
 
     root: str | Path
-    skip_broken: bool = argument(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        root = expanded(self.root)
+        self.root = root = expanded(self.root)
         if not root.is_dir():
             raise FileNotFoundError(f"there is no folder {root}{seen_from(root)}")
-        self._files, masks = pictures_and_masks(root)
-        self._left_out = dict.fromkeys(map(str, masks), "it is a mask of another")
-        if self.skip_broken:
-            broken = broken_images(self._files, self.levels)
-            self._left_out |= {str(file): why for file, why in broken.items()}
-            self._files = [file for file in self._files if file not in broken]
-        self._divide([*map(digest_of, self._files)], f"root {root}")
+        self.holder = f"root {root}"
+        super().__post_init__()
 
-    def notes(self) -> tuple[str, ...]:
-        """What was left out, and that sub-folders are no classes."""
-        left_out = left_out_lines(self._left_out)
-        folders = {file.parent for file in self._files} - {expanded(self.root)}
-        if not folders:
-            return tuple(left_out)
-        return (
-            *left_out,
-            f"task 'objects' learns without labels: the {len(folders)} sub-folders of "
-            f"{self.root} are not used as classes",
-        )
+    def list_items(self) -> Listed:
+        """The pictures; a note tells that sub-folders are no classes."""
+        root = Path(self.root)
+        pictures, masks = pictures_and_masks(root)
+        listed = Listed()
+        for path in masks:
+            name = path.relative_to(root).as_posix()
+            listed.left_out[name] = "it is a mask of another"
+        listed.parts["all"] = [
+            ListedFile(path.relative_to(root).as_posix(), "", path) for path in pictures
+        ]
+        if folders := {path.parent for path in pictures} - {root}:
+            listed.notes = (
+                f"task 'objects' learns without labels: the {len(folders)} sub-folders "
+                f"of {root} are not used as classes",
+            )
+        return listed
 
-    def record(self) -> Manifest:
-        """The files of each split."""
-        files = {part: getattr(self, part).files or () for part in PARTS}
-        return Manifest(
-            (),
-            {
-                part: [Entry(name, "", digest_of(Path(name))) for name in names]
-                for part, names in files.items()
-            },
-        )
 
-    def _refused(self, broken: Sequence[BrokenItem]) -> ValueError:
-        return all_broken(broken, "leave them out to see the rest")
+@dataclass(frozen=True)
+class _Picture(Item):
+    """One picture of a program.
 
-    def _source(self, place: int) -> tuple[Any, str]:
-        file = self._files[place]
-        return file, str(file)
+    Args:
+        name: its number.
+        category: empty.
+        image: gives it.
+    """
+
+    image: "Callable[[], Source]"
+
+    def source(self) -> "Source":
+        """The picture."""
+        return self.image()
 
 
 @settings
@@ -437,18 +432,26 @@ class Pictures(_OwnPictures):
         if hasattr(self.pictures, "ndim"):
             count = len(self.pictures)
             self._images = Arrays(self.pictures, [0] * count, name="pictures")
-        self._divide([*map(str, range(len(self._images)))], "pictures")
+        super().__post_init__()
 
-    def _source(self, place: int) -> tuple[Any, str]:
+    def list_items(self) -> Listed:
+        """The pictures by their numbers, those that are paths as files."""
+        return Listed(parts={"all": [*map(self._item, range(len(self._images)))]})
+
+    def _item(self, place: int) -> Item:
         picture = self._images[place]
         name = f"picture {place}"
+        if isinstance(picture, str | Path):
+            return ListedFile(name, "", Path(picture))
+        return _Picture(name, "", partial(self._source, place, name))
+
+    def _source(self, place: int, name: str) -> "Source":
+        picture = self._images[place]
         if isinstance(self._images, Arrays):
             picture = picture[0]
-        if isinstance(picture, str | Path):
-            return picture, str(picture)
         if isinstance(picture, tuple):
             raise ValueError(
                 f"task 'objects' learns without labels: {name} must be an image, got "
                 f"a tuple of {len(picture)}"
             )
-        return as_source(picture, self.levels), name
+        return as_source(picture, self.levels)

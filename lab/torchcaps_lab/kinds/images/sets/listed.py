@@ -157,34 +157,24 @@ class ListedImages(ListedData):
         mapped = count * math.prod(shape) > self.memory * GIB
         levels = () if self.levels is None else (str(self.levels),)
         how = " ".join([self.resize, *levels, *self._behind])
+        picture = (
+            decoded.__getitem__ if decoded else partial(self._picture, shape, first)
+        )
+        images, problems = decode_parts(manifest, picture, shape, how, mapped)
+        if problems:
+            return {}, problems
         sets: dict[str, Examples] = {}
-        problems: dict[str, BrokenImage] = {}
-        for part in PARTS:
-            rows = manifest.parts[part]
-            items = [self._items[entry.name] for entry in rows]
-            picture: Callable[[int], Any] = partial(self._picture, items, shape, first)
-            if decoded:
-                picture = [decoded[entry.name] for entry in rows].__getitem__
-            digests = [entry.digest for entry in rows]
-            images, broken = decode_images(digests, picture, shape, how, mapped)
-            problems |= {rows[index].name: problem for index, problem in broken.items()}
-            if not problems:
-                sets[part] = Examples(
-                    images,
-                    self.targets(rows, manifest.classes),
-                    manifest.classes,
-                    tuple(item.title for item in items),
-                )
-        return sets, problems
+        for part, rows in manifest.parts.items():
+            sets[part] = Examples(
+                images[part],
+                self.targets(rows, manifest.classes),
+                manifest.classes,
+                tuple(self._items[entry.name].title for entry in rows),
+            )
+        return sets, {}
 
-    def _picture(
-        self,
-        items: Sequence[Item],
-        shape: tuple[int, int, int],
-        first: Item,
-        index: int,
-    ) -> Tensor:
-        item = items[index]
+    def _picture(self, shape: tuple[int, int, int], first: Item, name: str) -> Tensor:
+        item = self._items[name]
         if self.resize == "handwriting" and self.sides is not None:
             return _handwriting(item, shape, self.levels)
         image = self._open(item, shape[0])
@@ -201,7 +191,7 @@ class ListedImages(ListedData):
 
     def _open(self, item: Item, channels: int) -> "Image | Bands":
         """The decoded image."""
-        with _reading(item):
+        with reading(item):
             return open_image(
                 item.source(), channels, item.title, self.levels, self.background
             )
@@ -256,6 +246,36 @@ class ListedImages(ListedData):
         return {item.name: seen for item, seen in zip(items, files_seen, strict=True)}
 
 
+def decode_parts(
+    manifest: Manifest,
+    picture: Callable[[str], Tensor],
+    shape: tuple[int, int, int],
+    how: str = "",
+    mapped: bool = False,
+) -> tuple[dict[str, Tensor], dict[str, BrokenImage]]:
+    """The images of each split, and the problems of those that cannot be read, by name.
+
+    Args:
+        manifest: which images.
+        picture: decodes the image of a name.
+        shape: as of :func:`decode_images`.
+        how: likewise.
+        mapped: likewise.
+    """
+    images: dict[str, Tensor] = {}
+    problems: dict[str, BrokenImage] = {}
+    for part, rows in manifest.parts.items():
+        of_row = partial(_of_row, picture, [entry.name for entry in rows])
+        digests = [entry.digest for entry in rows]
+        images[part], broken = decode_images(digests, of_row, shape, how, mapped)
+        problems |= {rows[index].name: problem for index, problem in broken.items()}
+    return images, problems
+
+
+def _of_row(picture: Callable[[str], Tensor], names: Sequence[str], row: int) -> Tensor:
+    return picture(names[row])
+
+
 class ImageFacts(NamedTuple):
     """Facts about a file, without decoding it.
 
@@ -290,7 +310,7 @@ def look(source_of: Callable[[], "Source"], title: str) -> ImageFacts:
 
 
 @contextmanager
-def _reading(item: Item) -> Iterator[None]:
+def reading(item: Item) -> Iterator[None]:
     """Turns an `OSError`, such as a missing permission, into a `BrokenImage`."""
     try:
         yield
@@ -304,5 +324,5 @@ def _handwriting(
     """The handwriting in an image, found as in pictures that a trained network
     classifies: any ink on any paper.
     """
-    with _reading(item):
+    with reading(item):
         return load_handwriting(item.source(), shape, item.title, levels).values
