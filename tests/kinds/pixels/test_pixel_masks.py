@@ -93,19 +93,44 @@ def test_folds_are_blocks_that_make_up_all(folder: Path) -> None:
 
 
 def test_no_run_tests_on_pictures_that_it_was_trained_on(folder: Path) -> None:
-    """A picture that was added moved the blocks, and nobody was told."""
+    """A picture that was added moved the blocks; it is left out, also if others are
+    gone, or took the names of others, with their masks.
+    """
     run = RunFolder(folder / "run")
     run.path.mkdir()
     run.config.write_text("")
-    write_record(run, Masks(folder, fold=1))
+    first = Masks(folder, fold=1)
+    write_record(run, first)
+    trained = {*first.train.contents()}
     assert not follow_record(run, Masks(folder, fold=1))
     save(folder / "images/a.png", 20 * labels_of(12))
     save(folder / "masks/a.png", VALUES[labels_of(12)])
-    with pytest.raises(ValueError, match="1 image to validate or test on were trained"):
-        follow_record(run, Masks(folder, fold=1))
-    images, notes = images_apart(run, Masks(folder, fold=1), "test")
-    assert len(images) == 2
+    for place in ("images", "masks"):
+        (folder / place / "cell11.png").unlink()
+        (folder / place / "cell10.png").rename(folder / place / "cell2.png")
+    later = Masks(folder, fold=1)
+    lines = "\n".join(follow_record(run, later))
+    assert "1 image added since the training, left out of all parts: images/a" in lines
+    assert "2 images gone since the training: " in lines
+    assert "1 image renamed since the training: images/cell10.png -> " in lines
+    assert [Path(name).stem for name in later.test.files or ()] == ["cell3"]
+    assert {*later.train.contents()} < trained
+    assert not trained & {*later.test.contents(), *later.validation.contents()}
+    images, notes = images_apart(run, Masks(folder, fold=1), "all")
+    assert not trained & {*images.contents()}
     assert "the run was trained on them" in notes[-1]
+
+
+def test_a_broken_picture_or_mask_is_left_out_of_the_record(folder: Path) -> None:
+    (folder / "images/cell0.png").write_bytes(b"no picture")
+    (folder / "masks/cell7.png").write_bytes(b"no mask")
+    with pytest.raises(ValueError, match=r"2 images cannot be read.* skip_broken"):
+        _ = Masks(folder).train
+    data = Masks(folder, skip_broken=True)
+    assert {*data.manifest().left_out} == {"images/cell0.png", "images/cell7.png"}
+    assert (
+        sum(len(getattr(data, part)) for part in ("train", "validation", "test")) == 10
+    )
 
 
 def test_cuts_take_the_same_square_of_both_and_another_in_each_epoch() -> None:

@@ -2,14 +2,13 @@
 annotations.
 """
 
-import hashlib
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,34 +18,25 @@ from torch.nn import functional as F
 from torchcaps.numerics import Size
 from torchcaps.spec import Within, argument, settings
 from torchcaps.whole import LARGEST_NOTE, expanded, read_text, seen_from
-from torchcaps_lab.data.base import (
-    DataSet,
-    find_data_dir,
-    group_of,
-    register_dataset,
-)
+from torchcaps_lab.data.base import find_data_dir, register_dataset
 from torchcaps_lab.data.examples import Examples
-from torchcaps_lab.data.manifest import (
-    PARTS,
-    Entry,
-    Manifest,
-    lacking_lines,
-    left_out_lines,
-)
+from torchcaps_lab.data.files import ListedFile
+from torchcaps_lab.data.listed import Decoded, Listed, RecordedData
+from torchcaps_lab.data.manifest import Entry, Manifest
 from torchcaps_lab.data.schema import each_once
-from torchcaps_lab.data.streams import digest_of
 from torchcaps_lab.kinds.images.decoding.bands import Bands, Range
 from torchcaps_lab.kinds.images.decoding.handwriting import orientation, upright
 from torchcaps_lab.kinds.images.decoding.picture import (
     BLACK,
     Background,
-    broken_images,
+    BrokenImage,
     in_mode,
     opened,
     to_tensor,
 )
 from torchcaps_lab.kinds.images.doubts import image_doubts
 from torchcaps_lab.kinds.images.sets.files import image_files
+from torchcaps_lab.kinds.images.sets.listed import look, reading
 from torchcaps_lab.kinds.pixels.doubts import (
     Mask,
     check_colours,
@@ -86,14 +76,23 @@ def _natural(path: Path) -> list[tuple[bool, str]]:
     return [(not part.isdigit(), part.zfill(20)) for part in parts]
 
 
-class _Pair(NamedTuple):
-    picture: Path
+@dataclass(frozen=True)
+class _Pair(ListedFile):
+    """A picture and its mask.
+
+    Args:
+        name: that of the picture.
+        category: empty.
+        path: the picture.
+        mask: the file of its mask.
+    """
+
     mask: Path
 
 
 @register_dataset("masks")
 @settings
-class Masks(DataSet):
+class Masks(RecordedData):
     """Pictures with a mask each, an image of the same size whose grey values or indexed
     colours are classes.
 
@@ -132,8 +131,6 @@ class Masks(DataSet):
             whole range of the type.
         background: the colour behind transparent parts, by name or as ``#ffd700``.
         group_before: as of :class:`ImageFolder`; blocks are of whole groups.
-        skip_broken: leave out pictures that cannot be read, or whose mask cannot, with
-            a note, instead of raising an error.
 
     Raises:
         FileNotFoundError: there is no such folder or file, or a picture has no mask.
@@ -167,7 +164,7 @@ class Masks(DataSet):
     names: tuple[str, ...] = ()
     values: Annotated[tuple[int, ...], Within(0, 255)] = ()
     ignore: Annotated[int, Within(0, 255)] | None = None
-    listed: str = ""
+    chosen: str = argument(default="", alias="listed")
     cut: Size | None = None
     cuts: Size = 1
     fold: Annotated[int, Within(0)] = 0
@@ -177,11 +174,10 @@ class Masks(DataSet):
     levels: Range | None = argument(default=None, alias="range")
     background: Background = argument(default=BLACK)
     group_before: str = ""
-    skip_broken: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._lines: tuple[str, ...] = ()
-        self._broken: dict[Path, str] = {}
         if self.nearest and not self.values:
             raise ValueError(
                 "nearest needs values, those that masks should have, got none"
@@ -207,39 +203,31 @@ class Masks(DataSet):
             raise ValueError(
                 f"names must be one for each of values, {self.values}, got {self.names}"
             )
-        _ = self._parts  # missing pictures and masks are reported at once
+        _ = self._parts({}, {})  # missing pictures and masks are reported at once
 
     @property
     def resize(self) -> Fit:
         """Pictures keep their size."""
         return "keep"
 
-    def load_train(self) -> Examples:
-        """Cuts of the pictures that are not put aside."""
-        cuts = None if self.cut is None else Cuts(self.cut, self.cuts)
-        return replace(self._part("train"), composition=cuts)
-
-    def load_validation(self) -> Examples:
-        """Whole pictures."""
-        return self._part("validation")
-
-    def load_test(self) -> Examples:
-        """Whole pictures."""
-        return self._part("test")
-
-    def _part(self, part: str) -> Examples:
-        rows = torch.tensor(self._parts[part], dtype=torch.int64)
-        return self._mask_set.subset(rows)
-
     @property
     def read_shape(self) -> tuple[int, int, int]:
         """The shape of whole pictures."""
-        return self._mask_set.image_shape
+        return self.train.raw_image_shape
 
-    @cached_property
-    def _parts(self) -> dict[str, list[int]]:
-        units = self._units
-        count = len(units)
+    def _divide(
+        self,
+        entries: dict[str, list[Entry]],
+        left_out: Mapping[str, str],
+        same: Mapping[str, str],
+    ) -> dict[str, list[Entry]]:
+        """A block to test on, and a share of the others for validation."""
+        units: dict[object, list[Entry]] = {}
+        for entry in entries["all"]:
+            group = self._items[entry.name].group
+            units.setdefault(group or entry, []).append(entry)
+        blocks = [*units.values()]
+        count = len(blocks)
         if count < self.folds:
             held = f"{Path(self.root) / self.images} holds {count}"
             things = "groups of pictures" if self.group_before else "pictures"
@@ -258,45 +246,52 @@ class Masks(DataSet):
             "test": range(start, end),
         }
         return {
-            part: sorted(row for place in places for row in units[place])
+            part: [entry for place in sorted(places) for entry in blocks[place]]
             for part, places in parts.items()
         }
 
-    @cached_property
-    def _units(self) -> list[list[int]]:
-        """The rows of the pictures that stay in one part: of each group, or of one."""
-        units: dict[object, list[int]] = {}
-        for row, pair in enumerate(self._pairs):
-            group = group_of(pair.picture.as_posix(), self.group_before)
-            units.setdefault(group or row, []).append(row)
-        return [*units.values()]
-
-    @cached_property
-    def _pairs(self) -> list[_Pair]:
-        """Pictures and masks, in the natural order of the names."""
+    def list_items(self) -> Listed:
+        """Pictures and masks, in the natural order of the names. Masks that are of no
+        picture are left out.
+        """
         root = Path(self.root)
         files = image_files(root / self.images)
         if not self._coco:
             each_once(files, attrgetter("stem"), f"{root / self.images}: the name")
-        if self.listed:
+        if self.chosen:
             by_stem = {path.stem: path for path in files}
-            lines = read_text(root / self.listed, LARGEST_NOTE).splitlines()
+            lines = read_text(root / self.chosen, LARGEST_NOTE).splitlines()
             chosen = [*filter(None, map(str.strip, lines))]
             if missing := [name for name in chosen if name not in by_stem]:
                 raise FileNotFoundError(
-                    f"{root / self.listed} lists {missing[0]!r}, which is not in "
+                    f"{root / self.chosen} lists {missing[0]!r}, which is not in "
                     f"{self.images!r}"
                 )
-            each_once(chosen, str, f"{root / self.listed}: the picture")
+            each_once(chosen, str, f"{root / self.chosen}: the picture")
             files = [by_stem[name] for name in chosen]
         files.sort(key=_natural)
-        pairs = [_Pair(path, self._mask_of(path)) for path in files]
-        if self.skip_broken:
-            masks = [] if self._coco else [pair.mask for pair in pairs]
-            pictures = [pair.picture for pair in pairs]
-            self._broken = broken_images((*pictures, *masks), self.levels)
-            pairs = [pair for pair in pairs if not self._broken.keys() & {*pair}]
-        return pairs
+        pairs = [
+            _Pair(path.relative_to(root).as_posix(), "", path, self._mask_of(path))
+            for path in files
+        ]
+        listed = Listed(parts={"all": [*pairs]})
+        listed.group(self.group_before)
+        if not self._coco and not self.chosen:
+            used = {pair.mask for pair in pairs}
+            for mask in image_files(root / self.masks):
+                if mask not in used:
+                    name = mask.relative_to(root).as_posix()
+                    listed.left_out[name] = "it is of no picture"
+        return listed
+
+    def _category(self, item: _Pair) -> str:
+        """The digest of its mask, since copies of a picture have one mask."""
+        if self._coco:
+            return self._coco.digest(item.path)
+        return look(lambda: item.mask, str(item.mask)).digest
+
+    def _digest(self, item: _Pair) -> str:
+        return look(item.source, item.title).digest
 
     def _mask_of(self, picture: Path) -> Path:
         place = Path(self.root) / self.masks
@@ -328,80 +323,69 @@ class Masks(DataSet):
         """Which values were taken for classes, and what speaks against it; how many
         pixels got another value.
         """
-        _ = self._mask_set
-        parts = {part: getattr(self, part).shown() for part in PARTS}
-        broken = {str(file): why for file, why in self._broken.items()}
-        return (
-            *self._lines,
-            *self.contradictions(),
-            *lacking_lines(self.classes, parts),
-            *left_out_lines(broken),
-            *self._unused(),
-        )
+        notes = super().notes()  # which reads the masks
+        return (*self._lines, *notes)
 
-    def _unused(self) -> list[str]:
-        """Tell people of masks that are of no picture, which are left out."""
-        if self._coco or self.listed:
-            return []
-        used = {pair.mask for pair in self._pairs} | self._broken.keys()
-        files = image_files(Path(self.root) / self.masks)
-        others = [file for file in files if file not in used]
-        return left_out_lines(dict.fromkeys(map(str, others), "it is of no picture"))
-
-    def record(self) -> Manifest:
-        """The pictures of each split; the class of a picture is its mask."""
-        entries = self._entries
-        rows = self._parts.items()
-        return Manifest((), {part: [entries[row] for row in own] for part, own in rows})
-
-    @cached_property
-    def _entries(self) -> list[Entry]:
-        masks = (
-            hashlib.sha256(mask.numpy().tobytes()) for mask in self._mask_set.labels
-        )
-        return [
-            Entry(str(pair.picture), mask.hexdigest(), digest_of(pair.picture))
-            for pair, mask in zip(self._pairs, masks, strict=True)
-        ]
-
-    @cached_property
-    def _mask_set(self) -> MaskSet:
-        """All pictures and masks, smaller ones with margins below and on the right that
-        have no class.
+    def _decode(self, manifest: Manifest, decoded: Mapping[str, Tensor]) -> Decoded:
+        """Pictures and masks, smaller ones with margins below and on the right that
+        have no class; cuts of those to train on.
         """
+        self._lines = ()
         pictures = []
         masks = []
-        for pair in self._pairs:
-            with opened(pair.picture) as source:
-                turn = orientation(source)
-                image = in_mode(source, self.channels, self.levels, self.background)
-            shape = (self.channels, image.height, image.width)
-            pictures.append(to_tensor(image, shape, "pad"))
-            if self._coco:
-                marked = self._coco.mask(pair.picture, image.size, turn)
-                masks.append(Mask(pair.mask, marked))
+        problems: dict[str, BrokenImage] = {}
+        used = {entry.name for rows in manifest.parts.values() for entry in rows}
+        # In their order, so that what is said of them depends on no split.
+        pairs = [pair for name, pair in self._items.items() if name in used]
+        for pair in pairs:
+            try:
+                with reading(pair):
+                    picture, mask = self._read(pair)
+            except BrokenImage as problem:
+                problems[pair.name] = problem
             else:
-                masks.append(_mask(pair, image.size, turn))
+                pictures.append(picture)
+                masks.append(mask)
+        if problems:
+            return {}, problems
         categories = ("background", *self._coco.names.values()) if self._coco else ()
         values = [*(self.values or range(len(categories)) or self._guessed(masks))]
         if not 2 <= len(values) <= _MOST:
             raise ValueError(
-                f"masks in {self._pairs[0].mask.parent} must have 2 to {_MOST} "
+                f"masks in {pairs[0].mask.parent} must have 2 to {_MOST} "
                 f"values, got {len(values)}"
             )
         if self.nearest:
             masks = self._snapped(masks)
-        names = self.names or categories or tuple(map(str, values))
-        if len(names) != len(values):
+        classes = self.names or categories or tuple(map(str, values))
+        if len(classes) != len(values):
             raise ValueError(
                 f"names must be {len(values)}, one for each of the values {values}, "
-                f"got {names}"
+                f"got {classes}"
             )
         images = _padded(pictures, 0)
         labels = _padded([self._labelled(mask, values) for mask in masks], NO_CLASS)
-        files = [pair.picture for pair in self._pairs]
-        self._lines += (*image_doubts(images, [file.name for file in files]),)
-        return MaskSet(images, labels, names, tuple(map(str, files)))
+        self._lines += (*image_doubts(images, [pair.path.name for pair in pairs]),)
+        every = MaskSet(images, labels, classes, tuple(pair.title for pair in pairs))
+        place_of = {pair.name: place for place, pair in enumerate(pairs)}
+        sets: dict[str, Examples] = {}
+        for part, entries in manifest.parts.items():
+            places = [place_of[entry.name] for entry in entries]
+            sets[part] = every.subset(torch.tensor(places, dtype=torch.int64))
+        cuts = None if self.cut is None else Cuts(self.cut, self.cuts)
+        return {**sets, "train": replace(sets["train"], composition=cuts)}, {}
+
+    def _read(self, pair: _Pair) -> tuple[Tensor, Mask]:
+        """A picture and its mask."""
+        with opened(pair.path) as source:
+            turn = orientation(source)
+            image = in_mode(source, self.channels, self.levels, self.background)
+        shape = (self.channels, image.height, image.width)
+        picture = to_tensor(image, shape, "pad")
+        if self._coco:
+            marked = self._coco.mask(pair.path, image.size, turn)
+            return picture, Mask(pair.mask, marked)
+        return picture, _mask(pair, image.size, turn)
 
     def _guessed(self, masks: list[Mask]) -> list[int]:
         """The values of masks, each taken for a class; a `ValueError` if they look like
@@ -476,8 +460,8 @@ def _mask(pair: _Pair, size: tuple[int, int], turn: int) -> Mask:
         )
     stored = values.shape[::-1]
     if stored != size[::-1] or size[0] == size[1]:
-        check_same_size(pair.mask, stored, pair.picture, size)
-    frame = frame_of(stored, size, turn, pair.mask, pair.picture)
+        check_same_size(pair.mask, stored, pair.path, size)
+    frame = frame_of(stored, size, turn, pair.mask, pair.path)
     read = frame.mask(torch.from_numpy(values.astype(np.uint8)))
     table = np.reshape(palette or [], (-1, 3)).tolist()
     used = [value for value in np.unique(values).tolist() if value < len(table)]

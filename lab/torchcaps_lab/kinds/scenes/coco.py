@@ -2,6 +2,7 @@
 draws.
 """
 
+import hashlib
 import warnings
 from collections import defaultdict
 from collections.abc import Sequence
@@ -227,6 +228,19 @@ class Coco:
                 f"{self.path} has an empty annotation: it marks nothing in {picture}"
             )
         return frame.mask(mask)
+
+    def digest(self, picture: Path) -> str:
+        """SHA-256 of what marks the things in a picture, and of their classes, in
+        hexadecimal.
+
+        Args:
+            picture: as of :meth:`mask`.
+        """
+        marks = [
+            (self.names[thing.category_id], thing.segmentation)
+            for thing in self._things[self._entry(picture).id]
+        ]
+        return hashlib.sha256(repr(marks).encode()).hexdigest()
 
     def _entry(self, picture: Path) -> Picture:
         """What the file says of a picture, whose suffix may be missing there."""
