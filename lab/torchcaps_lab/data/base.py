@@ -23,11 +23,10 @@ from torchcaps_lab.data.manifest import (
     copies_lines,
     repeated_lines,
     several_lines,
-    some,
 )
 from torchcaps_lab.data.transforms.preprocess import MOVES, Preprocess
 from torchcaps_lab.kinds import SharedRegistry
-from torchcaps_lab.look import Fit, counted
+from torchcaps_lab.look import Fit
 
 # Test sets that are drawn here (not given by a source) use this seed, never the user's:
 # runs with different seeds are then measured on the same images.
@@ -207,28 +206,17 @@ class DataSet(ABC):
 
     def follow(self, manifest: Manifest) -> Changes:
         """Take over the split of a manifest, whatever files were added since, and
-        return the changes. A data set without a manifest of its own keeps its split.
+        return the changes.
 
         Args:
             manifest: the manifest of a run.
 
         Raises:
-            ValueError: the images are not files; or the split is kept, and some of the
-                images to validate or test on were trained on in the run.
+            ValueError: the images are not files.
         """
-        record = self.record()
-        if record is None:
-            raise ValueError(
-                f"{type(self).__name__} has no files, and the run was trained on files"
-            )
-        if moved := manifest.trained_on(record):
-            raise ValueError(
-                f"{counted(len(moved), self.things)} to validate or test on were "
-                "trained on in the run, as files were added or removed since: "
-                f"{some(moved)}. Bring the files back as they were, or test on other "
-                "data, without what was trained on, with torchcaps evaluate RUN DATA"
-            )
-        return Changes(things=self.things)
+        raise ValueError(
+            f"{type(self).__name__} has no files, and the run was trained on files"
+        )
 
     def test_on_all(self) -> None:
         """Make every file a test image.

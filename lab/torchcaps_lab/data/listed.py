@@ -565,7 +565,7 @@ class ListedData(RecordedData):
         """
         label_of = {name: label for label, name in enumerate(classes)}
         labels_of = {
-            category: [label_of[name] for name in self.listed.labels_of(category)]
+            category: [label_of[name] for name in self.labels_of(category)]
             for category in {entry.category for entry in entries}
         }
         rows = [labels_of[entry.category] for entry in entries]
@@ -686,6 +686,8 @@ class ListedData(RecordedData):
         others may be too rare to be in each split.
         """
         if self.separator:
+            if not train:
+                raise ValueError(f"none of the {self.things} to train on can be read")
             return
         trained = {entry.category for entry in train}
         for category in {item.category for item in self.listed.items} - trained:

@@ -45,14 +45,9 @@ def with_new_classes(folder: RunFolder, root: str, classes: Sequence[str]) -> st
 
 def write_record(folder: RunFolder, data: DataSet) -> None:
     """Records the splits of data in the folder of a run, if the images are files."""
-    manifest = _split_of(data)
+    manifest = data.manifest()
     if manifest is not None:
         manifest.write(folder.record)
-
-
-def _split_of(data: DataSet) -> Manifest | None:
-    """Which files are in which split, also of data that can follow no other split."""
-    return data.manifest() or data.record()
 
 
 def images_apart(
@@ -78,7 +73,7 @@ def images_apart(
         split = "test"
     images: Examples = getattr(data, split)
     notes = data.omissions() if every else _of_how_many(data, split, images.what)
-    manifest = _split_of(data)
+    manifest = data.manifest()
     path = folder.record
     if split != "test" or manifest is None or not path.is_file():
         return images, notes

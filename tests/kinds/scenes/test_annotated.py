@@ -14,7 +14,9 @@ from PIL import Image
 from torchcaps.spec import fit
 from torchcaps_lab.data import AnnotatedImages, DataSet, Preprocess
 from torchcaps_lab.options.guess import guess
+from torchcaps_lab.run_folder import RunFolder
 from torchcaps_lab.tasks import Detection, create_task, true_things
+from torchcaps_lab.training.record import follow_record, images_apart, write_record
 
 CLASSES = ("cat", "dog")
 BOXES = {
@@ -494,3 +496,73 @@ def test_points_of_yolo_are_no_corners(tmp_path: Path) -> None:
         yaml.write_text(names + shape)
         with pytest.raises(ValueError, match=why):
             data(root, yaml)
+
+
+@pytest.mark.parametrize("kind", ["coco", "voc", "yolo"])
+def test_no_run_tests_on_images_that_it_was_trained_on(
+    tmp_path: Path, kind: str
+) -> None:
+    """Images that are added are left out, also if others are gone or took the names of
+    others.
+    """
+    run = RunFolder(tmp_path)
+    run.config.write_text("")
+    names = [f"image {number}" for number in range(14)]
+    boxes = {
+        name: [(CLASSES[number % 2], (0, 0, number + 5, 9))]
+        for number, name in enumerate(names[:12])
+    }
+    shares = {"validation": 0.2, "test": 0.3}
+    before = tmp_path / "before"
+    before.mkdir()
+    first = data(before, write(before, kind, boxes), **shares)
+    write_record(run, first)
+    trained = {*first.train.contents()}
+    tested = {*first.test.contents()}
+    parts = first.manifest().parts
+    gone, renamed, *_ = (Path(entry.name).stem for entry in parts["train"])
+    replaced = Path(parts["test"][0].name).stem
+    later = {name: rows for name, rows in boxes.items() if name not in (gone, renamed)}
+    later |= {replaced: boxes[renamed], "image 13": [("cat", (3, 3, 9, 9))]}
+    after = tmp_path / "after"
+    after.mkdir()
+    follower = data(after, write(after, kind, later), **shares)
+    lines = "\n".join(follow_record(run, follower))
+    assert "1 image added since the training, left out of all parts: image 13" in lines
+    assert "2 images gone since the training: " in lines
+    assert f"1 image renamed since the training: {renamed}.png -> {replaced}" in lines
+    assert {*follower.train.contents()} < trained
+    assert {*follower.test.contents()} < tested
+    assert not trained & {*follower.test.contents(), *follower.validation.contents()}
+    assert follower.test.things.tolist()
+    other = data(after, follower.annotations, **shares)
+    images, notes = images_apart(run, other, "all")
+    assert not trained & {*images.contents()}
+    assert "the run was trained on them" in notes[-1]
+
+
+def test_images_of_one_name_in_several_folders_are_told_apart(tmp_path: Path) -> None:
+    for part, box in (("train", (0, 0, 9, 9)), ("test", (5, 5, 20, 20))):
+        (tmp_path / part).mkdir()
+        write(tmp_path / part, "voc", {"a": [("cat", box)], "b": [("dog", box)]})
+    images = data(
+        tmp_path / "train",
+        tmp_path / "train/notes",
+        test_annotations=tmp_path / "test/notes",
+        test_root=tmp_path / "test",
+    )
+    assert {entry.name for entry in images.manifest().parts["test"]} == {
+        "test/a.png",
+        "test/b.png",
+    }
+    assert boxes_of(images.test)["a"] == [("cat", (5, 5, 20, 20))]
+
+
+def test_a_broken_image_is_left_out_with_its_boxes(tmp_path: Path) -> None:
+    notes = write(tmp_path, "voc")
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    with pytest.raises(ValueError, match=r"a\.png: it is not an image"):
+        _ = data(tmp_path, notes).train
+    images = data(tmp_path, notes, skip_broken=True)
+    assert {*boxes_of(images.train)} == {"b", "c"}
+    assert {*images.manifest().left_out} == {"a.png"}

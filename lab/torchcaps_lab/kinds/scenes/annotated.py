@@ -3,48 +3,26 @@ Pascal VOC, text files as of YOLO.
 """
 
 import hashlib
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import ProperShare
 from torchcaps.spec import argument, settings
 from torchcaps.whole import expanded, resolved, seen_from
-from torchcaps_lab.data.base import (
-    TEST_SEED,
-    DataSet,
-    group_of,
-    register_dataset,
-    stable_split,
-)
+from torchcaps_lab.data.base import DataSet, register_dataset
 from torchcaps_lab.data.examples import Batch, Examples, Parts
-from torchcaps_lab.data.listed import Listed
-from torchcaps_lab.data.manifest import (
-    PARTS,
-    Entry,
-    Manifest,
-    lacking_lines,
-    left_out_lines,
-)
-from torchcaps_lab.data.streams import digest_of
-from torchcaps_lab.kinds.images.decoding.bands import Range
+from torchcaps_lab.data.files import ListedFile
+from torchcaps_lab.data.listed import Decoded, Listed
+from torchcaps_lab.data.manifest import Manifest
 from torchcaps_lab.kinds.images.decoding.handwriting import orientation
-from torchcaps_lab.kinds.images.decoding.picture import (
-    BLACK,
-    Background,
-    broken_images,
-    in_mode,
-    opened,
-    to_tensor,
-)
+from torchcaps_lab.kinds.images.decoding.picture import in_mode, opened
 from torchcaps_lab.kinds.images.sets.files import image_files
-from torchcaps_lab.kinds.images.sets.listed import Side
+from torchcaps_lab.kinds.images.sets.listed import ListedImages, reading
 from torchcaps_lab.kinds.scenes.coco import Coco
 from torchcaps_lab.kinds.scenes.noted import (
     Noted,
@@ -62,6 +40,11 @@ from torchcaps_lab.kinds.scenes.yolo import (
     of_yaml,
     yolo_images,
 )
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from torchcaps_lab.kinds.images.decoding.bands import Bands
 
 _OUTSIDE = 1.0  # pixels by which a box may leave its image, as rounding does
 
@@ -128,9 +111,39 @@ class AnnotatedSet(Examples):
         return batch._replace(parts=parts)
 
 
+_BETWEEN = "\n"
+"""What stands between the classes of an image in its category: no name has it."""
+
+
+@dataclass(frozen=True)
+class _Item(ListedFile):
+    """An image and its annotation.
+
+    Args:
+        name: its path below the folder that holds all images.
+        category: the classes of its things.
+        path: its file.
+        noted: its annotation.
+    """
+
+    noted: Noted
+
+
+class _Shown(NamedTuple):
+    """How an image is shown.
+
+    Args:
+        size: its width and height, upright.
+        turn: its EXIF orientation.
+    """
+
+    size: tuple[int, int]
+    turn: int
+
+
 @register_dataset("annotated")
 @settings
-class AnnotatedImages(DataSet):
+class AnnotatedImages(ListedImages):
     """Images of the user's own with any number of boxes around things of any class.
 
     COCO's and VOC's files state the size of each image. Boxes follow an image that was
@@ -157,18 +170,9 @@ class AnnotatedImages(DataSet):
             the validation images become the test set, or else a share of the images,
             unless ``data.yaml`` names a ``test``.
         test_root: the folder of the test images; default: ``root``.
-        size: height and width of the images, one number for both; default: their own,
-            which must be the same for all.
         channels: 1 makes every image grey, 3 colour.
         resize: how images and their boxes are resized; a ``crop`` discards everything
             outside it.
-        range: the pixel values that become black and white; default: the whole range of
-            the type.
-        background: the colour behind transparent parts, by name or as ``#ffd700``.
-        test: share of the images that become the test set, the same for every ``seed``.
-        group_before: as of :class:`ImageFolder`.
-        skip_broken: leave out images that cannot be read, with a note, instead of
-            raising an error.
 
     Raises:
         FileNotFoundError: there is no root, no file of annotations, or no image that
@@ -207,27 +211,21 @@ class AnnotatedImages(DataSet):
 
     root: str | Path
     annotations: str | Path
-    names: Sequence[str] | None = argument(default=None, alias="classes", kw_only=True)
     validation_annotations: str | Path | None = argument(default=None, kw_only=True)
     validation_root: str | Path | None = argument(default=None, kw_only=True)
     test_annotations: str | Path | None = argument(default=None, kw_only=True)
     test_root: str | Path | None = argument(default=None, kw_only=True)
-    size: Side | tuple[Side, Side] | None = argument(default=None, kw_only=True)
     channels: Literal[1, 3] = argument(default=3, kw_only=True)
     resize: Literal["pad", "crop", "stretch"] = argument(default="pad", kw_only=True)
-    levels: Range | None = argument(default=None, alias="range", kw_only=True)
-    background: Background = argument(default=BLACK, kw_only=True)
-    test_share: ProperShare = argument(default=0.2, alias="test", kw_only=True)
-    group_before: str = argument(default="", kw_only=True)
-    skip_broken: bool = argument(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        _ = self._annotated  # problems of the files are reported at once
+        super().__post_init__()
+        self._shown: dict[str, _Shown] = {}
+        _ = self.listed  # problems of the files are reported at once
 
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The name of each label."""
-        return self._annotated.classes
+    def default_task(self) -> str | Mapping[str, Any]:
+        """Boxes."""
+        return self.task
 
     @property
     def called(self) -> str:
@@ -240,85 +238,30 @@ class AnnotatedImages(DataSet):
         beside = holder != root and holder.parent == root.parent
         return root.parent.name if beside else root.name
 
-    def load_train(self) -> Examples:
-        """Read the training images, those for validation included."""
-        return self._load_noted([*self._parts["train"], *self._parts["validation"]])
-
-    def load_validation(self) -> Examples | None:
-        """Read the validation images of annotations of their own."""
-        if "validation" in self._annotated.parts:
-            return self.validation
-        return None
-
-    def load_test(self) -> Examples:
-        """Read the test images."""
-        return self._load_noted(self._parts["test"])
+    def fingerprint(self) -> str:
+        """A digest of the training and validation images and of all boxes in them."""
+        return DataSet.fingerprint(self)
 
     def notes(self) -> tuple[str, ...]:
-        """Which images to test on are also trained on, and what is left out."""
-        # Images to test on are read last, so their classes are those of the files.
-        parts = {
-            "train": self.train.shown(),
-            "validation": self.validation.shown(),
-            "test": class_of_each(self._parts["test"]),
-        }
+        """What all images note, and boxes that are left out or stand twice."""
         return (
-            *self._annotated.notes,
-            *self.contradictions(),
-            *lacking_lines(self.classes, parts),
-            *left_out_lines(self._annotated.left_out),
-            *doubts([*chain(*self._parts.values())]),
+            *super().notes(),
+            *doubts([item.noted for item in self._items.values()]),
         )
 
-    def record(self) -> Manifest:
-        """The files of each split; the classes of its things are those of an image."""
-        entries = {part: _entries(self._parts[part]) for part in PARTS}
-        return Manifest(self.classes, entries)
+    def labels_of(self, category: str) -> tuple[str, ...]:
+        """The classes of the things in an image."""
+        return (*filter(None, category.split(_BETWEEN)),)
 
-    @cached_property
-    def _train_and_validation(self) -> tuple[Examples, Examples]:
-        both = self.load_train()
-        rows = torch.arange(len(both))
-        count = len(self._parts["train"])
-        return both.subset(rows[:count]), both.subset(rows[count:])
+    def _check_classes(self, listed: Listed) -> None:
+        """Nothing: the annotations were checked, which may have one class."""
 
-    @cached_property
-    def _parts(self) -> dict[str, list[Noted]]:
-        """The images of each split; a share of the others where the annotations do not
-        name them.
-        """
-        parts = dict(self._annotated.parts)
-        if "all" in parts:
-            parts["train"], parts["test"] = self._divided(
-                parts.pop("all"), self.test_share, TEST_SEED
-            )
-        if "validation" not in parts:
-            parts["train"], parts["validation"] = self._divided(
-                parts["train"], self.validation_share, self.seed
-            )
-        return parts
-
-    def _divided(
-        self, noted: Sequence[Noted], share: float, seed: int
-    ) -> tuple[list[Noted], list[Noted]]:
-        """The rest of some images, and a share of them that is put aside, chosen by
-        content in whole groups.
-        """
-        digests = [digest_of(image.file) for image in noted]
-        shown = [[name in image.labels for name in self.classes] for image in noted]
-        groups = None
-        if self.group_before:
-            names = [image.file.as_posix() for image in noted]
-            groups = [group_of(name, self.group_before) for name in names]
-        rest, aside = stable_split(torch.tensor(shown), digests, share, seed, groups)
-        return [noted[row] for row in rest], [noted[row] for row in aside]
-
-    @cached_property
-    def _annotated(self) -> Listed:
+    def list_items(self) -> Listed:
         """The classes, and the images of each split of the annotations."""
         root = _there(expanded(self.root), "root")
         annotations = expanded(self.annotations)
-        names = None if self.names is None else check_names(self.names, "classes")
+        names = check_names(self.named, "classes") or None
+        roots = [root]
         if annotations.suffix.lower() in YAML:
             listed = of_yaml(annotations, root, names)
         else:
@@ -330,83 +273,93 @@ class AnnotatedImages(DataSet):
         for part, (path, place) in of_parts.items():
             if path is not None:
                 inside = root if place is None else expanded(place)
-                _there(inside, f"{part}_root")
+                roots.append(_there(inside, f"{part}_root"))
                 other = _annotations(expanded(path), inside, listed.classes)
                 listed.parts[part] = other.parts["train"]
                 listed.left_out |= other.left_out
         for noted in listed.parts.values():
             check_noted(noted, listed.classes)
         _check_boxes(listed.parts["train"], annotations)
-        for image in chain(*listed.parts.values()):
-            listed.left_out.pop(str(image.file), None)
-        if self.skip_broken:
-            _leave_out_broken(listed, self.levels)
-        listed.find_test("images")
+        # Folders of labels with one folder of images: those of other splits have no
+        # labels in each.
+        every = [
+            (part, image) for part, noted in listed.parts.items() for image in noted
+        ]
+        labelled = [
+            (part, image) for part, image in every if image.source != image.file
+        ]
+        check_noted([image for _, image in labelled], listed.classes)
+        part_of = {image.file: part for part, image in (*every[::-1], *labelled)}
+        # Images of several folders may have one name in these.
+        base = os.path.commonpath([folder.absolute() for folder in roots])
+
+        def name_of(path: Path) -> str:
+            return Path(os.path.relpath(path, base)).as_posix()
+
+        for part, noted in listed.parts.items():
+            listed.parts[part] = [
+                _Item(
+                    name_of(image.file),
+                    _BETWEEN.join(sorted({*image.labels})),
+                    image.file,
+                    image,
+                )
+                for image in noted
+                if part_of[image.file] == part
+            ]
+        used = {item.name for item in listed.items}
+        others = {name_of(Path(path)): why for path, why in listed.left_out.items()}
+        listed.left_out = {name: others[name] for name in others if name not in used}
+        listed.separator = _BETWEEN
         return listed
 
-    def _load_noted(self, noted: Sequence[Noted]) -> AnnotatedSet:
-        sides = (self.size, self.size) if isinstance(self.size, int) else self.size
-        images = list[Tensor]()
-        boxes = list[Tensor]()
-        for each in noted:
-            with opened(each.file) as source:
-                turn = orientation(source)
-                image = in_mode(source, self.channels, self.levels, self.background)
-            height, width = sides = sides or image.size[::-1]
-            if self.size is None and image.size != (width, height):
-                raise ValueError(
-                    f"images must have one size, {width} x {height}, {each.file} has "
-                    f"{image.size}; pass size"
-                )
-            images.append(to_tensor(image, (self.channels, height, width), self.resize))
-            placed = _placed(each, image.size, turn)
-            boxes.append(_moved(placed, image.size, (width, height), self.resize))
-        if images:
-            pixels = torch.stack(images)
-        else:
-            empty = (0, self.channels, *(sides or (1, 1)))
-            pixels = torch.zeros(empty, dtype=torch.uint8)
-        return self._set_of(noted, pixels, boxes)
+    def _open(self, item: Any, channels: int) -> "Image | Bands":
+        """The decoded image, whose size and turn are kept for its boxes."""
+        with reading(item), opened(item.path) as source:
+            turn = orientation(source)
+            image = in_mode(source, channels, self.levels, self.background)
+        self._shown[item.name] = _Shown(image.size, turn)
+        return image
 
-    def _set_of(
-        self, noted: Sequence[Noted], pixels: Tensor, boxes: Sequence[Tensor]
-    ) -> AnnotatedSet:
-        """Images, uint8 (N, C, H, W), with the boxes in each, (K, 4)."""
+    def _decode(self, manifest: Manifest, decoded: Mapping[str, Tensor]) -> Decoded:
+        """The images of each split with their boxes."""
+        sets, problems = super()._decode(manifest, decoded)
+        for part, images in sets.items():
+            items = [self._items[entry.name] for entry in manifest.parts[part]]
+            sets[part] = self._with_boxes(images, items)
+        return sets, problems
+
+    def _with_boxes(self, images: Examples, items: "Sequence[_Item]") -> AnnotatedSet:
+        """Images with the boxes in each."""
+        _, height, width = images.raw_image_shape
+        boxes = []
+        for item in items:
+            if item.name not in self._shown:  # another run decoded it into a file
+                self._open(item, self.channels)
+            size, turn = self._shown[item.name]
+            placed = _placed(item.noted, size, turn)
+            boxes.append(_moved(placed, size, (width, height), self.resize))
         most = max([1, *map(len, boxes)])
-        things = torch.zeros(len(noted), most, dtype=torch.int64)
-        placed = torch.zeros(len(noted), most, 4, dtype=torch.int64)
-        shown = torch.zeros(len(noted), len(self.classes), dtype=torch.bool)
-        for row, (each, corners) in enumerate(zip(noted, boxes, strict=True)):
+        things = torch.zeros(len(items), most, dtype=torch.int64)
+        moved = torch.zeros(len(items), most, 4, dtype=torch.int64)
+        shown = torch.zeros(len(items), len(images.classes), dtype=torch.bool)
+        for row, (item, corners) in enumerate(zip(items, boxes, strict=True)):
             labels = torch.tensor(
-                [self.classes.index(name) for name in each.labels], dtype=torch.int64
+                [images.classes.index(name) for name in item.noted.labels],
+                dtype=torch.int64,
             )
             inside = (corners[:, 2:] > corners[:, :2]).all(1)  # not cropped away
             things[row, : len(labels)] = labels
-            placed[row, : len(labels)] = corners * inside[:, None]
+            moved[row, : len(labels)] = corners * inside[:, None]
             shown[row, labels[inside]] = True
-        files = tuple(str(each.file) for each in noted)
         return AnnotatedSet(
-            pixels, shown, self.classes, files, things=things, boxes=placed
+            images.inputs,
+            shown,
+            images.classes,
+            images.files,
+            things=things,
+            boxes=moved,
         )
-
-
-def _entries(noted: Sequence[Noted]) -> list[Entry]:
-    """The files of images, and the classes of their things."""
-    return [
-        Entry(str(each.file), ", ".join(sorted({*each.labels})), digest_of(each.file))
-        for each in noted
-    ]
-
-
-def _leave_out_broken(listed: Listed, levels: Range | None) -> None:
-    """Leave out the images that cannot be read."""
-    files = [image.file for image in chain(*listed.parts.values())]
-    broken = broken_images(files, levels)
-    listed.left_out |= {str(file): why for file, why in broken.items()}
-    for noted in listed.parts.values():
-        noted[:] = [image for image in noted if image.file not in broken]
-    if not listed.parts["train"]:
-        raise ValueError("none of the images to train on can be read")
 
 
 def _placed(noted: Noted, shown: tuple[int, int], turn: int) -> Tensor:

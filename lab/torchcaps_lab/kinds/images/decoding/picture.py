@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
@@ -68,26 +68,6 @@ class BrokenImage(BrokenItem):
     """The error for a file that is not an image, or damaged."""
 
     things = "images"
-
-
-def broken_images(
-    files: Iterable[Path], levels: Levels | None = None
-) -> dict[Path, str]:
-    """Return why images cannot be read, of those that cannot.
-
-    Args:
-        files: their files.
-        levels: the values of pixels that become 0 and 255; default: the range of
-            their kind.
-    """
-    broken = {}
-    for file in dict.fromkeys(files):
-        try:
-            with opened(file) as image:
-                pictured(image, levels)
-        except BrokenImage as problem:
-            broken[file] = problem.why
-    return broken
 
 
 def load_image(
