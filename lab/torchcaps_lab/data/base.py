@@ -206,13 +206,7 @@ class DataSet(ABC):
 
     def follow(self, manifest: Manifest) -> Changes:
         """Take over the split of a manifest, whatever files were added since, and
-        return the changes.
-
-        Args:
-            manifest: the manifest of a run.
-
-        Raises:
-            ValueError: the images are not files.
+        return the changes; a `ValueError` if the images are not files.
         """
         raise ValueError(
             f"{type(self).__name__} has no files, and the run was trained on files"

@@ -218,6 +218,9 @@ class _Splits:
         return self.same_content(self.manifest, self.sets)
 
 
+Parts = dict[str, list[Entry]]
+"""The items of each split."""
+
 Decoded = tuple[dict[str, Examples], Mapping[str, BrokenItem]]
 """The items of each split, and the problems of those that cannot be read, by name."""
 
@@ -265,17 +268,11 @@ class RecordedData(DataSet):
         """Check the list, and add what it lacks."""
 
     @abstractmethod
-    def _divide(
-        self,
-        entries: dict[str, list[Entry]],
-        left_out: Mapping[str, str],
-        same: Mapping[str, str],
-    ) -> dict[str, list[Entry]]:
+    def _divide(self, entries: Parts, same: Mapping[str, str]) -> Parts:
         """Choose the items of each split.
 
         Args:
             entries: those of each split of the source; ``all`` if it has no splits.
-            left_out: why others are left out, by name.
             same: the digest that stands for those of files of the same content.
         """
 
@@ -288,6 +285,13 @@ class RecordedData(DataSet):
             manifest: which items.
             decoded: all of them by name, if they were decoded before.
         """
+
+    def _check_trained(
+        self, train: Sequence[Entry], left_out: Mapping[str, str]
+    ) -> None:
+        """Raise a `ValueError` if there is nothing to train on."""
+        if not train:
+            raise ValueError(f"none of the {self.things} to train on can be read")
 
     def labels_of(self, category: str) -> tuple[str, ...]:
         """The classes that the category of an item names."""
@@ -417,7 +421,8 @@ class RecordedData(DataSet):
             ]
             for part, items in self.listed.parts.items()
         }
-        parts = self._divide(entries, left_out, same)
+        parts = self._divide(entries, same)
+        self._check_trained(parts["train"], left_out)
         return Manifest(
             self.listed.classes, {part: tuple(parts[part]) for part in PARTS}, left_out
         )
@@ -463,16 +468,8 @@ def put_aside(
     same: Mapping[str, str],
     groups: Sequence[str] = (),
 ) -> tuple[list[Entry], list[Entry]]:
-    """Divide items into the rest and a share of each label, chosen by content, see
-    :func:`~torchcaps_lab.data.base.stable_split`.
-
-    Args:
-        entries: the items.
-        labels: the label of each, or masks.
-        share: how much to put aside.
-        seed: the seed of the choice.
-        same: the digest that stands for those of files of the same content.
-        groups: whom or what each item is of, empty where that is not known.
+    """Divide items by :func:`~torchcaps_lab.data.base.stable_split` into the rest and
+    what is put aside; ``same`` is the digest that stands for those of the same content.
     """
     digests = [same.get(entry.digest, entry.digest) for entry in entries]
     known = groups if any(groups) else None
@@ -553,7 +550,8 @@ class ListedData(RecordedData):
 
     def default_task(self) -> str | Mapping[str, Any]:
         """Several labels where an item may have several."""
-        return "several_labels" if self.separator else super().default_task()
+        several = self.separator and self.task == DataSet.task
+        return "several_labels" if several else super().default_task()
 
     def targets(self, entries: Sequence[Entry], classes: Sequence[str]) -> Tensor:
         """The labels of items, int64 (N,), or masks, bool (N, E), where an item may
@@ -628,12 +626,7 @@ class ListedData(RecordedData):
             f"classes: {some(bare)}"
         ]
 
-    def _divide(
-        self,
-        entries: dict[str, list[Entry]],
-        left_out: Mapping[str, str],
-        same: Mapping[str, str],
-    ) -> dict[str, list[Entry]]:
+    def _divide(self, entries: Parts, same: Mapping[str, str]) -> Parts:
         """The items of each split: named groups, or a share of every label, where the
         source has no such split.
         """
@@ -655,7 +648,6 @@ class ListedData(RecordedData):
                 self.seed,
                 same,
             )
-        self._check_trained(entries["train"], left_out)
         return entries
 
     def _divided(
@@ -685,12 +677,10 @@ class ListedData(RecordedData):
         """Raise a `ValueError` if there is nothing to train on of a class; a label beside
         others may be too rare to be in each split.
         """
-        if self.separator:
-            if not train:
-                raise ValueError(f"none of the {self.things} to train on can be read")
-            return
-        trained = {entry.category for entry in train}
-        for category in {item.category for item in self.listed.items} - trained:
+        items = [] if self.separator else self.listed.items
+        for category in {item.category for item in items} - {
+            entry.category for entry in train
+        }:
             reasons = [
                 f"{name} ({why})"
                 for name, why in left_out.items()
@@ -701,6 +691,7 @@ class ListedData(RecordedData):
                 f"class {category!r} holds no training {singular(self.things)} that can be "
                 f"read{because}"
             )
+        super()._check_trained(train, left_out)
 
 
 def list_labelled(

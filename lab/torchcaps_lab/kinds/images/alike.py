@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.manifest import Manifest, one_digest
 from torchcaps_lab.kinds.images.decoding.store import threaded
 
@@ -39,17 +40,17 @@ def pixels_digest(image: "Image | Bands") -> str:
     ).hexdigest()
 
 
-def same_content(manifest: Manifest, images: Mapping[str, Tensor]) -> dict[str, str]:
+def same_content(manifest: Manifest, sets: Mapping[str, Examples]) -> dict[str, str]:
     """One digest for all files of the same pixels, see
     :func:`~torchcaps_lab.data.manifest.one_digest`.
 
     Args:
         manifest: the manifest of the images.
-        images: the images of each part as they are decoded, uint8 (N, C, H, W).
+        sets: the images of each part as they are decoded.
     """
     shown: dict[str, str] = {}
     for part, entries in manifest.parts.items():
-        digests = threaded(partial(_row_digest, images[part]), range(len(entries)))
+        digests = threaded(partial(_row_digest, sets[part].inputs), range(len(entries)))
         shown |= zip((entry.digest for entry in entries), digests, strict=True)
     return one_digest(shown)
 

@@ -3,8 +3,7 @@ own pictures.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -22,8 +21,15 @@ from torchcaps_lab.data.base import (
 )
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.files import ListedFile
-from torchcaps_lab.data.listed import Decoded, Item, Listed, RecordedData, put_aside
-from torchcaps_lab.data.manifest import Entry, Manifest
+from torchcaps_lab.data.listed import (
+    Decoded,
+    Item,
+    Listed,
+    Parts,
+    RecordedData,
+    put_aside,
+)
+from torchcaps_lab.data.manifest import Manifest
 from torchcaps_lab.kinds.images.alike import same_content
 from torchcaps_lab.kinds.images.decoding.bands import Range
 from torchcaps_lab.kinds.images.decoding.picture import (
@@ -33,7 +39,12 @@ from torchcaps_lab.kinds.images.decoding.picture import (
 )
 from torchcaps_lab.kinds.images.sets.arrays import Arrays
 from torchcaps_lab.kinds.images.sets.files import image_files
-from torchcaps_lab.kinds.images.sets.listed import decode_parts, look, reading
+from torchcaps_lab.kinds.images.sets.listed import (
+    GivenImage,
+    decode_parts,
+    look,
+    reading,
+)
 from torchcaps_lab.kinds.objects.measures import UNKNOWN
 from torchcaps_lab.kinds.pixels.beside import masks_in
 from torchcaps_lab.kinds.pixels.mask_set import MaskSet
@@ -251,9 +262,6 @@ class _OwnPictures(RecordedData):
     task: ClassVar[str] = "objects"
     model = "slot_autoencoder"
 
-    holder: ClassVar[str] = "pictures"
-    """What holds them, for messages."""
-
     slots: SlotCount = argument(default=7, kw_only=True)
     size: Annotated[int, Within(16, 1024)] = argument(default=64, kw_only=True)
     channels: Literal[1, 3] = argument(default=3, kw_only=True)
@@ -270,17 +278,13 @@ class _OwnPictures(RecordedData):
         """How pictures are brought to the size."""
         return self.fit
 
-    def _divide(
-        self,
-        entries: dict[str, list[Entry]],
-        left_out: Mapping[str, str],
-        same: Mapping[str, str],
-    ) -> dict[str, list[Entry]]:
+    def _divide(self, entries: Parts, same: Mapping[str, str]) -> Parts:
         """A share of all to test on, and one of the others for validation."""
         every = entries["all"]
         if len(every) < 3:
+            holder = getattr(self, "root", "pictures")
             raise ValueError(
-                f"{self.holder} must hold at least three pictures, it holds {len(every)}"
+                f"{holder} must hold at least three pictures, it holds {len(every)}"
             )
         none = torch.zeros(len(every), dtype=torch.int64)
         rest, test = put_aside(every, none, self.test_share, TEST_SEED, same)
@@ -315,7 +319,7 @@ class _OwnPictures(RecordedData):
     def _same_content(
         self, manifest: Manifest, sets: Mapping[str, Examples]
     ) -> Mapping[str, str]:
-        return same_content(manifest, {part: sets[part].inputs for part in sets})
+        return same_content(manifest, sets)
 
 
 def pictures_and_masks(root: Path) -> tuple[list[Path], list[Path]]:
@@ -361,7 +365,6 @@ class PictureFolder(_OwnPictures):
         self.root = root = expanded(self.root)
         if not root.is_dir():
             raise FileNotFoundError(f"there is no folder {root}{seen_from(root)}")
-        self.holder = f"root {root}"
         super().__post_init__()
 
     def list_items(self) -> Listed:
@@ -381,23 +384,6 @@ class PictureFolder(_OwnPictures):
                 f"of {root} are not used as classes",
             )
         return listed
-
-
-@dataclass(frozen=True)
-class _Picture(Item):
-    """One picture of a program.
-
-    Args:
-        name: its number.
-        category: empty.
-        image: gives it.
-    """
-
-    image: "Callable[[], Source]"
-
-    def source(self) -> "Source":
-        """The picture."""
-        return self.image()
 
 
 @settings
@@ -443,7 +429,7 @@ class Pictures(_OwnPictures):
         name = f"picture {place}"
         if isinstance(picture, str | Path):
             return ListedFile(name, "", Path(picture))
-        return _Picture(name, "", partial(self._source, place, name))
+        return GivenImage(name, "", partial(self._source, place, name))
 
     def _source(self, place: int, name: str) -> "Source":
         picture = self._images[place]

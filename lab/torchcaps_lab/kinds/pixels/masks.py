@@ -21,7 +21,7 @@ from torchcaps.whole import LARGEST_NOTE, expanded, read_text, seen_from
 from torchcaps_lab.data.base import find_data_dir, register_dataset
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.files import ListedFile
-from torchcaps_lab.data.listed import Decoded, Listed, RecordedData
+from torchcaps_lab.data.listed import Decoded, Listed, Parts, RecordedData
 from torchcaps_lab.data.manifest import Entry, Manifest
 from torchcaps_lab.data.schema import each_once
 from torchcaps_lab.kinds.images.decoding.bands import Bands, Range
@@ -215,12 +215,7 @@ class Masks(RecordedData):
         """The shape of whole pictures."""
         return self.train.raw_image_shape
 
-    def _divide(
-        self,
-        entries: dict[str, list[Entry]],
-        left_out: Mapping[str, str],
-        same: Mapping[str, str],
-    ) -> dict[str, list[Entry]]:
+    def _divide(self, entries: Parts, same: Mapping[str, str]) -> Parts:
         """A block to test on, and a share of the others for validation."""
         units: dict[object, list[Entry]] = {}
         for entry in entries["all"]:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -129,18 +129,6 @@ class _Item(ListedFile):
     noted: Noted
 
 
-class _Shown(NamedTuple):
-    """How an image is shown.
-
-    Args:
-        size: its width and height, upright.
-        turn: its EXIF orientation.
-    """
-
-    size: tuple[int, int]
-    turn: int
-
-
 @register_dataset("annotated")
 @settings
 class AnnotatedImages(ListedImages):
@@ -220,12 +208,9 @@ class AnnotatedImages(ListedImages):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._shown: dict[str, _Shown] = {}
+        # The size of each upright image, and its EXIF orientation.
+        self._shown: dict[str, tuple[tuple[int, int], int]] = {}
         _ = self.listed  # problems of the files are reported at once
-
-    def default_task(self) -> str | Mapping[str, Any]:
-        """Boxes."""
-        return self.task
 
     @property
     def called(self) -> str:
@@ -318,7 +303,7 @@ class AnnotatedImages(ListedImages):
         with reading(item), opened(item.path) as source:
             turn = orientation(source)
             image = in_mode(source, channels, self.levels, self.background)
-        self._shown[item.name] = _Shown(image.size, turn)
+        self._shown[item.name] = image.size, turn
         return image
 
     def _decode(self, manifest: Manifest, decoded: Mapping[str, Tensor]) -> Decoded:

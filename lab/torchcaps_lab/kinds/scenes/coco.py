@@ -230,12 +230,7 @@ class Coco:
         return frame.mask(mask)
 
     def digest(self, picture: Path) -> str:
-        """SHA-256 of what marks the things in a picture, and of their classes, in
-        hexadecimal.
-
-        Args:
-            picture: as of :meth:`mask`.
-        """
+        """SHA-256 of the marks of the things in a picture, and of their classes."""
         marks = [
             (self.names[thing.category_id], thing.segmentation)
             for thing in self._things[self._entry(picture).id]

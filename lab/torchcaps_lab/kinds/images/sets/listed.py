@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -144,13 +145,6 @@ class ListedImages(ListedData):
         return (*notes, note) if alike else notes
 
     def _decode(self, manifest: Manifest, decoded: Mapping[str, Tensor]) -> Decoded:
-        """The images of each split, and the problems of those that cannot be read, by
-        name.
-
-        Args:
-            manifest: which images.
-            decoded: all of them by name, if they were decoded before.
-        """
         entries = list(chain.from_iterable(manifest.parts[part] for part in PARTS))
         shape, first = self._shape(entries)
         count = len(entries) + len(decoded)
@@ -232,8 +226,7 @@ class ListedImages(ListedData):
         """The digest that stands for those of files of the same pixels; finding it
         takes a look at every pixel.
         """
-        pixels = {part: examples.inputs for part, examples in sets.items()}
-        return same_content(manifest, pixels)
+        return same_content(manifest, sets)
 
     @cached_property
     def _facts(self) -> dict[str, "ImageFacts"]:
@@ -253,27 +246,39 @@ def decode_parts(
     how: str = "",
     mapped: bool = False,
 ) -> tuple[dict[str, Tensor], dict[str, BrokenImage]]:
-    """The images of each split, and the problems of those that cannot be read, by name.
-
-    Args:
-        manifest: which images.
-        picture: decodes the image of a name.
-        shape: as of :func:`decode_images`.
-        how: likewise.
-        mapped: likewise.
+    """The images of each split, and the problems of those that cannot be read, by name,
+    as of :func:`decode_images`; ``picture`` decodes the image of a name.
     """
     images: dict[str, Tensor] = {}
     problems: dict[str, BrokenImage] = {}
     for part, rows in manifest.parts.items():
-        of_row = partial(_of_row, picture, [entry.name for entry in rows])
+        names = [entry.name for entry in rows]
         digests = [entry.digest for entry in rows]
+        of_row = partial(_of_row, picture, names)
         images[part], broken = decode_images(digests, of_row, shape, how, mapped)
-        problems |= {rows[index].name: problem for index, problem in broken.items()}
+        problems |= {names[row]: problem for row, problem in broken.items()}
     return images, problems
 
 
 def _of_row(picture: Callable[[str], Tensor], names: Sequence[str], row: int) -> Tensor:
     return picture(names[row])
+
+
+@dataclass(frozen=True)
+class GivenImage(Item):
+    """One image of a program.
+
+    Args:
+        name: identifies it.
+        category: the name of its class, or of its classes.
+        image: gives the image, or the path of its file.
+    """
+
+    image: "Callable[[], Source]"
+
+    def source(self) -> "Source":
+        """The image, or its file."""
+        return self.image()
 
 
 class ImageFacts(NamedTuple):

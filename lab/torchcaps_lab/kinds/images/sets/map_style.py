@@ -1,6 +1,6 @@
 """Any data set of (image, label) in Python."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -17,7 +17,7 @@ from torchcaps_lab.data.labels import (
     check_names,
     labels_of,
 )
-from torchcaps_lab.data.listed import Item, Listed
+from torchcaps_lab.data.listed import Listed
 from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.pairs import is_two_arrays
 from torchcaps_lab.kinds.images.decoding.picture import (
@@ -27,7 +27,12 @@ from torchcaps_lab.kinds.images.decoding.picture import (
     check_pixels,
 )
 from torchcaps_lab.kinds.images.sets.arrays import Arrays, Axes, paired
-from torchcaps_lab.kinds.images.sets.listed import ImageFacts, ListedImages, look
+from torchcaps_lab.kinds.images.sets.listed import (
+    GivenImage,
+    ImageFacts,
+    ListedImages,
+    look,
+)
 from torchcaps_lab.look import counted
 
 if TYPE_CHECKING:
@@ -38,22 +43,10 @@ _BETWEEN = "|"
 
 
 @dataclass(frozen=True)
-class _Pair(Item):
-    """One pair of a data set.
+class _Pair(GivenImage):
+    """One pair of a data set, by its split and its number, with facts about its file."""
 
-    Args:
-        name: the split and the number of the pair.
-        category: the name of its class, or of its classes.
-        image: gives the image, or the path of its file.
-        facts: facts about its file.
-    """
-
-    image: "Callable[[], Source]"
     facts: ImageFacts
-
-    def source(self) -> "Source":
-        """The image, or its file."""
-        return self.image()
 
 
 @settings
