@@ -566,3 +566,14 @@ def test_a_broken_image_is_left_out_with_its_boxes(tmp_path: Path) -> None:
     images = data(tmp_path, notes, skip_broken=True)
     assert {*boxes_of(images.train)} == {"b", "c"}
     assert {*images.manifest().left_out} == {"a.png"}
+
+
+def test_an_image_in_several_splits_has_the_same_boxes_in_each(tmp_path: Path) -> None:
+    first = write(tmp_path, "coco", {"a": [("cat", (0, 0, 9, 9))], "b": []})
+    again = tmp_path / "again.json"
+    again.write_text(first.read_text())
+    images = data(tmp_path, first, test_annotations=again)
+    assert boxes_of(images.test) == boxes_of(images.train)
+    again.write_text(first.read_text().replace("9", "8"))
+    with pytest.raises(ValueError, match=r"a\.png must have the same boxes in each"):
+        data(tmp_path, first, test_annotations=again)

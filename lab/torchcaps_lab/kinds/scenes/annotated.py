@@ -4,8 +4,9 @@ Pascal VOC, text files as of YOLO.
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -265,16 +266,11 @@ class AnnotatedImages(ListedImages):
         for noted in listed.parts.values():
             check_noted(noted, listed.classes)
         _check_boxes(listed.parts["train"], annotations)
+        every = [*chain(*listed.parts.values())]
+        labelled = [image for image in every if image.source != image.file]
         # Folders of labels with one folder of images: those of other splits have no
-        # labels in each.
-        every = [
-            (part, image) for part, noted in listed.parts.items() for image in noted
-        ]
-        labelled = [
-            (part, image) for part, image in every if image.source != image.file
-        ]
-        check_noted([image for _, image in labelled], listed.classes)
-        part_of = {image.file: part for part, image in (*every[::-1], *labelled)}
+        # labels in each, and those without any are in the first.
+        of_file = {image.file: image for image in every[::-1]} | _alike(labelled)
         # Images of several folders may have one name in these.
         base = os.path.commonpath([folder.absolute() for folder in roots])
 
@@ -290,7 +286,7 @@ class AnnotatedImages(ListedImages):
                     image,
                 )
                 for image in noted
-                if part_of[image.file] == part
+                if image.source != image.file or image is of_file[image.file]
             ]
         used = {item.name for item in listed.items}
         others = {name_of(Path(path)): why for path, why in listed.left_out.items()}
@@ -391,6 +387,21 @@ def _moved(
     low = torch.where(inside, torch.minimum(low, new - 1), low)
     high = torch.maximum(high, low + 1)
     return torch.cat([low.clamp_min(0), torch.minimum(high, new)], 1).long()
+
+
+def _alike(noted: Iterable[Noted]) -> dict[Path, Noted]:
+    """The annotated images by their files; a `ValueError` if one that is in several
+    splits has other boxes in each.
+    """
+    of_files: dict[Path, Noted] = {}
+    for image in noted:
+        other = of_files.setdefault(image.file, image)
+        if (other.labels, other.boxes) != (image.labels, image.boxes):
+            raise ValueError(
+                f"{image.file} must have the same boxes in each split, and has others by "
+                f"{other.source} than by {image.source}"
+            )
+    return of_files
 
 
 def _there(path: Path, description: str) -> Path:
