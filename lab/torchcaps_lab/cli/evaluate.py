@@ -30,8 +30,7 @@ def command(
     Args:
         run: folder of a run; with --data also of a saved network, or its name
         folder: other data, as --data FOLDER; all of its files are tested, except those
-            that the run was trained on; of masks, boxes and pictures of objects, those
-            of their test split
+            that the run was trained on
         data: other data than that of the run: a folder or a file, or a data set, as in
             'torchcaps train'
         split: which of the images; default: test; all: of --data

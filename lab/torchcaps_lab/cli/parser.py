@@ -357,7 +357,9 @@ class WrongUsage(ValueError):
     """
 
 
-def data_at(value: Any, shared: Mapping[str, Any], classes: Sequence[str]) -> Any:
+def data_at(
+    value: Any, shared: Mapping[str, Any], task: str, classes: Sequence[str]
+) -> Any:
     """The data set that a reader recognises at a path, where a path is named in place
     of a data set, or the one that is named, with what it shares with that of the run.
 
@@ -366,6 +368,7 @@ def data_at(value: Any, shared: Mapping[str, Any], classes: Sequence[str]) -> An
             `Path`, which is never the name of a data set.
         shared: arguments of the data that the network was trained on, such as columns,
             where ``value`` has no other.
+        task: the name of the task of the network.
         classes: the classes of the network, of which data may hold one alone.
     """
     from torchcaps_lab.data.base import DATASETS
@@ -384,7 +387,7 @@ def data_at(value: Any, shared: Mapping[str, Any], classes: Sequence[str]) -> An
     # A trained network knows its classes, so an empty class folder is in nobody's way.
     known = {"skip_broken": True, "classes": classes}
     given = {**known, **shared, **arguments}
-    seen = guess(text, {"data": given}).options["data"]
+    seen = guess(text, {"data": given, "task": task}).options["data"]
     # A trained network says what shape it takes, where a data set leaves that open.
     kind = DATASETS.find(seen["name"])
     parameters = inspect.signature(kind).parameters

@@ -92,7 +92,8 @@ def _data_spec(run: str, value: Any) -> Spec:
     classifier = open_classifier(run)
     classes = classifier.classes if classifier.named else ()
     known = _arguments_of_run(run, value, classifier)
-    spec: Spec = fit(DataSet, data_at(value, known, classes), "--data")
+    given = data_at(value, known, classifier.task.name, classes)
+    spec: Spec = fit(DataSet, given, "--data")
     return spec
 
 

@@ -287,6 +287,9 @@ def test_from_a_folder_of_pictures_to_masks(
 
     main(["evaluate", "runs/shelf"])
     assert "of the variance of the pictures drawn" in capsys.readouterr().out
+    pictures(tmp_path / "other")
+    assert main(["evaluate", "runs/shelf", "other"]) == 0
+    assert "all: " in capsys.readouterr().out
     main(["explain", "runs/shelf"])
 
 

@@ -261,6 +261,7 @@ class _OwnPictures(RecordedData):
 
     task: ClassVar[str] = "objects"
     model = "slot_autoencoder"
+    shared = ("slots", "size", "channels", "fit", "range")
 
     slots: SlotCount = argument(default=7, kw_only=True)
     size: Annotated[int, Within(16, 1024)] = argument(default=64, kw_only=True)
