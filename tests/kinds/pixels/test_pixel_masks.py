@@ -27,6 +27,7 @@ from torchcaps_lab.data import (
     Shapes,
 )
 from torchcaps_lab.run_folder import RunFolder
+from torchcaps_lab.tasks.base import as_task
 from torchcaps_lab.training.record import follow_record, images_apart, write_record
 
 VALUES = torch.tensor([0, 9, 200], dtype=torch.uint8)
@@ -383,7 +384,9 @@ def test_other_masks_are_read_as_those_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`evaluate RUN FOLDER` took pixels that training ignored for a class."""
-    network = SimpleNamespace(named=True, classes=("ground", "cell"))
+    network = SimpleNamespace(
+        named=True, classes=("ground", "cell"), task=as_task("segmentation")
+    )
     monkeypatch.setattr(runs, "open_classifier", lambda run: network)
     for number in range(5):
         labels = labels_of(number)

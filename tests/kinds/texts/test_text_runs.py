@@ -18,6 +18,7 @@ from torchcaps_lab.data import Digits, MadeQuestions, Text, TextSet, Words, join
 from torchcaps_lab.kinds.texts.coloured import word_shares
 from torchcaps_lab.report.pictures import ColouredTexts
 from torchcaps_lab.tasks import SeveralLabels
+from torchcaps_lab.tasks.base import as_task
 
 LARGE = (
     "--model_args.word_dim",
@@ -159,7 +160,8 @@ def test_other_tables_are_read_by_the_columns_of_the_run(
 ) -> None:
     """`evaluate RUN TABLE` chose its own columns, and refused options beside it."""
     monkeypatch.chdir(tmp_path)
-    network = SimpleNamespace(named=True, classes=("0", "1"))
+    task = as_task("classification")
+    network = SimpleNamespace(named=True, classes=("0", "1"), task=task)
     monkeypatch.setattr(runs, "open_classifier", lambda run: network)
     rows = [f"short {n},a longer review of film {n},{n % 2};{n % 2}" for n in range(9)]
     Path("new.csv").write_text("\n".join(["title,review,stars", *rows]))
